@@ -1,4 +1,4 @@
-"""The services of a frontend by the numbers that the supervisor has for them: made, joined, routed, retired."""
+"""The services of a frontend by the numbers that the supervisor gives them: created, attached, routed, retired."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PATIENCE_NS: Final = 30_000_000_000
 
 @dataclass(slots=True)
 class _Leaving:
-    """A service that gets no new requests; `until_ns` is when the last ones are given up."""
+    """A service that gets no new requests; `until_ns` is when its last requests are failed."""
 
     number: int
     service: Service
@@ -59,7 +59,7 @@ class _Leaving:
 
 
 class Roster:
-    """What a frontend has been told to serve."""
+    """The services that a frontend has been told to serve."""
 
     def __init__(
         self,
@@ -73,13 +73,14 @@ class Roster:
         """Create it without services.
 
         Args:
-            gateway: Sends requests to the services.
+            gateway: Routes requests to the services.
             page: The frontend's page of the metrics.
-            server: What holds for all services.
-            arriving: Whether a request for a service is being received that the service does not know of.
-            on_retired: Called with the number of a service of which nothing is left.
-            on_outgrown: Called with the generation of a replica whose answers do not fit their rows, and the room in
-                bytes that they should have; to be answered by an `AttachReplica` with that.
+            server: The settings that hold for all services.
+            arriving: Whether the body of a request for a service is being received, including bodies that the
+                service does not count itself.
+            on_retired: Called with the number of a service that has been retired completely.
+            on_outgrown: Called with the generation of a replica whose answers do not fit its rows, and the bytes
+                that they should have; to be answered with an `AttachReplica` that has such rows.
         """
         self._gateway = gateway
         self._page = page
@@ -92,17 +93,17 @@ class Roster:
         self._leaving: list[_Leaving] = []
         self._troubled: WeakSet[Service] = WeakSet()
         self._samples: dict[int, Samples] = {}
-        """By number what is kept of the requests to services that others may be compared with."""
+        """Sampled requests by the number of their service, kept for comparing versions."""
         self._rules: dict[int, ServiceRules] = {}
         self._shadows: dict[str, dict[str, Shadow]] = {}
-        """By the name of a model the versions that get copies of the requests to the others."""
+        """By model the shadow version, which gets copies of the requests to the others."""
         self._replicas: WeakKeyDictionary[Service, SequenceReplicas] = WeakKeyDictionary()
-        """Of models with state."""
+        """Exchanges of models with state."""
         self._exchanges: dict[int, Exchange] = {}
-        """By generation: each load of a replica has its own."""
+        """By generation, which each load of a replica has its own of."""
 
     def serve(self, rules: ServiceRules) -> None:
-        """Add a service; no request reaches it before it is routed."""
+        """Add a service; no request reaches it before `route` names it."""
         gateway = self._gateway
         service = assemble(rules, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas)
         if gateway.watch is not None:
@@ -116,7 +117,7 @@ class Roster:
             self._samples[rules.number] = Samples(rules.terms.parity.rows)
 
     def join(self, rules: PipelineRules) -> None:
-        """Add a pipeline of services; it can be asked while all of its steps can."""
+        """Add a pipeline of services; it is ready while the models of all its steps are."""
         gateway = self._gateway
         service = assemble_pipeline(
             rules, gateway.models, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas
@@ -124,12 +125,12 @@ class Roster:
         service.draining, service.closes = gateway.draining, gateway.closes
         service.load_reports = PipelineLoadReports(gateway.metrics, rules.slot, lambda: service.models)
         self._pipelines.append(service)
-        # Before those who tell others what can score: a pipeline follows its models.
+        # First in the list: a pipeline must know its models' state before others are told what is ready.
         gateway.on_readiness.append(partial(self._look_at, service, rules.slot))
         self._look_at(service, rules.slot)
 
     def _look_at(self, service: PipelineService, slot: int) -> None:
-        """Let a pipeline follow the models of its steps."""
+        """Join a pipeline again after the models of its steps may have changed."""
         changed = service.look()
         if self._gateway.watch is not None:
             self._gateway.watch.over(service)
@@ -137,7 +138,7 @@ class Roster:
             self._gateway.route(service.name, service.standing(slot))
 
     async def compare(self, question: Compare) -> Comparison:
-        """Run the sampled requests of a version, or the one in a file, through it and another one."""
+        """Run the sampled requests of a version, or the one in a file, through it and another version."""
         old, new = self._services.get(question.old), self._services.get(question.new)
         if old is None or new is None:
             return Comparison()
@@ -151,7 +152,7 @@ class Roster:
             return await compare_versions(old, new, contents, terms.parity.tolerance)
 
     def route(self, route: Route) -> None:
-        """Replace what a model's names mean."""
+        """Replace which versions a model's names mean."""
         versions = {
             str(version.version): ServedVersion(
                 version.standing,
@@ -180,7 +181,7 @@ class Roster:
             Whether it is attached; not if the service has been retired meanwhile.
 
         Raises:
-            OSError: There is no descriptor or no memory for it; nothing has changed, and nothing is kept.
+            OSError: There is no descriptor or no memory for it; nothing has changed.
         """
         if not fds:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -188,7 +189,7 @@ class Roster:
         number, generation = replica.number, replica.generation
         service = self._services.get(number)
         if service is None and generation in self._exchanges:
-            # One that leaves may wait for larger rows, to answer its last requests.
+            # A retiring service may still need larger rows to answer its last requests.
             service = next((one.service for one in self._leaving if one.number == number), None)
         if service is None:
             os.close(arena_fd)
@@ -201,26 +202,26 @@ class Roster:
         outgrown = self._exchanges.get(generation)
         if outgrown is not None:
             service.replace(outgrown, exchange)
-        # While nobody knew that the model wants to see heads, its requests went past them.
+        # Before the model was known to read heads, the direct door took requests without them.
         self._gateway.forget_heads()
         self._exchanges[generation] = exchange
         self._gateway.tell_readiness()
         return True
 
     def detach(self, generation: int) -> None:
-        """Record that a replica has gone."""
+        """Record that a replica has ended."""
         exchange = self._exchanges.get(generation)
         if exchange is not None:
             exchange.lose()
 
     def change_verdict(self, number: int, verdict: Verdict) -> None:
-        """Replace what is known of whether a service's rows may share batches."""
+        """Replace the verdict on whether a service's rows may share batches."""
         service = self._services.get(number)
         if service is not None and service.signature is not None:
             service.signature = dataclasses.replace(service.signature, verdict=verdict)
 
     def retire(self, number: int) -> None:
-        """Remove a service that no route names any more; `on_retired` is called when its last request is answered."""
+        """Retire a service that no route names any more; `on_retired` is called when its last request is answered."""
         service = self._services.pop(number, None)
         self._rules.pop(number, None)
         self._samples.pop(number, None)
@@ -231,7 +232,7 @@ class Roster:
         self._leaving.append(_Leaving(number, service, until_ns))
 
     def sweep(self) -> None:
-        """Fail late requests, flush counters, and dismiss idle services that leave; call this every few dozen ms."""
+        """Fail late requests, flush counters, and remove idle services that retire; call this every few dozen ms."""
         now_ns = time.monotonic_ns()
         for service in self._all():
             try:
@@ -239,7 +240,8 @@ class Roster:
                 service.sweep(now_ns)
                 service.metrics.set_in_flight_rows(service.leased_rows)
             except Exception:
-                # The others go on. It would be the same many times a second.
+                # The other services must be swept all the same. The error would repeat many times a second, so it
+                # is logged once.
                 if service not in self._troubled:
                     logger.exception("looking after %s version %s failed", service.name, service.version)
                 self._troubled.add(service)
@@ -254,7 +256,7 @@ class Roster:
                 self._dismiss(leaving)
 
     def _copy(self, name: str, shadows: Mapping[str, Shadow]) -> None:
-        """Run copies of what callers have asked of a model."""
+        """Run copies of requests on the shadow versions."""
         model = self._gateway.models[name]
         mains = [service for service in model.services if service.version not in shadows]
         tolerances = {
@@ -264,12 +266,12 @@ class Roster:
         }
         for number, shadow in shadows.items():
             service = model.versions[number].service
-            # A copy of a request has no sequence to go on with.
+            # A copy of a request cannot continue a sequence.
             if service is not None and service not in self._replicas:
                 shadow.look(mains, service, tolerances.get(int(number), PARITY_TOLERANCE))
 
     def flush(self) -> None:
-        """Flush the times that were measured into the metrics."""
+        """Write the times that were measured into the shared counters."""
         for service in self._all():
             service.metrics.flush()
 
@@ -282,7 +284,7 @@ class Roster:
     def _open_exchange(
         self, service: Service, replica: AttachReplica, arena_fd: int, doorbell_fd: int
     ) -> Exchange:
-        """Map the arena and watch the doorbell; both descriptors are owned from here on, also if that fails."""
+        """Map the arena and watch the doorbell; takes ownership of both descriptors, also if this fails."""
 
         def on_lost(exchange: Exchange) -> None:
             service.detach(exchange)
@@ -297,7 +299,7 @@ class Roster:
 
         doorbell = socket.socket(fileno=doorbell_fd)
         try:
-            # The map has a descriptor of its own.
+            # The mapping keeps a descriptor of its own.
             arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
             loop = asyncio.get_running_loop()
             kind: Callable[..., Exchange] = Exchange
@@ -340,13 +342,13 @@ class Roster:
         if service.collector is None:
             self._on_retired(leaving.number)
             return
-        # It writes to the disk, and counts that in the slot which somebody else may get.
+        # It still writes to the disk, and counts in a slot of the metrics that another service may get.
         closed = asyncio.get_running_loop().run_in_executor(None, service.collector.close, _FLUSH_S)
         closed.add_done_callback(lambda _: self._on_retired(leaving.number))
 
 
 def _split(route: Route, known: Split | None) -> Split | None:
-    """How a model's requests go to its versions; what is known goes on if it says the same."""
+    """The weights by which a model's requests are divided; the present object is kept if they are the same."""
     if not route.shares or list(route.shares) == [str(route.default)]:
         return None
     header = b"authorization" if route.by == "key" else route.by.encode("latin-1")

@@ -1,1 +1,1 @@
-"""What callers speak: the endpoints of each protocol, and who may read what they describe."""
+"""The endpoints of each protocol, and who may read the metadata that they serve."""

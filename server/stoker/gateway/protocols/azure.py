@@ -1,6 +1,6 @@
-"""The scoring endpoint of the app: every method, script forms that want the head, compressed and chunked bodies.
+"""The scoring endpoint of the app: every method, scripts that read the head, compressed and chunked bodies.
 
-It shares the core and the bytes of its answers with the direct door.
+It shares the scoring core and the bytes of its answers with the direct door.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ScoringEndpoint:
     async def _answer(
         self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> Answer | None:
-        """Check what can be checked before the body is read, then score; None if the caller went away."""
+        """Check all that can be checked before the body is read, then score; None if the caller has gone."""
         method, raw = scope["method"], _is_raw(service)
         if method not in SCORING_METHODS:
             raise MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS)
@@ -79,7 +79,7 @@ class ScoringEndpoint:
         caller = service.access.check(headers.get(b"authorization", b""))
         asker = asker_of(caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy)
         service.dialect.check_media(headers.get(b"content-type", b""))
-        # A script that gets the request itself gets its body as it came.
+        # A script that gets the whole request gets its body as it was sent.
         inflater = None if raw else inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
@@ -124,8 +124,9 @@ def _is_raw(service: Service) -> bool:
 
 
 def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[bytes, bytes]) -> None:
-    """Score a request again for nobody: its answer goes nowhere, and what fails is counted alone."""
-    # The budget of large bodies holds one only until its own request is answered, and a copy may wait longer.
+    """Score a copy of a request (shadow traffic): the answer is dropped, and only failures are counted."""
+    # Copied, for the memory budget covers the body only until its own request is answered, and the copy may wait
+    # longer.
     if not service.ready or len(request.body) > LARGE_BODY_BYTES:
         return
     asker = None if request.asker is None else request.asker.unlimited
@@ -138,4 +139,4 @@ def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[byte
 
 
 def _nobody(status: int, lines: bytes, body: bytes) -> None:
-    """Take the answer to a copy of a request."""
+    """Drop the answer to a copy of a request."""

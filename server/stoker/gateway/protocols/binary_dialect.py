@@ -31,7 +31,7 @@ _NPY_TYPE: Final = b"content-type: application/x-npy\r\n"
 
 
 def is_array(content_type: bytes) -> bool:
-    """Whether a `Content-Type` announces a body that may be one array."""
+    """Whether a `Content-Type` is one of these, so that the body may be one array."""
     return _kind(content_type) in (_OCTETS, _NPY)
 
 
@@ -43,7 +43,7 @@ class BinaryDialect(Dialect):
     """Scoring requests whose body is the array of the model's only input; answered in JSON or as an array."""
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
-        """Read what the headers of a request say of its body and of the answer."""
+        """Read from the headers of a request the format of its body and of the answer."""
         self._is_npy = _kind(headers.get(b"content-type", b"")) == _NPY
         self._dtype = _text(headers.get(_DTYPE))
         self._shape = _text(headers.get(_SHAPE))
@@ -52,16 +52,16 @@ class BinaryDialect(Dialect):
 
     @classmethod
     def of(cls, service: Service, headers: Mapping[bytes, bytes]) -> BinaryDialect | None:
-        """The dialect of a request; None if its body is JSON, an image, or an entry script's own affair."""
+        """The dialect for a request; None if its body is JSON, an image, or left to an entry script."""
         if service.script is not None or not is_array(headers.get(b"content-type", b"")):
             return None
         if service.images is not None and _DTYPE not in headers:
-            # Images come as octets too.
+            # Images are also sent as application/octet-stream.
             return None
         return cls(headers)
 
     def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
-        """Never: a body is the array."""
+        """Always False: the body is the array itself, so there is nothing to parse."""
         del service, body, head
         return False
 
@@ -98,7 +98,7 @@ class BinaryDialect(Dialect):
             call.answer_scored(json.encode(call), time.monotonic_ns(), JSON_TYPE_LINE + lines)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """Return the error in Azure's shape, as for JSON, and its code as a header."""
+        """Return the error in Azure's JSON, with its code as a header."""
         return error.status, code_line(error), error_body(error)
 
 

@@ -1,4 +1,4 @@
-"""CUDA's shared memory extension of the Open Inference Protocol: memory of a GPU in which callers have tensors."""
+"""CUDA's shared memory extension of the Open Inference Protocol: tensors of callers in the memory of a GPU."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _MOST_DEVICES: Final = 1 << 16
 
 
 class CudaMemoryAccess:
-    """The extension, whatever a request came by.
+    """The extension, independent of the transport.
 
-    Clients look at the status, and let all regions go, before they know whether a server has any: where there can be
-    none, there is nothing to see and nothing to let go.
+    Clients ask for the status and unregister all regions before they know whether the server supports this: where
+    it does not, both succeed, with nothing registered.
 
     Args:
-        gateway: What is served.
-        sent_as: How callers send a key, in the words of `BEARER_HEADER`.
+        gateway: The frontend's gateway.
+        sent_as: How a client of the transport sends a key; the wording of `BEARER_HEADER`.
     """
 
     def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
         self._gateway, self._sent_as = gateway, sent_as
 
     def status(self, authorization: bytes, address: str, name: str | None) -> list[dict[str, Any]]:
-        """Return what is registered, or one region of it, in the words of the protocol.
+        """Return the registered regions, or one of them, in the form of the protocol.
 
         Raises:
             NotFound: There is no such region.
@@ -60,7 +60,7 @@ class CudaMemoryAccess:
         return []
 
     def to_change(self, authorization: bytes, address: str, *, from_page: bool = False) -> Regions:
-        """Return the regions for a caller who registers some, or lets some go.
+        """Return the regions for a caller who registers or unregisters.
 
         Raises:
             NotSupported: Shared memory is off.
@@ -78,7 +78,7 @@ class CudaMemoryAccess:
     def unregister(
         self, authorization: bytes, address: str, name: str | None, *, from_page: bool = False
     ) -> None:
-        """Let a region go, or all; Triton does not mind if there is none.
+        """Unregister a region, or all; as in Triton, a region that is not registered is no error.
 
         Raises:
             Forbidden, Unauthorized: As for system shared memory.
@@ -89,7 +89,7 @@ class CudaMemoryAccess:
             self.to_change(authorization, address, from_page=from_page).unregister(name, CudaPlace)
 
     def _regions(self, address: str) -> Regions | None:
-        """Those that a caller may use, if any."""
+        """The regions that a caller may use; None if there are none."""
         regions = self._gateway.regions
         return None if regions is None or not regions.serves(address) else regions
 
@@ -98,16 +98,16 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
     """Register a region.
 
     Args:
-        regions: All of them.
-        name: What callers call it.
-        handle: CUDA's handle of the allocation.
-        device_id: The GPU, by its number in CUDA.
-        size_bytes: How long the region is.
+        regions: The table of all regions.
+        name: The region's name.
+        handle: CUDA's IPC handle of the allocation.
+        device_id: The GPU's number in CUDA.
+        size_bytes: The length of the region.
 
     Raises:
-        NotSupported: This machine has no GPU, driver or library for it.
-        RegionTaken, MalformedBody: It cannot be registered, whatever there is.
-        InvalidInput, Overloaded: It cannot be opened.
+        NotSupported: The machine has no GPU, driver or library for it.
+        RegionTaken, MalformedBody: It cannot be registered, whatever memory it is.
+        InvalidInput, Overloaded: The memory cannot be opened.
     """
     if len(handle) != HANDLE_BYTES or not 0 <= device_id < _MOST_DEVICES:
         raise MalformedBody(
@@ -115,7 +115,7 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
         )
     regions.check_new(name, size_bytes)
     place = CudaPlace(base64.b64encode(handle).decode(), device_id)
-    # The first one of a process makes CUDA's context, which takes some tenths of a second.
+    # The first one in a process creates the CUDA context, which takes some tenths of a second.
     regions.register_cuda(name, await beside_the_loop(regions.cuda.open, place, size_bytes))
 
 
@@ -148,7 +148,7 @@ class CudaMemoryApi:
 
 
 def _asked(request: Request) -> tuple[bytes, str]:
-    """The key and the address of a caller."""
+    """The key and the address of the caller."""
     return authorization_of(request), request.client.host if request.client else ""
 
 
@@ -156,7 +156,7 @@ def _handle(given: Any) -> bytes:
     encoded = given.get("b64") if isinstance(given, dict) else None
     if isinstance(encoded, str):
         try:
-            # Triton's client in C++, of which perf_analyzer is made, breaks its lines.
+            # Triton's C++ client, which perf_analyzer uses, sends Base64 with line breaks.
             return base64.b64decode("".join(encoded.split()), validate=True)
         except (binascii.Error, ValueError):
             pass

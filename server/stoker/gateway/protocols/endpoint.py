@@ -1,4 +1,4 @@
-"""What the endpoints of all protocols share: a request's body, scoring it, and who has answered."""
+"""The parts that the endpoints of all protocols share: reading a body, scoring it, naming the deployment."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ScoringRequest(NamedTuple):
 
 
 class DialectEndpoint:
-    """Scoring by another protocol as a raw ASGI endpoint."""
+    """Scoring in another protocol than Azure's, as a raw ASGI endpoint."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class DialectEndpoint:
 
         Args:
             gateway: The frontend's services.
-            find: Finds service and dialect of a request, given its scope and headers; without a dialect its body is
-                scored as it is.
-            refuse: Status and body of an error in this protocol.
-            compress: Compresses a body as `Accept-Encoding` asks; returns it with the header line that says so.
-            names_deployment: Whether answers of an endpoint name the deployment that has given them.
+            find: Returns the service and the dialect for a request, given its scope and headers; without a dialect
+                the service's own is used.
+            refuse: Returns status and body of an error in this protocol.
+            compress: Compresses a body if `Accept-Encoding` allows; returns it with the header line that says so.
+            names_deployment: Whether answers name the deployment that has answered.
         """
         self._gateway = gateway
         self._find = find
@@ -117,7 +117,7 @@ class DialectEndpoint:
 
     async def _shrunk(self, answer: Answer, accepted: bytes) -> Answer:
         if self._compress is None or not accepted or answer.status != _OK:
-            # Clients of these protocols read errors as they are.
+            # Clients of these protocols read errors uncompressed.
             return answer
         body, line = await self._compress(answer.body, accepted)
         lines = answer.lines.replace(
@@ -127,7 +127,7 @@ class DialectEndpoint:
 
 
 def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -> Answer:
-    """The answer to a request to a path that names nobody, with the name of the deployment that has given it."""
+    """The answer to a request whose path names no model, with the name of the deployment that has answered."""
     if service is None or gateway.traffic is None or gateway.traffic.undivided:
         return answer
     line = b"%b: %b\r\n" % (DEPLOYMENT_HEADER, service.name.encode())
@@ -137,7 +137,7 @@ def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -
 def allowance_of(
     gateway: Gateway, service: Service, scope: Scope, headers: Mapping[bytes, bytes]
 ) -> Allowance:
-    """What an authorized request may take of the memory for large bodies."""
+    """What an authorized request may take of the memory budget of large bodies."""
 
     def find_caller() -> Caller:
         client = scope.get("client")
@@ -153,7 +153,7 @@ async def read_body(
     inflater: Inflater | None,
     allowance: Allowance,
 ) -> bytes | None:
-    """The whole body within the limit and the allowance, inflated; None if the caller went away."""
+    """The whole body within the limit and the allowance, inflated; None if the caller has gone."""
     length = content_length(headers)
     if length > service.max_body_bytes:
         raise service.too_large()
@@ -162,7 +162,7 @@ async def read_body(
 
 
 def begin_scoring(service: Service, request: ScoringRequest) -> tuple[Call, asyncio.Future[Answer]]:
-    """Score, and return the call with what will be its answer; the call is to be abandoned in the end."""
+    """Start scoring; returns the call and a future of its answer. The call has to be abandoned in the end."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def respond(status: int, lines: bytes, body: bytes) -> None:
@@ -187,7 +187,7 @@ async def score_and_wait(
     receive: Receive,
     on_submitted: Callable[[], None] | None = None,
 ) -> Answer | None:
-    """Score and wait for the answer; None if the caller went away. `on_submitted` is called once it is under way."""
+    """Score and wait for the answer; None if the caller has gone. `on_submitted` is called after the submission."""
     call, answered = begin_scoring(service, request)
     if on_submitted is not None:
         on_submitted()
@@ -203,6 +203,6 @@ async def score_and_wait(
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the caller of a request whose body has arrived has gone."""
+    """Return when the caller of a request whose body has arrived disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -32,12 +32,12 @@ _JSON: Final = "application/json"
 
 
 class GenerateEndpoint:
-    """One request, and its pieces as events; or its only piece, as JSON.
+    """One request, whose pieces are sent as events; or its only piece, as JSON.
 
     Args:
         gateway: The frontend's services.
-        find: Finds the service of a request, given its scope and headers.
-        streams: Whether it answers with events.
+        find: Returns the service for a request, given its scope and headers.
+        streams: Whether the answer is sent as events.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class GenerateEndpoint:
             if body is None:
                 return None
             head = request_head(scope, None if inflater is None else len(body))
-            # Clients of this extension need not say so, and forms of scripts ask for it.
+            # Clients of this extension need not send a content type, but the forms of scripts require one.
             pairs = [pair for pair in head.headers if pair[0] != "content-type"]
             head.headers[:] = [*pairs, ("content-type", _JSON)]
             head = replace(head, only_piece=not self._streams)
@@ -95,14 +95,14 @@ class GenerateEndpoint:
 
 
 class _GeneratedEvents(EventFormat):
-    """Pieces with the model that has made them: members of pieces that are objects stand beside its name."""
+    """Adds the model's name and version to each piece that is a JSON object."""
 
     def __init__(self, service: Service) -> None:
         names = {"model_name": service.name, "model_version": service.version}
         self._start = json.dumps(names).encode().removesuffix(b"}")
 
     def named(self, content: bytes) -> bytes:
-        """Return a piece with the names."""
+        """Return a piece with name and version."""
         if content.startswith(b"{"):
             return self._start + (b"}" if content == b"{}" else b", " + content[1:])
         return b'%b, "%b": %b}' % (self._start, PIECE_OUTPUT.encode(), content)
@@ -126,7 +126,7 @@ def _check_yields(service: Service) -> None:
 
 
 def _worded(content: bytes) -> bytes:
-    """The JSON of an error in the words of this protocol; what a script has written itself stays its text."""
+    """The JSON of an error in this protocol's form; an error answer of a script keeps its own text."""
     told = told_error(content)
     if told is None:
         told = {"message": content.decode(errors="replace")}

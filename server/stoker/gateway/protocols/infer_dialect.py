@@ -1,4 +1,4 @@
-"""Infer requests of the Open Inference Protocol v2 as a dialect of scoring."""
+"""Infer requests of the Open Inference Protocol v2 as a dialect."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ _BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-head
 
 
 def error_answer(error: StokerError) -> tuple[int, bytes]:
-    """Return status and body of an error; what does not fit the model is 400 here."""
+    """Return status and body of an error; input that does not match the model is 400 in this protocol."""
     status = 400 if isinstance(error, InvalidInput) else error.status
     return status, json.dumps({"error": str(error)}).encode()
 
 
 class InferDialect(TensorDialect):
-    """Infer requests whose JSON has a certain length before their binary data."""
+    """Infer requests with a given length of the JSON before their binary data."""
 
     __slots__ = ("_json_bytes",)
 
     def __init__(self, json_bytes: int | None) -> None:
-        """Serve requests with this `Inference-Header-Content-Length`; None for those without."""
+        """Create it for this `Inference-Header-Content-Length`; None for requests without it."""
         self._json_bytes = json_bytes
 
     @classmethod
     def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> InferDialect:
-        """The dialect of a request with these headers.
+        """The dialect for a request with these headers.
 
         Raises:
-            MalformedBody: The length of the JSON is not a number, or there are two.
+            MalformedBody: The length of the JSON is not a number, or is given twice.
         """
         lengths = {value for name, value in headers if name == JSON_LENGTH}
         if len(lengths) > 1:
@@ -70,7 +70,7 @@ class InferDialect(TensorDialect):
 
     @classmethod
     def for_length(cls, value: bytes | None) -> InferDialect:
-        """The dialect of a request with this value of `Inference-Header-Content-Length`, if it has one; see `of`."""
+        """The dialect for this value of `Inference-Header-Content-Length`, which may be absent; see `of`."""
         if not value:
             return cls(None)
         if not re.fullmatch(rb"[0-9]{1,18}", value):
@@ -85,7 +85,7 @@ class InferDialect(TensorDialect):
         return self._json_bytes
 
     def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
-        """Whether a body is JSON for the most part, or may hold strings: each is a step."""
+        """Whether a body is mostly JSON, or may contain strings: both are decoded item by item."""
         del body, head
         if self._json_bytes is None or self._json_bytes > LARGE_BODY_BYTES:
             return True
@@ -101,23 +101,23 @@ class InferDialect(TensorDialect):
         submit_request(call, exchange, request)
 
     def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
-        """Return the parameter `timeout` of a request that has to wait before it is submitted."""
+        """Return the parameter `timeout` of a request that waits before it is submitted."""
         if _TIMEOUT not in body:
             return None
         try:
             return codec_of(service).decode(body, self._json_bytes).timeout_ns
         except StokerError:
-            # Its caller is told when it is submitted.
+            # An error in it is reported when the request is submitted.
             return None
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """Return `{"error": ...}`, and its code as a header."""
+        """Return `{"error": ...}`, with the error's code as a header."""
         status, body = error_answer(error)
         return status, code_line(error), body
 
 
 def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> None:
-    """Queue the tensors of a request, as urgent as it says.
+    """Queue the tensors of a request, with the priority and deadline that its parameters ask for.
 
     Raises:
         StokerError: As `submit_tensors`.
@@ -140,13 +140,13 @@ def tell_urgency(call: Call, request: InferRequest) -> None:
 def write_answer(
     codec: InferCodec, request: InferRequest, outputs: Mapping[str, np.ndarray]
 ) -> tuple[bytes, bytes]:
-    """Encode the outputs that were asked for."""
+    """Encode the requested outputs."""
     length, body = codec.encode(request, outputs)
     return JSON_TYPE_LINE if length is None else _BINARY_TYPE % length, body
 
 
 def codec_of(service: Scorer) -> InferCodec:
-    """Return what reads the requests of a model and writes their answers."""
+    """Return the codec for the requests and answers of a model."""
     codec = service.codecs.get(InferCodec)
     if codec is None:
         codec = service.codecs[InferCodec] = InferCodec(
@@ -160,7 +160,7 @@ def signatures_of(service: Scorer) -> tuple[NamedSignature, ...]:
 
     Raises:
         NotReady: It has not been loaded yet.
-        InvalidInput: It is an entry script that takes whole bodies.
+        InvalidInput: The model is an entry script that takes whole bodies.
     """
     if service.signature is None:
         raise service.not_ready()
@@ -173,5 +173,5 @@ def signatures_of(service: Scorer) -> tuple[NamedSignature, ...]:
 
 
 def tensors_of(service: Scorer) -> ModelTensors:
-    """Return what a model takes and gives, by its default signature; raises as `signatures_of`."""
+    """Return the tensors of a model by its default signature; raises as `signatures_of`."""
     return signatures_of(service)[0].tensors

@@ -1,6 +1,7 @@
-"""What is traced and what the log has, as Triton's trace and logging extensions show and change it.
+"""Trace and log settings, as Triton's trace and logging extensions show and change them.
 
-Changing takes the admin key and is the supervisor's, which tells all processes; reading is as that of other metadata.
+Changes take the admin key and are made by the supervisor, for all processes; reading is subject to the rules of
+other metadata.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ _MODE: Final = "opentelemetry"
 _LEVELS: Final = {"OFF": False, "TIMESTAMPS": True}
 _MOST: Final = (1 << 31) - 1
 _NUMBERS: Final = {"trace_rate": ("rate", 0), "trace_count": ("left", -1)}
-"""By their names what numbers are called in `AskTraces`, and the least that they may be."""
+"""The integer settings: their names in `AskTraces`, and their least values."""
 _FILES: Final = ("trace_file", "log_frequency")
 _SWITCHES: Final = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 _FORMS: Final = {"default": None, "ISO8601": "text", "text": "text", "json": "json"}
 
 
 class LiveSettings:
-    """Both extensions, whatever a request came by; what is sent and answered has Triton's names.
+    """Both extensions, independent of the transport; names in requests and answers are Triton's.
 
     Args:
-        gateway: What is served.
-        sent_as: How callers send a key, in the words of `BEARER_HEADER`.
+        gateway: The frontend's gateway.
+        sent_as: How a client of the transport sends a key; the wording of `BEARER_HEADER`.
     """
 
     def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
@@ -54,16 +55,16 @@ class LiveSettings:
     async def traces(
         self, authorization: bytes, model: str, content: Mapping[str, Any], *, from_page: bool = False
     ) -> dict[str, str | list[str]]:
-        """Change which requests are traced, and return which ones are now.
+        """Change which requests are traced, and return the settings that hold now.
 
         Args:
             authorization: Value of the header `Authorization`.
-            model: Of which model; empty for all that have no settings of their own.
-            content: What is to be changed; None takes a setting back.
-            from_page: Whether a browser says that a page has made the request.
+            model: The model; empty for the settings of all models that have none of their own.
+            content: The settings to change; a value of None resets a setting.
+            from_page: Whether the request's headers say that a web page made it in a browser.
 
         Raises:
-            StokerError: There is no such model, the caller may not, or it cannot be so.
+            StokerError: The model is unknown, the caller may not change settings, or a value is invalid.
         """
         administration = self._administration(TRACE)
         known = self._gateway.models.get(model)
@@ -85,7 +86,7 @@ class LiveSettings:
     async def logs(
         self, authorization: bytes, content: Mapping[str, Any], *, from_page: bool = False
     ) -> dict[str, str | bool | int]:
-        """Change what the logs of all processes have, and return what they have now; see `traces`."""
+        """Change the log settings of all processes, and return those that hold now; see `traces`."""
         administration = self._administration(LOGGING)
         if content:
             administration.access.check(authorization, from_page=from_page, sent_as=self._sent_as)
@@ -112,7 +113,7 @@ class LiveSettingsApi:
         self._settings = LiveSettings(gateway)
 
     async def traces(self, request: Request) -> Response:
-        """Say which requests are traced, and change it."""
+        """Return the trace settings, after changing those that the request names."""
         model, content = request.path_params.get("name", ""), await _content(request)
         told = await self._settings.traces(
             authorization_of(request), model, content, from_page="origin" in request.headers
@@ -120,7 +121,7 @@ class LiveSettingsApi:
         return JSONResponse(told)
 
     async def logs(self, request: Request) -> Response:
-        """Say what the log has, and change it."""
+        """Return the log settings, after changing those that the request names."""
         content = await _content(request)
         told = await self._settings.logs(
             authorization_of(request), content, from_page="origin" in request.headers
@@ -129,7 +130,7 @@ class LiveSettingsApi:
 
 
 async def _content(request: Request) -> Mapping[str, Any]:
-    """What a request wants changed."""
+    """The settings that a request wants to change."""
     if request.method in ("GET", "HEAD"):
         return {}
     if request.method != "POST":
@@ -138,7 +139,7 @@ async def _content(request: Request) -> Mapping[str, Any]:
 
 
 def _trace_changes(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What the supervisor is asked for, of trace settings as callers name them."""
+    """The change for the supervisor, made from Triton's names of trace settings."""
     changes: dict[str, Any] = {}
     for name, value in content.items():
         if name in _FILES:
@@ -177,7 +178,7 @@ def _number(name: str, value: Any, least: int) -> int:
 
 
 def _log_changes(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What the supervisor is asked for, of log settings as callers name them; what is None stays."""
+    """The change for the supervisor, made from Triton's names of log settings; None leaves a setting as it is."""
     changes: dict[str, Any] = {}
     for name, value in content.items():
         if value is None:

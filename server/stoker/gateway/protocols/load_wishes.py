@@ -1,4 +1,4 @@
-"""What the parameters of a load ask for: which versions, and Triton's configuration as its clients send it."""
+"""The parameters of a load request: which versions, and Triton's model configuration as its clients send it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["LoadWish", "load_wish", "read_config"]
 
 _TENSORS: Final = ("input", "output")
 _DESCRIBES: Final = ("name", "platform", "backend", "model_transaction_policy", *_TENSORS)
-"""What a configuration says of the model itself, which is as its files are."""
+"""Fields of a configuration that describe the model's files, and so cannot be changed by a load."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWish:
-    """What a load asks for.
+    """What a load request asks for.
 
     Attributes:
-        versions: Which versions, if not those that the settings ask for.
-        adjustments: How they are to be batched.
+        versions: Which versions to serve, if not those of the settings.
+        adjustments: Settings of batching that replace the model's own.
     """
 
     versions: str | tuple[int, ...] | None = None
@@ -41,17 +41,17 @@ class LoadWish:
 def load_wish(
     gateway: Gateway, name: str, parameters: Mapping[str, Any], *, takes_config: bool = True
 ) -> LoadWish:
-    """Return what the parameters of a load ask for.
+    """Read the parameters of a load request.
 
     Args:
-        gateway: What is served.
+        gateway: The frontend's gateway.
         name: Name of the model.
         parameters: The parameters by name.
-        takes_config: Whether a configuration may be among them.
+        takes_config: Whether a configuration is accepted among them.
 
     Raises:
-        Forbidden: There are files.
-        MalformedBody: One is unknown, or malformed.
+        Forbidden: The request contains files.
+        MalformedBody: A parameter is unknown or malformed.
     """
     wish = LoadWish()
     for key, value in parameters.items():
@@ -68,15 +68,15 @@ def load_wish(
 
 
 def read_config(name: str, config: str, served: Mapping[str, Any] | None = None) -> LoadWish:
-    """Return what a model configuration asks for.
+    """Read a model configuration.
 
     Args:
         name: Name of the model.
         config: The configuration, Triton's `ModelConfig` as JSON.
-        served: The configuration that it has now; None where it is not served.
+        served: The configuration of the served model; None if it is not served.
 
     Raises:
-        MalformedBody: It is malformed, or would change what a load does not.
+        MalformedBody: It is malformed, or would change something that a load cannot change.
     """
     problem = f"failed to load '{cut(name)}', "
     try:
@@ -104,7 +104,7 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
 
 
 def _served_config(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
-    """The configuration of a model that is served; None of one whose tensors are not known now."""
+    """The configuration of the served model; None if its tensors are not known now."""
     try:
         service = gateway.find(name)
         return model_config(service, gateway.models[service.name].served)
@@ -113,7 +113,7 @@ def _served_config(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
 
 
 def _says_otherwise(given: Any, served: Any) -> bool:
-    """Whether a configuration says something, and not what is so."""
+    """Whether a configuration sets a field to another value than it has."""
     if not given:
         return False
     if isinstance(served, str):
@@ -122,7 +122,7 @@ def _says_otherwise(given: Any, served: Any) -> bool:
 
 
 def _tensors(infos: Any) -> Any:
-    """Names, types and sizes, as far as they are such; protobuf writes sizes as texts."""
+    """Name, type and sizes of each tensor, as far as they are valid; protobuf's JSON writes sizes as strings."""
     if not isinstance(infos, list) or not all(isinstance(info, Mapping) for info in infos):
         return None
     return [
@@ -136,7 +136,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _versions(policy: Any) -> str | tuple[int, ...] | None:
-    """Which versions a policy names; raises ValueError for what is none."""
+    """The versions that a version policy names; raises ValueError if it is not valid."""
     match policy:
         case None:
             return None

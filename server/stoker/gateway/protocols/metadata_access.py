@@ -1,6 +1,6 @@
-"""Who may read what is said of models beside their answers: metadata, index, statistics, descriptions.
+"""Who may read metadata: of the server and its models, index, statistics, descriptions.
 
-Health is open to everybody, and so is the state of a model below `/v1`, which is how TensorFlow Serving's is probed.
+Health is open to everybody, and so is the state of a model below `/v1`, which is how TensorFlow Serving is probed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ def check_metadata_access(
     *,
     sent_as: str = BEARER_HEADER,
 ) -> None:
-    """Refuse a caller who has neither a key or token of a service nor the admin key.
+    """Refuse a caller who sends neither a key or token of a service nor the admin key.
 
     Args:
-        gateway: What is served.
+        gateway: The frontend's gateway.
         authorization: Value of the header `Authorization`.
-        services: Those that the caller asks about; none for the server as a whole, for which any key will do.
-        sent_as: How callers of the request's protocol send a key, in the words of `BEARER_HEADER`.
+        services: The services that the request is about; empty for the server as a whole, for which the key of any
+            service is accepted.
+        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
 
     Raises:
-        Unauthorized: The caller has none.
+        Unauthorized: No such key was sent.
     """
     if gateway.metadata_need_key:
         check_caller(gateway, authorization, services, sent_as=sent_as)
@@ -49,12 +50,12 @@ def check_caller(
     *,
     sent_as: str = BEARER_HEADER,
 ) -> None:
-    """Refuse as `check_metadata_access` does where metadata need a key.
+    """As `check_metadata_access`, if the setting asks for keys for metadata.
 
     Raises:
-        Unauthorized: The caller has none.
+        Unauthorized: No such key was sent.
     """
-    # Of a model that is not loaded now nobody has a key.
+    # There are no keys for a model that is not loaded.
     asked = list(services) or list(gateway.all_services)
     if any(service.access.allows(authorization) for service in asked):
         return

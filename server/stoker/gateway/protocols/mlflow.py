@@ -42,7 +42,7 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
         service = gateway.deployment(headers) if name is None else gateway.service(name)
         service = gateway.by_weight(service, headers)
         if service.script is not None:
-            # It gets the body as it does from the scoring path.
+            # The script gets the body as from the scoring path.
             return service, None
         media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type == b"text/csv":

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over HTTP: its routes, its errors, its infer requests as a dialect of scoring."""
+"""The Open Inference Protocol v2 over HTTP: its routes and its errors; infer requests are a dialect."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ _EXTENSIONS: Final = (
     TRACE,
     LOGGING,
 )
-"""The extensions that are spoken whatever the settings; see the server metadata."""
+"""The extensions that are always supported; see the server metadata."""
 
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def spoken_extensions(gateway: Gateway) -> list[str]:
-    """Return the extensions that a gateway speaks; CUDA's shared memory where the driver says of a GPU."""
+    """Return the supported extensions; CUDA's shared memory is among them if the driver reports a GPU."""
     if gateway.regions is None:
         return list(_EXTENSIONS)
     of_gpus = (CUDA_SHARED_MEMORY,) if gateway.metrics.totals().gpus() else ()
@@ -73,7 +73,7 @@ def spoken_extensions(gateway: Gateway) -> list[str]:
 
 
 def oip_routes(gateway: Gateway) -> list[Route]:
-    """Return the routes below `/v2`; the last one takes what no other does."""
+    """Return the routes below `/v2`; the last one matches all paths that no other does."""
     routes = _Routes(gateway)
     models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     return [
@@ -137,7 +137,7 @@ class _Routes:
         self._gateway = gateway
 
     def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
-        """The service and the dialect of an infer request."""
+        """The service and the dialect for an infer request."""
         if scope["method"] != "POST":
             raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
         service, dialect = self.find_service(scope, headers), InferDialect.of(scope["headers"])
@@ -147,7 +147,7 @@ class _Routes:
         return service, dialect
 
     def find_service(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
-        """The service of a request; of a model that is divided, the version whose turn it is."""
+        """The service for a request; where weights divide the model's requests, the version whose turn it is."""
         service = self._service(scope["path_params"])
         return service if "version" in scope["path_params"] else self._gateway.by_weight(service, headers)
 
@@ -163,7 +163,7 @@ class _Routes:
         try:
             self._gateway.check_ready()
         except NotReady as error:
-            # The same for those who look where this protocol has it, and where Azure's errors do.
+            # The same value under this protocol's name of the field and under that of Azure's errors.
             content = {"ready": False, "error": str(error), **json.loads(error_body(error))}
             headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
             return JSONResponse(content, error.status, headers)
@@ -252,7 +252,7 @@ def _post(path: str, handler: _Handler) -> Route:
 
 
 def _any(path: str, handler: _Handler) -> Route:
-    """A route for all methods whose errors have this protocol's shape."""
+    """A route for all methods, whose errors have this protocol's form."""
 
     async def handle(request: Request) -> Response:
         sent = sent_ids(dict(request.headers.raw))

@@ -1,4 +1,4 @@
-"""Who may register shared memory, and see what is registered."""
+"""Who may register shared memory, and who may list it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CUDA_SHARED_MEMORY = "cuda_shared_memory"
 def regions_to_see(
     gateway: Gateway, authorization: bytes, address: str, *, sent_as: str = BEARER_HEADER
 ) -> Regions:
-    """Return the regions for a caller who asks what is registered.
+    """Return the regions for a caller who lists them.
 
     Args:
-        gateway: What is served.
+        gateway: The frontend's gateway.
         authorization: Value of the header `Authorization`.
-        address: Where the caller is.
-        sent_as: How callers of the request's protocol send a key, in the words of `BEARER_HEADER`.
+        address: The caller's address.
+        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
 
     Raises:
         NotSupported: Shared memory is off.
         Forbidden: The caller is on another machine.
-        Unauthorized: The caller has no key.
+        Unauthorized: No key was sent.
     """
     regions = _regions(gateway, address, SYSTEM_SHARED_MEMORY)
     check_metadata_access(gateway, authorization, sent_as=sent_as)
@@ -49,20 +49,20 @@ def regions_to_change(
     sent_as: str = BEARER_HEADER,
     extension: str = SYSTEM_SHARED_MEMORY,
 ) -> Regions:
-    """Return the regions for a caller who registers some, or lets some go.
+    """Return the regions for a caller who registers or unregisters.
 
     Args:
-        gateway: What is served.
+        gateway: The frontend's gateway.
         authorization: Value of the header `Authorization`.
-        address: Where the caller is.
-        from_page: Whether a browser says that a page has made the request.
-        sent_as: How callers of the request's protocol send a key, in the words of `BEARER_HEADER`.
-        extension: Whose regions they are.
+        address: The caller's address.
+        from_page: Whether the request's headers say that a web page made it in a browser.
+        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
+        extension: The extension, for the error if it is off.
 
     Raises:
         NotSupported: Shared memory is off.
-        Forbidden: The caller is on another machine, or a page; or nobody has the admin key.
-        Unauthorized: The caller has not the key that it takes.
+        Forbidden: The caller is on another machine or is a web page, or there is no admin key.
+        Unauthorized: The key that is needed was not sent.
     """
     regions = _regions(gateway, address, extension)
     if from_page:

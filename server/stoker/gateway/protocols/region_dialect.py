@@ -1,4 +1,4 @@
-"""Infer requests of callers who may have their tensors in shared memory."""
+"""Infer requests whose tensors may be in shared memory."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ __all__ = ["RegionDialect"]
 
 
 class RegionDialect(InferDialect):
-    """Infer requests beside whose JSON there are regions; see `InferDialect`."""
+    """Infer requests that may refer to regions of shared memory; see `InferDialect`."""
 
     __slots__ = ("_regions",)
 
     def __init__(self, json_bytes: int | None, regions: Regions) -> None:
-        """Serve requests with this `Inference-Header-Content-Length`, and with these regions."""
+        """Create it for this `Inference-Header-Content-Length`, with these regions."""
         super().__init__(json_bytes)
         self._regions = regions
 
     @classmethod
     def beside(cls, plain: InferDialect, regions: Regions) -> RegionDialect:
-        """The dialect of a request that has this one without regions."""
+        """The dialect like this one, but with regions."""
         return cls(plain.json_bytes, regions)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The process that reads long JSON has no regions.
+        # The process that decodes long JSON has no access to regions.
         return InferDialect, (self._json_bytes,)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:

@@ -43,12 +43,12 @@ class RepositoryApi:
         return JSONResponse(await self._administration().index(ready=ready))
 
     async def events(self, request: Request) -> Response:
-        """List what has happened to versions lately, of all models or of one."""
+        """List the recent events of all models' versions, or of one model's."""
         check_metadata_access(self._gateway, authorization_of(request))
         return JSONResponse(list(await self._administration().events(request.path_params.get("name"))))
 
     async def load(self, request: Request) -> Response:
-        """Load a model, or one version beside the others."""
+        """Load a model, or one version in addition to those that are served."""
         administration = self._allowed(request)
         name, version = request.path_params["name"], _version(request)
         parameters = _parameters(await json_content(request))
@@ -57,7 +57,7 @@ class RepositoryApi:
         return Response()
 
     async def unload(self, request: Request) -> Response:
-        """Unload a model, or one version of it."""
+        """Unload a model, or one of its versions."""
         administration = self._allowed(request)
         name, version = request.path_params["name"], _version(request)
         check_unload_parameters(name, _parameters(await json_content(request)))
@@ -65,7 +65,7 @@ class RepositoryApi:
         return Response()
 
     async def canary(self, request: Request) -> Response:
-        """Send the requests of a model that name no version to its versions by other weights."""
+        """Set the weights of a model's versions."""
         administration = self._administration()
         administration.access.check(authorization_of(request), from_page="origin" in request.headers)
         name, content = request.path_params["name"], await json_content(request)
@@ -77,7 +77,7 @@ class RepositoryApi:
         return Response()
 
     async def named(self, _: Request) -> Response:
-        """Refuse the name of a repository: there is one, and it has none."""
+        """Refuse a request that names a repository: there is one only, and it has no name."""
         raise NotSupported("named repositories are not supported: leave the name out")
 
     def _allowed(self, request: Request) -> Administration:
@@ -92,13 +92,13 @@ class RepositoryApi:
 
 
 def check_unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse parameters of an unload that are unknown, or malformed.
+    """Refuse unknown or malformed parameters of an unload request.
 
     Raises:
-        MalformedBody: One is.
+        MalformedBody: A parameter is unknown or malformed.
     """
     for key, value in parameters.items():
-        # No model depends on another one, so both answers to this mean the same.
+        # No model depends on another one here, so either value of this parameter means the same.
         if key != "unload_dependents":
             raise MalformedBody(f"failed to unload '{cut(name)}', the parameter '{cut(key)}' is not known")
         if not isinstance(value, bool):
@@ -124,11 +124,11 @@ def _parameters(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def json_content(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request; an empty body is an empty one.
+    """Return the JSON object of a request; an empty body counts as an empty object.
 
     Raises:
         BodyTooLarge: It is longer than 1 MiB.
-        MalformedBody: It is no JSON object.
+        MalformedBody: It is not a JSON object.
     """
     body = b""
     async for chunk in request.stream():

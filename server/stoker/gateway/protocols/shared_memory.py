@@ -27,7 +27,7 @@ class SharedMemoryApi:
         self._gateway = gateway
 
     async def status(self, request: Request) -> Response:
-        """List what is registered, or one region."""
+        """List the registered regions, or one of them."""
         regions = regions_to_see(self._gateway, authorization_of(request), _address(request))
         return JSONResponse(regions.status(request.path_params.get("region")))
 
@@ -41,7 +41,7 @@ class SharedMemoryApi:
         return Response()
 
     async def unregister(self, request: Request) -> Response:
-        """Let a region go, or all."""
+        """Unregister a region, or all."""
         self._regions(request).unregister(request.path_params.get("region"))
         return Response()
 

@@ -15,10 +15,10 @@ __all__ = ["statistics"]
 
 
 def statistics(gateway: Gateway, name: str | None = None, version: str | None = None) -> list[dict[str, Any]]:
-    """Return the statistics of the versions that are served, those of unloaded ones only if they are asked for.
+    """Return the statistics of the versions that are served; of unloaded ones only if they are named.
 
     Args:
-        gateway: What is served.
+        gateway: The frontend's gateway.
         name: A model; None for all.
         version: One version of it; None for all that are served.
 
@@ -55,12 +55,12 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
         "execution_count": batches,
         "inference_stats": {
             "success": {"count": succeeded, "ns": stages["total"][1]},
-            # How long those took is not measured.
+            # The duration of refused requests is not measured.
             "fail": {"count": sum(requests.values()), "ns": 0},
             "queue": _of_requests(succeeded, *stages["queue"]),
             "compute_input": _of_requests(succeeded, *stages["parse"]),
             "compute_infer": _of_requests(succeeded, totals.batch_rows().sum, totals.row_compute_ns),
-            # Answers are written within the time of `success`, and that is not measured apart.
+            # Answers are written within the time of `success`, and this part is not measured separately.
             "compute_output": _of_requests(succeeded, 0, 0),
             "cache_hit": {"count": cache.hits, "ns": cache.hit_ns},
             "cache_miss": {"count": cache.misses, "ns": cache.miss_ns},
@@ -72,5 +72,5 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
 
 
 def _of_requests(requests: int, count: float, ns: int) -> dict[str, int]:
-    """So many requests at the mean of what was counted, which may be rows: Triton's tools want one count for all."""
+    """Counts per request from a mean that may be per row: Triton's tools expect one count for all times."""
     return {"count": requests, "ns": round(ns * requests / count) if count else 0}

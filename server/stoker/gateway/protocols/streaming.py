@@ -1,4 +1,4 @@
-"""Answers that come piece by piece: how they are begun by any protocol, and sent over HTTP as events or lines."""
+"""Answers that come piece by piece: started by any protocol, and sent over HTTP as events or lines."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _OK: Final = 200
 
 
 class PieceFormat(ABC):
-    """How pieces are written one behind the other."""
+    """How pieces are written one after the other."""
 
     media_type: bytes
 
     @abstractmethod
     def piece(self, content: bytes) -> bytes:
-        """Return a piece, which is JSON without line breaks."""
+        """Return a piece, which is JSON without line breaks, as it is sent."""
 
     @abstractmethod
     def error(self, content: bytes) -> bytes:
-        """Return an error that comes behind pieces, given its JSON."""
+        """Return an error that follows pieces, given its JSON."""
 
 
 class EventFormat(PieceFormat):
@@ -55,12 +55,12 @@ class EventFormat(PieceFormat):
         return b"data: %b\n\n" % content
 
     def error(self, content: bytes) -> bytes:
-        """Return an error as an event of its own kind."""
+        """Return an error as an event of type `error`."""
         return b"event: error\ndata: %b\n\n" % content
 
 
 class _Lines(PieceFormat):
-    """One JSON text a line."""
+    """One JSON text per line."""
 
     media_type = b"application/x-ndjson"
 
@@ -76,7 +76,10 @@ _LINES: Final = _Lines()
 
 
 def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
-    """Return how a caller wants pieces: lines unless events are asked for; None for one list, as for plain JSON."""
+    """Return the format that `Accept` asks for: lines unless it names events.
+
+    None for a single list, if it names plain JSON.
+    """
     accepted = headers.get(b"accept", b"*/*").lower()
     if _EVENTS.media_type in accepted:
         return _EVENTS
@@ -87,12 +90,12 @@ def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
 
 @contextmanager
 def piecewise(service: Service, request: ScoringRequest, streams: ScriptStreams) -> Iterator[PiecewiseAnswer]:
-    """Score, and give the answer as it is made; behind the `with` block the script is told that it has ended.
+    """Score, and give access to the answer as it is made; leaving the `with` block tells the script to stop.
 
     Args:
         service: Whose script yields.
         request: The request, with its head.
-        streams: Where the script's pieces come in.
+        streams: Where the pieces of scripts arrive.
     """
     assert request.head is not None, "scripts that yield want it"
     expected = streams.expect()
@@ -116,21 +119,22 @@ async def score_and_stream(
     lines: bytes,
     streams: ScriptStreams,
 ) -> Answer | None:
-    """Score, and send each piece of the answer when it comes.
+    """Score, and send each piece of the answer when it arrives.
 
     Args:
         service: Whose script yields.
         request: The request, with its head.
-        receive: Tells when the caller has gone.
-        send: Takes the answer, and waits while the caller does not read.
-        form: How pieces are written.
+        receive: Tells that the caller has disconnected.
+        send: Sends; waits while the caller does not read.
+        form: The format of the pieces.
         lines: Further header lines.
-        streams: Where the script's pieces come in.
+        streams: Where the pieces of scripts arrive.
 
     Returns:
-        An answer that is still to be sent, where there were no pieces; None if the caller has been answered, or gone.
+        An answer that is still to be sent, where there were no pieces; None if the caller has been answered, or
+            gone.
     """
-    # Proxies would keep pieces back until they have more of them.
+    # Proxies would otherwise buffer pieces.
     start = b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % form.media_type
     start += request.ids.lines + lines
     with piecewise(service, request, streams) as answer:
@@ -145,7 +149,7 @@ async def score_and_stream(
 
 
 async def _sent(pieces: PiecewiseAnswer, form: PieceFormat, send: Send, lines: bytes) -> Answer | None:
-    """Send the header lines, all pieces, and behind them what went wrong if something has.
+    """Send the header lines and all pieces, and after them an error if there is one.
 
     Returns:
         The answer where nothing was yielded, which has not been sent: an error, or nothing; else None.

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: its routes, its errors, its requests as dialects of scoring."""
+"""TensorFlow Serving's REST API: its routes, its errors, its requests as dialects."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def tfs_routes(gateway: Gateway) -> list[Route]:
 
 
 class _Endpoint:
-    """Everything below `/v1`: the API's paths are case-insensitive patterns, and what fits none is 400."""
+    """All paths below `/v1`: the API matches them by case-insensitive patterns, and answers 400 to any other."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -162,7 +162,7 @@ def _label(target: re.Match[str]) -> str | None:
 
 
 def _version(target: re.Match[str]) -> str | None:
-    """The version that a path names, without leading zeros; raises MalformedBody if it has too many digits."""
+    """The version number of a path, without leading zeros; raises MalformedBody if it has too many digits."""
     if target["version"] is None:
         return None
     digits = target["version"].lstrip("0") or "0"
@@ -172,7 +172,7 @@ def _version(target: re.Match[str]) -> str | None:
 
 
 def _raw_path(scope: Scope) -> str:
-    """The path as it was sent: a name may hold an encoded slash or colon."""
+    """The path as it was sent: a name may contain an encoded slash or colon."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.partition(b"?")[0].decode("latin-1")
 

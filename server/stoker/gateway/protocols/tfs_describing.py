@@ -1,4 +1,4 @@
-"""What TensorFlow Serving's APIs, REST and gRPC, say of models: which version is meant, its state, its signatures."""
+"""Metadata in TensorFlow Serving's form, for REST and gRPC: the version that is meant, its state, its signatures."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _LOAD_ERRORS: Final = {
     "environment_unusable": "FAILED_PRECONDITION",
     "device_unavailable": "UNAVAILABLE",
 }
-"""By the code of the error with which a version was not loaded; all others are INTERNAL."""
+"""TensorFlow's error code by the code of the error with which a version was not loaded; INTERNAL for all others."""
 
 
 def service_of(gateway: Gateway, name: str, number: str | None, label: str | None) -> Service:
     """Find a version of a model.
 
     Args:
-        gateway: The frontend's services.
+        gateway: The frontend's gateway.
         name: The model's name.
         number: The version's number; None means what the label means, or the default.
         label: A label, if no number was given.
@@ -57,7 +57,7 @@ def service_of(gateway: Gateway, name: str, number: str | None, label: str | Non
     Raises:
         NotFound: There is no such model or version.
         MalformedBody: There is no such label.
-        NotReady: The version is being loaded for the first time, or could not be.
+        NotReady: The version is being loaded for the first time, or could not be loaded.
     """
     states = gateway.model_versions(name)
     if not states or (number is not None and number not in states):
@@ -75,7 +75,7 @@ def described_versions(gateway: Gateway, name: str, number: str | None, label: s
     """Return the states of one version of a model, or of all, as the JSON of a `GetModelStatusResponse`.
 
     Args:
-        gateway: The frontend's services.
+        gateway: The frontend's gateway.
         name: The model's name.
         number: The version's number.
         label: A label, if no number was given. Without either, all versions are meant.
@@ -97,7 +97,7 @@ def described_versions(gateway: Gateway, name: str, number: str | None, label: s
 
 
 def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
-    # One that is served is well, even if its files have changed and could not be loaded again.
+    # A version that is served counts as well, even if its changed files could not be loaded again.
     standing = version.standing
     failed = standing.state == "END" and standing.error
     code = _LOAD_ERRORS.get(standing.error, "INTERNAL") if failed else "OK"

@@ -1,1 +1,1 @@
-"""Shared memory of callers: what has been registered, and reading and writing it."""
+"""Shared memory of callers: the table of what is registered, and reading and writing it."""

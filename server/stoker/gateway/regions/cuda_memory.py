@@ -1,7 +1,7 @@
-"""Memory of a GPU that a caller shares, as this process has it open.
+"""A caller's memory on a GPU, as this process has it open.
 
-It is as long as it was, and nothing says when its owner has gone: CUDA asks owners not to free what others have open.
-What CUDA says of a call is told to the caller, for it is about memory of theirs.
+Its length never changes, and nothing tells when its owner has ended: CUDA asks owners not to free memory that
+others have open. CUDA's errors are passed on to the caller, for they are about the caller's own memory.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _NO_MEMORY = "cudaErrorMemoryAllocation"
 
 
 class CudaMemory:
-    """One region, open for as long as somebody has this object.
+    """One region; it is open as long as this object exists.
 
     Args:
-        cuda: CUDA.
-        place: Where the region is.
-        size_bytes: How long it is.
+        cuda: The CUDA libraries.
+        place: The handle and the device of the region.
+        size_bytes: The length of the region.
 
     Attributes:
-        linked: That it is there: nothing says when its owner has gone.
+        linked: Always True: nothing tells when its owner has ended.
         place: As given.
         size_bytes: As given.
 
     Raises:
-        InvalidInput: The allocation is shorter.
+        InvalidInput: The allocation is shorter than the region.
         CudaFailure: It cannot be opened.
-        CudaUnusable: No such memory can be.
+        CudaUnusable: Memory of GPUs cannot be shared here.
     """
 
     linked = True
@@ -60,7 +60,7 @@ class CudaMemory:
             )
 
     def read(self, begin: int, size_bytes: int) -> memoryview | None:
-        """Return a copy of a part of it; None if it ends before the part does.
+        """Return a copy of a part; None if the region ends before the part does.
 
         Raises:
             InvalidInput: CUDA cannot copy it.
@@ -77,7 +77,7 @@ class CudaMemory:
         return content.data
 
     def write(self, begin: int, content: memoryview) -> bool:
-        """Write a part of it; False if it ends before the part does.
+        """Write a part; False if the region ends before the part does.
 
         Raises:
             InvalidInput: CUDA cannot copy it.
@@ -98,10 +98,10 @@ class CudaMemory:
 
 
 class CudaDevices:
-    """CUDA as a frontend has it: not before somebody registers memory of a GPU.
+    """CUDA in a frontend, which is not loaded before a region on a GPU is registered.
 
     Args:
-        load: Finds CUDA's libraries; raises `CudaUnusable`.
+        load: Loads CUDA's libraries; raises `CudaUnusable`.
     """
 
     def __init__(self, load: Callable[[], CudaSharing] = lambda: load_cuda_ipc(sys.path)) -> None:
@@ -110,11 +110,11 @@ class CudaDevices:
         self._prepared: set[int] = set()
 
     def open(self, place: CudaPlace, size_bytes: int) -> CudaMemory:
-        """Open a region; not only on the loop, for the first one in a process takes long.
+        """Open a region; to be called on a thread too, for the first one in a process takes long.
 
         Raises:
-            NotSupported: There is no GPU, no driver or no library, or they cannot share memory.
-            InvalidInput: The handle is none, or the allocation is shorter.
+            NotSupported: There is no GPU, driver or library, or they cannot share memory.
+            InvalidInput: The handle is invalid, or the allocation is shorter than the region.
             Overloaded: There is no memory for it.
         """
         try:
@@ -130,13 +130,13 @@ class CudaDevices:
         return memory
 
     def cold(self, devices: Collection[int]) -> set[int]:
-        """Those of these devices on which nothing has been opened yet; each is told once."""
+        """Those of these devices on which nothing has been opened yet; each is returned once."""
         cold = set(devices) - self._prepared
         self._prepared |= cold
         return cold
 
     def prepare(self, devices: Collection[int]) -> None:
-        """Make the contexts of this process on devices, beside the loop, which would wait some tenths of a second."""
+        """Create this process's contexts on devices, on a thread: it takes some tenths of a second."""
         for device in sorted(devices):
             try:
                 self._loaded().prepare(device)

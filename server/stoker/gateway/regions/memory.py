@@ -1,8 +1,8 @@
-"""The shared memory of a caller as this process has it open, read and written by calls and never mapped.
+"""A caller's shared memory as this process has it open: read and written by system calls, never mapped.
 
-It belongs to somebody else, who may cut it short at any moment: a process that touches a page of a map behind the new
-end dies of SIGBUS, however it has looked before. `preadv` reads less then, and says so. It is one copy, after which
-the caller can change nothing of what has been checked; and a hole in the file costs no memory when it is read.
+The caller may truncate it at any moment: a process that touches a mapped page behind the new end dies of SIGBUS,
+whatever it has checked before. `preadv` returns less instead. It copies once, after which the caller can change
+nothing of what was checked; and reading a hole in the file takes no memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MAX_KEY_BYTES: Final = 255
 
 
 def file_of(key: str) -> Path:
-    """Return the file of shared memory.
+    """Return the file of a shared memory object.
 
     Args:
         key: Its name, as `shm_open` takes it.
 
     Raises:
-        InvalidInput: It is none; other files of the machine cannot be named.
+        InvalidInput: The key is invalid; it can name no other files of the machine.
     """
     name = key.removeprefix("/")
     fits = 0 < len(os.fsencode(name)) <= _MAX_KEY_BYTES and "/" not in name and "\0" not in name
@@ -42,10 +42,10 @@ def file_of(key: str) -> Path:
 
 
 class OpenMemory:
-    """One file, open for as long as somebody has this object.
+    """One file; it is open as long as this object exists.
 
     Attributes:
-        device, inode: Which file it is.
+        device, inode: The identity of the file.
     """
 
     __slots__ = ("_fd", "device", "inode")
@@ -54,13 +54,13 @@ class OpenMemory:
         """Open it.
 
         Raises:
-            InvalidInput: It cannot be, or is no plain file.
+            InvalidInput: It cannot be opened, or is not a regular file.
             Overloaded: This process has no descriptor left.
         """
         self._fd = -1
         path = file_of(key)
         try:
-            # Not a pipe that waits for its other end, and nothing that a link names.
+            # Without blocking on a FIFO, and without following symbolic links.
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             raise _unopened(key, "there is no such shared memory") from None
@@ -81,17 +81,17 @@ class OpenMemory:
 
     @property
     def size_bytes(self) -> int:
-        """How long it is now; 0 once its owner has removed it."""
+        """Its present length; 0 once its owner has removed it."""
         status = os.fstat(self._fd)
         return status.st_size if status.st_nlink else 0
 
     @property
     def linked(self) -> bool:
-        """Whether it still has a name: its owner has not removed it."""
+        """Whether it still has a name; if not, its owner has removed it."""
         return os.fstat(self._fd).st_nlink > 0
 
     def read(self, begin: int, size_bytes: int) -> memoryview | None:
-        """Return a copy of a part of it; None if it ends before the part does."""
+        """Return a copy of a part; None if the file ends before the part does."""
         content = np.empty(size_bytes, np.uint8).data
         at = 0
         while at < size_bytes:
@@ -102,7 +102,7 @@ class OpenMemory:
         return content
 
     def write(self, begin: int, content: memoryview) -> bool:
-        """Write a part of it; False if it ends before the part does, and it is not made longer."""
+        """Write a part; False if the file ends before the part does, in which case it is not extended."""
         if self.size_bytes < begin + len(content):
             return False
         at = 0

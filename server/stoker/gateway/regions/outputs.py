@@ -1,4 +1,4 @@
-"""Outputs that go into regions of the caller."""
+"""Outputs that are written into regions of the caller."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Places"]
 
 
 class Places:
-    """Where the outputs of one request go."""
+    """Where the outputs of one request are written."""
 
     __slots__ = ("_batched", "_regions", "_registered", "_request")
 
@@ -32,12 +32,12 @@ class Places:
     ) -> None:
         """Made by `of`."""
         self._regions, self._batched, self._registered = regions, batched, registered
-        # Without the inputs: they are as large as the answer, and have been taken.
+        # Without the inputs: they are as large as the answer, and have been copied.
         self._request = replace(request, inputs={})
 
     @classmethod
     def of(cls, regions: Regions, request: InferRequest, *, batched: bool) -> Places | None:
-        """The places of a request when it comes, so that a wrong one is told before it runs; None if it names none.
+        """The destinations of a request, checked before it runs; None if its outputs name no regions.
 
         Args:
             regions: The regions.
@@ -45,7 +45,7 @@ class Places:
             batched: Whether the first axis of its outputs is the batch.
 
         Raises:
-            InvalidInput: A region is unknown, or does not have that part.
+            InvalidInput: A region is unknown, or does not have the part.
         """
         registered = {
             wanted.name: regions.check(wanted.span)
@@ -55,10 +55,10 @@ class Places:
         return cls(regions, request, registered, batched=batched) if registered else None
 
     def write(self, outputs: Mapping[str, np.ndarray]) -> InferRequest:
-        """Write the outputs; returns the request, without its inputs, for the rest of its answer.
+        """Write the outputs; returns the request without its inputs, which is what the rest of the answer needs.
 
         Raises:
-            InvalidInput: An output does not fit, of which none has been written then; or a region has gone.
+            InvalidInput: An output does not fit, in which case none has been written; or a region has been removed.
         """
         contents: list[tuple[RegionOutput, memoryview]] = []
         for wanted in self._request.wanted:
@@ -80,7 +80,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     if array.dtype == object:
         return memoryview(to_raw(array))
     if not array.size:
-        # Such a view cannot be cast.
+        # A view of this kind cannot be cast.
         return memoryview(b"")
     plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return plain.reshape(-1).view(np.uint8).data

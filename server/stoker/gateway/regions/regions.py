@@ -17,13 +17,13 @@ from stoker.wire.oip_regions import RegionSpan
 __all__ = ["MAX_REGIONS", "Reader", "Regions", "is_local"]
 
 MAX_REGIONS: Final = 512
-"""Each is an open file of each frontend that has used it."""
+"""Each frontend that has used a region keeps its file open."""
 _MAX_NAME_BYTES: Final = 256
 _MOST: Final = 1 << 62
 
 
 def is_local(address: str) -> bool:
-    """Whether a peer at this address is on this machine."""
+    """Whether a peer with this address is on this machine."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -34,24 +34,24 @@ def is_local(address: str) -> bool:
 
 
 class _Memory(Protocol):
-    """Memory of a caller that this process has open, of whatever kind."""
+    """A caller's memory that this process has open, on the host or on a GPU."""
 
     @property
     def linked(self) -> bool:
         """Whether its owner has not removed it."""
 
     def read(self, begin: int, size_bytes: int) -> memoryview | None:
-        """Return a copy of a part of it; None if it ends before the part does."""
+        """Return a copy of a part; None if it ends before the part does."""
 
     def write(self, begin: int, content: memoryview) -> bool:
-        """Write a part of it; False if it ends before the part does."""
+        """Write a part; False if it ends before the part does."""
 
 
 class Regions:
-    """What is registered with all frontends, and the memory of it that this one has open.
+    """The regions that are registered with the server, and those that this frontend has open.
 
     Args:
-        table: What is registered.
+        table: The table of registered regions.
         needs_admin: Whether registering takes the admin key.
         anywhere: Whether callers on other machines may use regions.
         cuda: Opens memory of GPUs.
@@ -76,14 +76,14 @@ class Regions:
         self._open: dict[int, _Memory] = {}
 
     def serves(self, address: str) -> bool:
-        """Whether a peer at this address may use regions."""
+        """Whether a peer with this address may use regions."""
         return self.anywhere or is_local(address)
 
     def check_peer(self, address: str) -> None:
         """Refuse a peer that may not use regions.
 
         Raises:
-            Forbidden: It is on another machine.
+            Forbidden: The peer is on another machine.
         """
         if not self.serves(address):
             raise Forbidden(
@@ -94,9 +94,9 @@ class Regions:
         """Register a region.
 
         Raises:
-            RegionTaken: There is one of this name, or there are too many.
+            RegionTaken: The name is in use, or there are too many regions.
             MalformedBody: The name is too long, or a number is negative.
-            InvalidInput: The shared memory cannot be opened, or is shorter.
+            InvalidInput: The shared memory cannot be opened, or is shorter than the region.
         """
         self.check_new(name, size_bytes, offset_bytes)
         memory = OpenMemory(key)
@@ -106,11 +106,11 @@ class Regions:
                 f"failed to register shared memory region {quoted(name)}: it would end at byte "
                 f"{offset_bytes + size_bytes}, and {quoted(key)} has {has_bytes}"
             )
-        # This process opens it again when it is used: many more may be registered.
+        # Closed again until it is used: more may be registered than this process may have open.
         self._add(name, size_bytes, FilePlace(key, offset_bytes, memory.device, memory.inode))
 
     def register_cuda(self, name: str, memory: CudaMemory) -> None:
-        """Register a region of a GPU's memory, as `CudaDevices.open` has opened it.
+        """Register a region on a GPU that `CudaDevices.open` has opened.
 
         Raises:
             RegionTaken, MalformedBody: As `register`.
@@ -119,10 +119,10 @@ class Regions:
         self._open[self._add(name, memory.size_bytes, memory.place)] = memory
 
     def check_new(self, name: str, size_bytes: int, offset_bytes: int = 0) -> None:
-        """Refuse a region that cannot be registered whatever its memory is.
+        """Refuse a region that cannot be registered, whatever memory it is.
 
         Raises:
-            RegionTaken: There is one of this name.
+            RegionTaken: The name is in use.
             MalformedBody: The name is too long, or a number is negative or larger than any memory.
         """
         if not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_BYTES:
@@ -150,7 +150,7 @@ class Regions:
         return numbers[0]
 
     def unregister(self, name: str | None, kind: type[Place] = FilePlace) -> None:
-        """Let a region go, or all of its kind; one that is not registered is none to let go."""
+        """Unregister a region, or all of its kind; a region that is not registered is no error."""
 
         def remove(registered: dict[str, Registration], _: int) -> None:
             for entry in list(registered.values()):
@@ -162,7 +162,7 @@ class Regions:
         self._close_gone()
 
     def status(self, name: str | None) -> list[dict[str, Any]]:
-        """Return what is registered of system shared memory, or one region of it, in the words of the protocol.
+        """Return the registered regions of system shared memory, or one of them, in the form of the protocol.
 
         Raises:
             NotFound: There is no such region.
@@ -179,7 +179,7 @@ class Regions:
         ]
 
     def cuda_status(self, name: str | None) -> list[dict[str, Any]]:
-        """Return the same of memory of GPUs.
+        """Return the registered regions on GPUs, or one of them, in the form of the protocol.
 
         Raises:
             NotFound: There is no such region.
@@ -201,7 +201,7 @@ class Regions:
         return [entry for entry in self._table.registered.values() if isinstance(entry.place, kind)]
 
     def cold_devices(self) -> set[int]:
-        """GPUs of whose memory some is registered, and which this process has not used yet; each is told once."""
+        """The GPUs with registered regions that this process has not used yet; each is returned once."""
         return self.cuda.cold(
             {
                 entry.place.device_id
@@ -211,9 +211,9 @@ class Regions:
         )
 
     def look(self) -> None:
-        """Let regions go whose owners have removed them; to be called once a second.
+        """Unregister regions whose owners have removed them; to be called once a second.
 
-        Nobody else could ever use what has no name any more, and this server would hold its memory.
+        Nobody else can open memory that has no name any more, and this server would keep it allocated.
         """
         gone = {entry.number for entry in self._table.registered.values() if not _is_there(entry)}
         if gone:
@@ -224,7 +224,7 @@ class Regions:
         """Return a copy of a part of a region.
 
         Raises:
-            InvalidInput: There is no such region, it does not have this part, or its owner has cut it off.
+            InvalidInput: The region is unknown, does not have this part, or was truncated by its owner.
         """
         entry, memory = self._find(span)
         content = memory.read(_begin(entry) + span.offset_bytes, span.size_bytes)
@@ -233,10 +233,10 @@ class Regions:
         return content
 
     def check(self, span: RegionSpan) -> Registration:
-        """Return the registration of a region that has a part.
+        """Return the registration of a region that has this part.
 
         Raises:
-            InvalidInput: There is no such region, or it does not have this part.
+            InvalidInput: The region is unknown, or does not have this part.
         """
         return self._find(span)[0]
 
@@ -244,12 +244,13 @@ class Regions:
         """Write into a part of a region.
 
         Args:
-            span: The part; the content may be shorter.
-            content: Bytes.
-            registration: What `check` has said when the request came: a later region of the same name is another.
+            span: The part; `content` may be shorter.
+            content: The bytes.
+            registration: The result of `check` when the request came: a region that was registered later under the
+                same name is not written.
 
         Raises:
-            InvalidInput: As `check`; or its owner has cut it off, or another has the name.
+            InvalidInput: As `check`; or it was truncated by its owner, or the name belongs to another region now.
         """
         entry, memory = self._find(span)
         if entry.number != registration.number:
@@ -280,13 +281,16 @@ class Regions:
         return entry, memory
 
     def _opened(self, entry: Registration) -> _Memory | None:
-        """The memory of a region that another frontend has registered; None where it is another one by now."""
+        """The memory of a region that another frontend has registered.
+
+        None if it is not the registered file any more.
+        """
         memory: _Memory
         if isinstance(entry.place, CudaPlace):
             memory = self.cuda.open(entry.place, entry.size_bytes)
         else:
             memory = OpenMemory(entry.place.key)
-            # Since then somebody else may have made shared memory of that name.
+            # Since the registration somebody may have created other shared memory of this name.
             if (memory.device, memory.inode) != (entry.place.device, entry.place.inode):
                 return None
         self._open[entry.number] = memory
@@ -307,11 +311,11 @@ class Regions:
 
 
 class Reader:
-    """The regions that one request reads, and how much that may be.
+    """Reads the regions of one request, up to a total size.
 
     Args:
-        regions: All of them.
-        most_bytes: The most that its inputs may have together.
+        regions: The regions of the server.
+        most_bytes: The most that the request's inputs may have together.
     """
 
     __slots__ = ("_left_bytes", "_most_bytes", "_regions")
@@ -324,7 +328,7 @@ class Reader:
         """Return a copy of a part of a region.
 
         Raises:
-            BodyTooLarge: The inputs are longer than a body may be.
+            BodyTooLarge: The inputs are larger than a body may be.
             InvalidInput: As `Regions.read`.
         """
         self._left_bytes -= span.size_bytes
@@ -338,7 +342,7 @@ class Reader:
 def _is_there(entry: Registration) -> bool:
     place = entry.place
     if isinstance(place, CudaPlace):
-        # CUDA has nothing that says it.
+        # CUDA has no flag for it.
         return True
     with contextlib.suppress(OSError):
         status = file_of(place.key).lstat()
@@ -347,7 +351,7 @@ def _is_there(entry: Registration) -> bool:
 
 
 def _begin(entry: Registration) -> int:
-    """Where a region begins in its memory."""
+    """The offset of a region in its memory."""
     return entry.place.offset_bytes if isinstance(entry.place, FilePlace) else 0
 
 

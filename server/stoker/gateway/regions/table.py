@@ -1,7 +1,7 @@
-"""Which regions of callers are registered: a table in shared memory that all frontends have.
+"""The table of registered regions, in shared memory of all frontends.
 
-A change is made by one process at a time: it writes the whole table beside the one that holds, and then counts. So
-who looks compares one number, and a process that dies amid a change has changed nothing.
+One process at a time changes it: it writes the whole table into the half of the memory that is not in use, and then
+increments a counter. So a reader compares one number, and a process that dies during a change has changed nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import orjson
 __all__ = ["CudaPlace", "FilePlace", "Place", "RegionTable", "Registration"]
 
 _TABLE_BYTES: Final = 4 << 20
-"""Room for all regions there may be, with the longest names in the longest way to write them."""
+"""Room for the largest number of regions, with the longest names in their longest encoding."""
 _HEAD_BYTES: Final = 4096
 _CHANGES, _SIZES = 0, 1
-"""Words of the head: how often the table was changed, and the length of each of the two."""
+"""Words of the header: the number of changes, and the length of each half."""
 
 
 class FilePlace(NamedTuple):
     """Where a region of system shared memory is.
 
     Attributes:
-        key: The name of the shared memory, as `shm_open` takes it.
-        offset_bytes: Where the region begins in that.
-        device, inode: Which file that was.
+        key: The name of the shared memory object, as for `shm_open`.
+        offset_bytes: Where the region begins in it.
+        device, inode: The identity of the file when it was registered.
     """
 
     key: str
@@ -40,11 +40,11 @@ class FilePlace(NamedTuple):
 
 
 class CudaPlace(NamedTuple):
-    """Where a region of a GPU's memory is: it begins with the allocation.
+    """Where a region on a GPU is: at the start of an allocation.
 
     Attributes:
-        handle: CUDA's handle of the allocation, in Base64.
-        device_id: The GPU, by its number in CUDA.
+        handle: CUDA's IPC handle of the allocation, in Base64.
+        device_id: The GPU's number in CUDA.
     """
 
     handle: str
@@ -60,9 +60,9 @@ class Registration(NamedTuple):
     """A region that a caller has registered.
 
     Attributes:
-        number: Its own, also where a later one has the same name.
-        name: What callers call it.
-        size_bytes: How long it is.
+        number: Unique, also among later regions of the same name.
+        name: The region's name.
+        size_bytes: Its length.
         place: Where it is.
     """
 
@@ -72,12 +72,12 @@ class Registration(NamedTuple):
     place: Place
 
     def written(self) -> tuple[object, ...]:
-        """What the table has of it; see `read`."""
+        """The registration as it stands in the table; see `read`."""
         return (self.number, self.name, self.size_bytes, _NAMES[type(self.place)], tuple(self.place))
 
     @classmethod
     def read(cls, number: int, name: str, size_bytes: int, kind: str, place: list[Any]) -> Registration:
-        """Return what `written` has written."""
+        """Return the registration that `written` has encoded."""
         return cls(number, name, size_bytes, _KINDS[kind](*place))
 
 
@@ -85,11 +85,11 @@ class RegionTable:
     """One process's view of the table.
 
     Args:
-        fd: Shared memory, which the table owns; new memory has nothing registered.
+        fd: Shared memory, owned by the table from now on; new memory has no regions.
     """
 
     def __init__(self, fd: int) -> None:
-        # Kept open: closing any descriptor of a file gives up the locks that the process has on it.
+        # Kept open: closing any descriptor of a file releases the locks that the process has on it.
         self._fd = fd
         os.ftruncate(fd, _HEAD_BYTES + 2 * _TABLE_BYTES)
         self._memory = memoryview(mmap.mmap(fd, _HEAD_BYTES + 2 * _TABLE_BYTES))
@@ -99,10 +99,10 @@ class RegionTable:
 
     @property
     def registered(self) -> Mapping[str, Registration]:
-        """What is registered now, by name."""
+        """The registered regions by name."""
         while (changes := self._head[_CHANGES]) != self._seen:
             content = bytes(self._half(changes)[: self._head[_SIZES + changes % 2]])
-            # Two changes later this half is written again.
+            # Two changes later this half is overwritten.
             if self._head[_CHANGES] == changes:
                 listed = orjson.loads(content) if content else []
                 self._known = {entry[1]: Registration.read(*entry) for entry in listed}
@@ -110,11 +110,11 @@ class RegionTable:
         return self._known
 
     def change(self, make: Callable[[dict[str, Registration], int], None]) -> None:
-        """Change the table, as seen by all processes at once.
+        """Change the table, atomically for all processes.
 
         Args:
-            make: Changes what is registered by name, given a number that no region has had; what it raises is raised,
-                and nothing has been changed then.
+            make: Called with the registrations by name, which it changes, and with an unused number; if it raises,
+                nothing is changed, and the error is passed on.
         """
         with self._locked():
             changes = self._head[_CHANGES]
@@ -131,7 +131,7 @@ class RegionTable:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # Of the process, not of the descriptor, which came from the supervisor and is the same for all.
+        # A lock of the process, not of the open file: the descriptor came from the supervisor and is shared by all.
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
         try:
             yield

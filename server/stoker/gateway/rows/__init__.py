@@ -1,1 +1,1 @@
-"""The shared rows of one device process: leased, filled, told, and given back."""
+"""The rows of a device process as a frontend uses them: leased, filled, queued, read, and freed."""

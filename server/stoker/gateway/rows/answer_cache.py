@@ -1,4 +1,4 @@
-"""Answers that a frontend keeps of one version of a model: the same rows have the same answer."""
+"""A frontend's cache of the answers of one version of a model: the same rows have the same answer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["AnswerCache", "KeptAnswer"]
 
 _DIGEST_BYTES: Final = 16
 _ENTRY_BYTES: Final = 768
-"""What an entry takes beside its outputs: its key, its place in the order, an object and a list for each output."""
+"""Memory of an entry beside its outputs: its key, its place in the order, an object and a list for each output."""
 
 
 class KeptAnswer(NamedTuple):
-    """An answer as the model gave it, before any protocol has written it.
+    """A cached answer as the model gave it, independent of protocols.
 
     Attributes:
         rows: How many rows the request had.
-        outputs: The outputs; nobody writes into them.
-        size_bytes: What it takes.
+        outputs: The outputs; they must not be written to.
+        size_bytes: How much memory the entry takes.
     """
 
     rows: int
@@ -34,7 +34,7 @@ class KeptAnswer(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, outputs: SlicedAnswer) -> KeptAnswer:
-        """Keep the outputs of a request."""
+        """Copy the outputs of a request."""
         size_bytes = _ENTRY_BYTES
         for array in outputs.arrays:
             array.flags.writeable = False
@@ -45,14 +45,14 @@ class KeptAnswer(NamedTuple):
 
 
 class AnswerCache:
-    """Answers by what was asked, those that were asked for longest ago forgotten first.
+    """Answers by request; the least recently used ones are dropped first.
 
-    What was asked is told apart by 128 bits of BLAKE2b with a key that this process alone knows: nobody can look for
-    two requests with one digest, and by chance there are none.
+    Requests are identified by 128 bits of BLAKE2b with a key that only this process knows, so nobody can construct
+    two requests with one digest, and chance does not produce them.
 
     Args:
-        max_bytes: The most that the answers take.
-        note_size: Told what they take, whenever that changes, and how many were forgotten for it.
+        max_bytes: The most memory that all answers take.
+        note_size: Called with the memory in use whenever it changes, and with how many answers were dropped for it.
     """
 
     def __init__(self, max_bytes: int, note_size: Callable[[int, int], None]) -> None:
@@ -66,9 +66,9 @@ class AnswerCache:
         return len(self._answers)
 
     def key_of_rows(self, rows: Sequence[np.ndarray]) -> bytes:
-        """Return what stands for rows of all inputs, each `[n, *row_shape]` of its input's dtype, contiguous.
+        """Return the key of rows: one array per input, `[n, *row_shape]` of the input's dtype, contiguous.
 
-        Shapes and dtypes of rows are the model's, so their contents and *n* say all.
+        Row shapes and dtypes are the model's, so the contents and *n* identify the rows.
         """
         digest = self._empty_hash.copy()
         digest.update(len(rows[0]).to_bytes(8, "little"))
@@ -77,20 +77,20 @@ class AnswerCache:
         return digest.digest()
 
     def key_of_body(self, body: bytes | memoryview) -> bytes:
-        """Return what stands for a body."""
+        """Return the key of a body."""
         digest = self._empty_hash.copy()
         digest.update(body)
         return digest.digest()
 
     def find(self, key: bytes) -> KeptAnswer | None:
-        """Return the answer to what was asked before, if it is kept."""
+        """Return the cached answer to this request, if there is one."""
         answer = self._answers.get(key)
         if answer is not None:
             self._answers.move_to_end(key)
         return answer
 
     def keep(self, key: bytes, answer: KeptAnswer) -> None:
-        """Keep an answer, and forget others for it; one that is larger than all may be is not kept."""
+        """Add an answer, dropping others to make room; an answer larger than the whole cache is not added."""
         if answer.size_bytes > self.max_bytes:
             return
         known = self._answers.pop(key, None)
@@ -106,7 +106,7 @@ class AnswerCache:
         self._note_size(self.size_bytes, evicted)
 
     def clear(self) -> None:
-        """Forget all: what has given them has gone, and what comes instead of it may answer otherwise."""
+        """Drop all answers: the replica that gave them has gone, and its successor may answer differently."""
         self._answers.clear()
         self.size_bytes = 0
         self._note_size(0, 0)

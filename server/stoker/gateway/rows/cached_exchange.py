@@ -1,4 +1,4 @@
-"""An exchange that answers what was asked before by itself."""
+"""An exchange with a cache: requests that were asked before are answered without the device."""
 
 from __future__ import annotations
 
@@ -25,38 +25,41 @@ _OK = 200
 
 
 class CachedExchange(Exchange):
-    """An exchange in front of which there is a cache of answers; several replicas may share it.
+    """An exchange behind a cache of answers, which the replicas of a model may share.
 
-    What dialects have decoded is what is compared, and what the model has given is what is kept: all protocols share
-    the answers, and write each in their own way.
+    Decoded inputs are compared and raw outputs are kept, so all protocols share the answers, and each encodes them
+    in its own form.
     """
 
     def __init__(
         self, arena: Arena, doorbell: socket.socket, cache: AnswerCache, metrics: ModelMetrics, **how: Any
     ) -> None:
-        """Join one end of a doorbell.
+        """Create it for one end of a doorbell.
 
         Args:
             arena: The rows.
             doorbell: The frontend's end.
-            cache: The answers.
-            metrics: Counts what is found there.
+            cache: The cached answers.
+            metrics: Counts hits and misses.
             **how: As for `Exchange`.
         """
         super().__init__(arena, doorbell, **how)
         self._cache, self._metrics = cache, metrics
-        # What is asked has to be known before it has a row.
+        # The key of a request has to be computed before it gets a row.
         self._row_memory = None
         self._keys: dict[Ticket, bytes] = {}
-        """What the requests have asked that the device is to answer."""
+        """The cache keys of the requests that the device is to answer."""
 
     def refusal(self, ticket: Ticket) -> StokerError | None:
-        """None: only when a request has been decoded it is known whether it needs a row, and could be refused."""
+        """None: whether a request needs a row, and so could be refused, is known only after it is decoded."""
         del ticket
         return None
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
-        """Answer a request, or queue its rows; see `Exchange.submit`. Those that flow in slices are always run."""
+        """Answer a request from the cache, or queue its rows; see `Exchange.submit`.
+
+        Sliced requests are never cached.
+        """
         if len(rows[0]) > self._feeding.share_rows:
             self._check_taken(ticket)
             super().submit(ticket, rows)
@@ -70,7 +73,7 @@ class CachedExchange(Exchange):
                 for values, spec in zip(rows, self.arena.signature.inputs, strict=True)
             ]
         except FloatingPointError:
-            # It refuses them in its words.
+            # Its error messages are those of the base class.
             super().submit(ticket, rows)
             return
         key = self._cache.key_of_rows(exact)
@@ -86,7 +89,7 @@ class CachedExchange(Exchange):
         if self._bodies:
             request = ScriptRequest.unpack(bytes(body))
             if request.head is not None:
-                # Two requests with the same headers are not to be had.
+                # Two requests never have the same headers.
                 self._check_taken(ticket)
                 super().submit_body(ticket, body)
                 return
@@ -103,7 +106,7 @@ class CachedExchange(Exchange):
         super().close()
 
     def _answered(self, ticket: Ticket, key: bytes, since_ns: int) -> bool:
-        """Answer with what is kept, if it is."""
+        """Answer from the cache if possible; returns whether it was."""
         answer = self._cache.find(key)
         now_ns = self._clock_ns()
         self._metrics.count_cache(now_ns - since_ns, found=answer is not None)
@@ -117,14 +120,14 @@ class CachedExchange(Exchange):
         return True
 
     def _check_taken(self, ticket: Ticket) -> None:
-        """Refuse a request that is not answered here, if the device could not take it."""
+        """Refuse a request that is not in the cache if the device could not take it."""
         refusal = super().refusal(ticket)
         if refusal is not None:
             raise refusal
 
     def _finish(self, ticket: Ticket) -> None:
         key = self._keys.pop(ticket, None)
-        # Before the ticket is told: its rows are free then.
+        # Before the ticket completes, which frees its rows.
         if key is not None and ticket.is_open and not any(self._outcome[row] for row in ticket.row_numbers):
             self._keep(key, ticket)
         super()._finish(ticket)
@@ -146,6 +149,6 @@ class CachedExchange(Exchange):
 
 
 def _is_good(answer: bytes) -> bool:
-    """Whether a script has answered with 200, and not failed."""
+    """Whether an entry script has answered with 200, and has not failed."""
     read = ScriptAnswer.unpack(answer)
     return read.status == _OK and not read.failed

@@ -1,4 +1,4 @@
-"""Rows that a burst has used and nobody has needed since: the memory that they keep is given back."""
+"""Returns the memory of rows that a burst of load has used and that have not been needed since."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Cooling"]
 
 _COOLING_NS: Final = 1_000_000_000
 _WARM_ROWS: Final = 64
-"""So many rows beside those in use keep the memory that they have."""
+"""This many rows beside those in use keep their memory."""
 
 
 class Cooling:
-    """Gives back the memory of an arena's rows, one at a time.
+    """Returns the memory of an arena's free rows to the system, one row at a time.
 
     Args:
         arena: The rows.
@@ -27,10 +27,10 @@ class Cooling:
         self._since_ns = now_ns
 
     def cool(self, free: list[int], now_ns: int) -> None:
-        """Give back the memory of one row, if nobody has needed it for a second.
+        """Return the memory of one row that has not been needed for a second.
 
         Args:
-            free: The rows that are not leased: they are leased from the end, and come back there.
+            free: The free rows; they are leased from the end of the list, and put back there.
             now_ns: The time on the exchange's clock.
         """
         self._untouched_rows = min(self._untouched_rows, len(free))

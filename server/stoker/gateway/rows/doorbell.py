@@ -1,6 +1,6 @@
-"""The frontend's end of a doorbell: a stream of row numbers to a device process, and of those that are done back.
+"""The frontend's end of a doorbell: sends the numbers of queued rows, and receives those of done rows.
 
-Nothing here blocks. Numbers that a full doorbell did not take go out when it is writable again.
+Nothing here blocks. Numbers for which the socket has no room are sent when it is writable again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _READ_BYTES: Final = 1 << 14
 
 
 class Doorbell:
-    """One end of a stream socketpair that carries nothing but int32 row numbers, native byte order.
+    """One end of a stream socketpair that carries int32 row numbers in native byte order.
 
     Args:
-        end: The end; it is the doorbell's from now on.
+        end: The socket; owned by the doorbell from now on.
         loop: The event loop.
-        on_rung: Called by the loop when there is something to `hear`.
+        on_rung: Called by the loop when there are numbers for `hear`.
 
     Attributes:
         socket: The end.
-        unsent: Bytes of numbers that a full doorbell has not taken yet.
+        unsent: Bytes of numbers for which the socket had no room yet.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Doorbell:
         loop.add_reader(end.fileno(), on_rung)
 
     def ring(self, numbers: list[int]) -> None:
-        """Send row numbers, now or as soon as they are taken."""
+        """Send row numbers, now or as soon as there is room."""
         data = array("i", numbers).tobytes()
         if self.unsent:
             self.unsent += data
@@ -57,7 +57,7 @@ class Doorbell:
             self._loop.remove_writer(self.socket.fileno())
 
     def hear(self) -> list[int] | None:
-        """Return the row numbers that have come; None if the other end is closed."""
+        """Return the row numbers that have arrived; None if the other end is closed."""
         try:
             data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -73,7 +73,7 @@ class Doorbell:
         return memoryview(data).cast("i").tolist()
 
     def close(self) -> None:
-        """Leave the loop and close the end."""
+        """Remove the socket from the loop, and close it."""
         self._loop.remove_reader(self.socket.fileno())
         if self.unsent:
             self._loop.remove_writer(self.socket.fileno())

@@ -1,11 +1,11 @@
-"""The frontend's side of an arena: lease rows, submit them, hear when they are done.
+"""The frontend's side of an arena: leases rows, submits them, and completes requests whose rows are done.
 
 The frontend sends the rows that it queued during one turn of its event loop in one `send` through the doorbell; the
 device answers with the rows that are done. Contract:
 
-- `submit` either takes a ticket and calls its `complete` exactly once, later, unless the ticket is
-  cancelled; or it raises and has taken nothing. What `complete` raises is logged, and goes no further: that
-  a caller has an answer then too is for `complete` to see to.
+- `submit` either takes a ticket and calls its `complete` exactly once, later, unless the ticket is cancelled; or it
+  raises and has taken nothing. What `complete` raises is only logged: `complete` itself has to make sure that the
+  caller gets an answer.
 - Nothing here blocks.
 - A row that a caller has given up stays leased until the device hands it back; then it is free.
 - When the device process dies (EOF), every ticket in flight completes with `DeviceLost`.
@@ -46,7 +46,7 @@ class Exchange:
     """Rows of one arena, on the frontend's side. Belongs to one event loop; not thread-safe.
 
     Attributes:
-        timeliness: Refuses what would be too late; None if all are taken while there are rows.
+        timeliness: Refuses requests that would be late; None if all are accepted while there are free rows.
     """
 
     def __init__(
@@ -59,25 +59,25 @@ class Exchange:
         loop: asyncio.AbstractEventLoop,
         by_target: bool = False,
     ) -> None:
-        """Join one end of a doorbell.
+        """Create it for one end of a doorbell.
 
         Args:
             arena: The rows.
-            doorbell: The frontend's end; it is the exchange's from now on.
+            doorbell: The frontend's end; owned by the exchange from now on.
             clock_ns: `time.monotonic_ns`.
             on_lost: Called once if the device process ends.
             loop: The event loop.
-            by_target: Whether only those requests are taken that are expected to be in time.
+            by_target: Whether requests are refused that are expected to miss their target.
 
         Raises:
-            RuntimeError: numpy's overflow is not an error in this context.
+            RuntimeError: numpy is not set to raise on overflow in this context.
         """
         check_overflows_raise()
         self.arena = arena
         self.lost, self.rows_done = False, 0
         self.timeliness = Timeliness(arena, clock_ns) if by_target else None
         self._clock_ns, self._on_lost, self._loop = clock_ns, on_lost, loop
-        # The last item is leased first, so that few rows are touched while load is low.
+        # The last item is leased first, so that few rows are touched under low load.
         self._free = list(range(arena.capacity - 1, -1, -1))
         self._tickets: list[Ticket | None] = [None] * arena.capacity
         self._queued, self._feeding = list[int](), Feeding(arena)
@@ -107,11 +107,11 @@ class Exchange:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is in it."""
+        """Whether it holds no requests."""
         return not self._feeding.tickets and len(self._free) == self.arena.capacity
 
     def refusal(self, ticket: Ticket) -> StokerError | None:
-        """The error for a request that cannot be taken, whatever it says; None if it may be read."""
+        """The error that would be raised for any request now; None if a request may be read."""
         if not self._free or (self._telling.several and self._telling.crowds(ticket, self._free)):
             return self.overloaded()
         return None if self.timeliness is None else self.timeliness.refusal(ticket, alone=self.idle)
@@ -185,17 +185,17 @@ class Exchange:
         self._enqueue(ticket)
 
     def overloaded(self) -> Overloaded:
-        """The error for a request that finds no free row, with a Retry-After from the measured service rate."""
+        """The error for a request that finds no free row; its Retry-After is from the measured service rate."""
         return all_taken(self.arena, self._rate, self.leased_rows)
 
     def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
-        """The error for a request that has missed its time, with when to come back where that is known."""
+        """The error for a request that has missed its target, with a Retry-After if one is known."""
         return DeadlineExceeded() if self.timeliness is None else self.timeliness.missed(lasts_ns, rows)
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
         self._feeding.sweep(now_ns)
-        # Most of the time a server has no request, and this is done many times a second.
+        # Most of the time there are no requests, and this is called many times a second.
         for number in np.flatnonzero(self.arena.deadline_ns <= now_ns).tolist() if self.leased_rows else ():
             ticket = self._tickets[number]
             if ticket is None or not ticket.is_open:
@@ -207,18 +207,18 @@ class Exchange:
             self._cooling.cool(self._free, now_ns)
 
     def fail_late(self, ticket: Ticket, number: int) -> None:
-        """Fail a request whose deadline has passed; a begin before it was queued is that of the row's last one."""
+        """Fail a request whose deadline has passed; a start before it was queued is of the row's former request."""
         ticket.fail(ticket.lateness(begun=self._bodies and self._started_ns[number] >= ticket.enqueued_ns))
 
     def close(self) -> None:
-        """Leave the arena; requests in flight complete with `DeviceLost`."""
+        """Close it; requests in flight complete with `DeviceLost`."""
         if self.lost:
             return
         self.lost = True
         self._doorbell.close()
         for ticket in dict.fromkeys((*self._feeding.tickets, *filter(None, self._tickets))):
             ticket.fail(device_lost())
-        # A ticket knows its exchange: from a circle, only a collection of garbage would free the arena.
+        # A ticket refers to its exchange: in a reference cycle only the garbage collector would free the arena.
         self._tickets = [None] * self.arena.capacity
 
     def give_up(self, ticket: Ticket) -> None:
@@ -231,7 +231,7 @@ class Exchange:
                 self._deadline_ns[number] = 0
 
     def _admit_one(self, ticket: Ticket, rows: Rows | None) -> None:
-        """`admit` for one row, in one piece: most requests have one. None if it lies in the next free row already."""
+        """`admit` for one row, without further calls; `rows` is None if it is in the next free row already."""
         if self.lost:
             raise device_restarting()
         free = self._free
@@ -247,7 +247,7 @@ class Exchange:
             if ticket.urgency is not None:
                 ticket.claim(1)
         except BaseException:
-            # What it held of its last request may be lost.
+            # The row may no longer hold the whole of its last request.
             self._finished_ns[number] = 0
             raise
         free.pop()
@@ -265,7 +265,7 @@ class Exchange:
         elif self._lone_rows < LONE_ROWS:
             self._lone_rows += 1
         else:
-            # Nothing is gained by waiting for the rest of this turn.
+            # There is nothing to wait for in the rest of this turn.
             self._doorbell.ring(ticket.row_numbers)
             self._wakefulness.begin(self, ticket.enqueued_ns)
             return
@@ -274,13 +274,13 @@ class Exchange:
         self._queued.append(number)
 
     def admit(self, ticket: Ticket, rows: Rows) -> None:
-        """Queue at once all rows of a request, or of a slice; their integers fit the inputs.
+        """Queue all rows of a request, or of a slice; their integers must have been checked to fit the inputs.
 
         Raises what `submit` does, but FloatingPointError where a number does not fit the input's dtype.
         """
         count = len(rows[0])
         self._lease(ticket, count)
-        # numpy would make an array of the list for each of its uses.
+        # numpy would convert the list to an array at each use.
         index = np.array(ticket.row_numbers)
         try:
             for stored, values in zip(self.arena.inputs, rows, strict=True):
@@ -311,7 +311,7 @@ class Exchange:
         del free[-count:]
 
     def _enqueue(self, ticket: Ticket) -> None:
-        """Take note of a ticket whose rows are whole, with their times."""
+        """Record a ticket whose rows are written, with their times."""
         numbers = ticket.row_numbers
         ticket.rows_left = ticket.rows
         if ticket.urgency is not None or self._telling.begun:
@@ -323,7 +323,7 @@ class Exchange:
         self._queued += numbers
 
     def ring(self) -> None:
-        """Tell the device at once what has been queued; else it is told at the end of the loop's turn."""
+        """Tell the device now what has been queued; otherwise that happens at the end of the loop's turn."""
         if self._queued and not self.lost:
             numbers, self._queued = self._queued, []
             self._doorbell.ring(numbers)
@@ -353,7 +353,7 @@ class Exchange:
             self._feeding.go_on()
 
     def _finish(self, ticket: Ticket) -> None:
-        """All rows are back: complete the ticket, then free them."""
+        """Complete a ticket all of whose rows are back, then free them."""
         numbers = ticket.row_numbers
         if ticket.is_open:
             last = numbers[-1]
@@ -374,7 +374,7 @@ class Exchange:
         self._free += numbers
 
     def _finish_together(self, tickets: list[Ticket]) -> None:
-        """`_finish` for tickets of one row each that did not fail."""
+        """`_finish` for tickets of one row each without errors."""
         numbers = [ticket.row_numbers[0] for ticket in tickets]
         for ticket, number in zip(tickets, numbers, strict=True):
             ticket.is_open = False
@@ -393,7 +393,7 @@ class Exchange:
         self._free += numbers
 
     def lose(self) -> None:
-        """Take note that the device process has ended: close, and tell the owner."""
+        """The device process has ended: close, and call `on_lost`."""
         if not self.lost:
             self.close()
             self._on_lost(self)

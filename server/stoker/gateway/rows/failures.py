@@ -1,4 +1,4 @@
-"""What callers are told where the rows of their request were not run."""
+"""The errors of requests whose rows were not run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["all_taken", "body_too_large", "device_lost", "device_restarting", "r
 
 
 def device_lost() -> DeviceLost:
-    """Return the error for a request that was with a device process when that ended."""
+    """Return the error for a request whose device process died while it had the rows."""
     return DeviceLost("The device process ended while it held this request.", retry_after_s=1)
 
 
 def device_restarting() -> DeviceLost:
-    """Return the error for a request that came after the device process had ended."""
+    """Return the error for a request that arrives while the device process restarts."""
     return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
 
 
@@ -54,7 +54,7 @@ def row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
 
     Args:
         arena: The rows.
-        ticket: The request that the row is of.
+        ticket: The request that the row belongs to.
         number: The row, whose outcome is not 0.
     """
     outcome = arena.outcome[number]

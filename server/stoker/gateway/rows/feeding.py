@@ -1,4 +1,4 @@
-"""Requests with more rows than one may hold at once: they flow through an arena slice by slice."""
+"""Requests with more rows than one request may hold at once: they go through an arena slice by slice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class SliceHolder(RowsHolder, Protocol):
-    """What is needed of the exchange through which requests flow."""
+    """The part of the exchange that sliced requests need."""
 
     @property
     def free_rows(self) -> int:
@@ -35,7 +35,7 @@ class SliceHolder(RowsHolder, Protocol):
 
 
 class _Slice(Ticket):
-    """Rows `start` and following of a large request."""
+    """Some rows of a large request, from row `start` on."""
 
     __slots__ = ("_feeding", "parent", "start")
 
@@ -48,19 +48,19 @@ class _Slice(Ticket):
 
     @property
     def target_ns(self) -> int:
-        """That of its request."""
+        """The target of the whole request."""
         return self.parent.target_ns
 
     def claim(self, rows: int) -> None:
-        """Nothing: its request has claimed the rows of all slices."""
+        """Does nothing: the whole request has claimed its rows from the quota."""
 
     def complete(self) -> None:
-        """Hand its answer to the request that it is a part of."""
+        """Pass the slice's answer to the whole request."""
         self._feeding.collect(self)
 
 
 class _Feed:
-    """What is still to be done for a large request."""
+    """The state of a large request: the rows that are still to be queued, and the slices in the arena."""
 
     __slots__ = ("answer", "exchange", "next_row", "rows", "rows_left", "slices")
 
@@ -76,38 +76,39 @@ class _Feed:
 class Feeding:
     """The large requests of one exchange.
 
-    One has at most two slices in the arena, one that is computed and one that waits. A slice is an eighth of the
-    arena, so a request holds a quarter of it and leaves room for others.
+    A large request has at most two slices in the arena: one that is computed, and one that waits. A slice is an
+    eighth of the arena, so the request holds at most a quarter and leaves room for others.
 
     Attributes:
-        share_rows: The most rows that a request may have to be queued whole; those with more are fed.
-        hungry: Those that wait for free rows for their next slice.
+        share_rows: The most rows that a request may have to be queued as a whole; larger ones are sliced.
+        hungry: The large requests that wait for free rows for their next slice.
     """
 
     def __init__(self, arena: Arena) -> None:
         self.share_rows = arena.capacity // 2
         self._slice_rows = max(1, arena.capacity // 8)
         self.hungry: deque[Ticket] = deque()
-        # Only these know the exchange: in a circle with it, nothing but a collection of garbage would free the arena
-        # of a device process that has ended.
+        # Only these refer to the exchange: in a reference cycle with it, only the garbage collector would free the
+        # arena of a device process that has ended.
         self._feeds: dict[Ticket, _Feed] = {}
 
     @property
     def tickets(self) -> list[Ticket]:
-        """The large requests that are under way."""
+        """The large requests in progress."""
         return list(self._feeds)
 
     def start(self, ticket: Ticket, rows: Rows, exchange: SliceHolder) -> None:
-        """Begin with two slices, if there is room for two.
+        """Queue the first two slices, if there is room for two.
 
         Raises:
-            Overloaded: There is not even room for one.
+            Overloaded: There is not even room for one slice.
             DeviceLost: The device process has died.
             FloatingPointError: A number does not fit the input's dtype.
         """
         exchange.check_room(self._slice_rows)
         specs = exchange.arena.signature.inputs
-        # All of it now: that a number does not fit is not to be found when half of the rows have been run.
+        # All rows are converted now: a number that does not fit must not be found when half of the rows have been
+        # run.
         feed = _Feed(
             exchange, [np.asarray(values, spec.dtype) for values, spec in zip(rows, specs, strict=True)]
         )
@@ -122,7 +123,7 @@ class Feeding:
             self.go_on()
 
     def go_on(self) -> None:
-        """Queue slices of those that wait, as far as there is room."""
+        """Queue further slices of waiting requests, as far as there is room."""
         while self.hungry:
             ticket = self.hungry[0]
             feed = self._feeds[ticket]
@@ -141,7 +142,7 @@ class Feeding:
                 ticket.fail(ticket.lateness(begun=False))
 
     def give_up(self, ticket: Ticket) -> None:
-        """Queue nothing more of a request, and let its slices that have not started not run."""
+        """Queue no more slices of a request, and cancel those that have not started."""
         feed = self._feeds.pop(ticket, None)
         if feed is not None:
             self._sate(ticket)
@@ -149,7 +150,7 @@ class Feeding:
                 piece.cancel()
 
     def collect(self, piece: _Slice) -> None:
-        """Take the answer of a slice; complete its request with the last one."""
+        """Add the answer of a slice; completes the request with its last one."""
         ticket = piece.parent
         feed = self._feeds[ticket]
         feed.slices.remove(piece)
@@ -168,7 +169,7 @@ class Feeding:
             del self._feeds[ticket]
             ticket.settle()
         elif feed.next_row < ticket.rows:
-            # The slice's rows are freed after this call; the next slice takes them then.
+            # The slice's rows are freed after this call, and the next slice takes them then.
             self.hungry.append(ticket)
 
     def _queue_slice(self, ticket: Ticket, feed: _Feed) -> _Slice:
@@ -178,7 +179,7 @@ class Feeding:
         feed.next_row = stop
         feed.slices.append(piece)
         if stop == ticket.rows:
-            # Both of its slices may have come back before this one, the last, was queued.
+            # Both slices may have come back before this one, the last, was queued.
             self._sate(ticket)
         return piece
 
@@ -187,6 +188,6 @@ class Feeding:
 
 
 def _fail(ticket: Ticket, error: Exception) -> None:
-    """Fail a request that a fault of ours would leave without an answer."""
+    """Fail a request after an internal error, which would otherwise leave it unanswered."""
     logger.error("a slice of a large request failed", exc_info=error)
     ticket.fail(unforeseen(error))

@@ -1,4 +1,4 @@
-"""Rows of requests that have been answered, which still hold them."""
+"""Free rows that still hold the request that they had last, and its answer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LOOKED_AT: Final = 4
 
 
 def done_since(arena: Arena, free: Sequence[int], since_ns: int, most: int) -> list[int]:
-    """Free rows whose last request the device has answered after a time, those first that were freed last.
+    """Free rows whose last request was answered after a given time, in the order in which they were freed.
 
-    Until another request leases it, such a row holds what it was queued with and its answer. Long rows of bytes
-    have given their memory back, and are left out; so are rows in which something else was read in vain.
+    Until another request leases it, a free row still holds its inputs and outputs. Left out are rows of long
+    variable data, whose memory has been returned, and rows into which a body was decoded but not queued.
 
     Args:
         arena: The rows.
-        free: The numbers of those that are free, in the order in which they were freed.
+        free: The numbers of the free rows, in the order in which they were freed.
         since_ns: The time, as `time.monotonic_ns`.
-        most: How many at most; four times as many free rows are looked at.
+        most: How many rows at most; four times as many free rows are examined.
     """
     latest = free[: -_LOOKED_AT * most - 1 : -1]
     found = [
@@ -32,6 +32,6 @@ def done_since(arena: Arena, free: Sequence[int], since_ns: int, most: int) -> l
 
 
 def without_past(arena: Arena, numbers: list[int]) -> list[int]:
-    """Return rows whose request could not be queued: what they held of their last ones may have been written over."""
+    """Free rows whose request could not be queued; what they held before may have been overwritten."""
     arena.finished_ns[numbers] = 0
     return numbers

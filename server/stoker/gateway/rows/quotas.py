@@ -1,8 +1,8 @@
-"""What callers with limits may still send: token buckets of rows and of device time.
+"""Quotas of callers with limits: token buckets of rows and of device time.
 
-Each frontend has buckets of its own. How much of them is drawn it reads, for each request of such a caller, from the
-shared counters: the rows that all frontends have let in, and the time that all device processes have spent. So there
-is nothing to divide among frontends, and nothing is lost with one that ends.
+Each frontend has buckets of its own. For each request of such a caller it computes what has been drawn from the
+shared counters: rows that all frontends have admitted, and device time that all device processes have spent. So
+nothing has to be divided among frontends, and nothing is lost when one ends.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_NS", "Quota", "Quotas"]
 
 LOOK_NS: Final = 50_000_000
-"""So often all buckets are looked at, whoever asks; see `Quotas.look`."""
+"""How often all buckets are updated even without requests; see `Quotas.look`."""
 _SLACK_NS: Final = 2 * LOOK_NS
-"""So much longer a caller waits where another frontend may know less of what has flowed in."""
+"""How much longer a caller has to wait because other frontends may know less of what has flowed in."""
 _MS_NS: Final = 1_000_000
 _S_NS: Final = 1_000_000_000
 _ROWS: Final = "rows"
 _DEVICE_MS: Final = "device-ms"
 _TOLD: Final = (200, 413, 429)
-"""Of answers with other statuses the caller's limit is no matter."""
+"""Statuses whose answers tell the caller's limits."""
 
 
 class Quota:
-    """What one caller may still send, as one frontend knows it.
+    """What one caller may still send, as known to one frontend.
 
     Args:
-        terms: The caller, who has a limit.
-        usage: What callers have had of all processes.
-        counts: What this frontend counts of callers.
+        terms: The caller, with limits.
+        usage: The shared counters of what callers have used.
+        counts: This frontend's counters of callers.
         clock_ns: `time.monotonic_ns`.
-        slack_ns: By how much what other frontends know may be behind.
-        rows, device_ns: What the caller had had when the buckets were full: those of all frontends begin as one, so
-            what another one has let in since is drawn from these.
+        slack_ns: How far other frontends' knowledge of the buckets may lag behind.
+        rows, device_ns: What the caller had used when the buckets were full. All frontends start from the same
+            numbers, so what another frontend has admitted since is drawn from these buckets too.
     """
 
     __slots__ = ("_buckets", "_clock_ns", "_counts", "_policy", "_refused_s", "_slack_ns", "_usage", "terms")
@@ -67,7 +67,7 @@ class Quota:
         self._set(terms, rows, device_ns)
 
     def change(self, terms: CallerTerms) -> None:
-        """Take over changed limits; what is new begins with a full bucket."""
+        """Apply changed limits; a limit that is new begins with a full bucket."""
         now_ns = self._clock_ns()
         self.look(now_ns, self._usage.rows(self.terms.number), self._usage.device_ns(self.terms.number))
         if terms.number != self.terms.number:
@@ -75,7 +75,7 @@ class Quota:
         self._set(terms, self._usage.rows(terms.number), self._usage.device_ns(terms.number))
 
     def _set(self, terms: CallerTerms, rows: int, device_ns: int) -> None:
-        """Have buckets for these limits; new ones are full with so much drawn."""
+        """Create buckets for these limits; new ones are full when the caller has used this much."""
         now_ns = self._clock_ns()
         drawn = {_ROWS: float(rows), _DEVICE_MS: device_ns / _MS_NS}
         for kind, per_s in ((_ROWS, terms.rows_per_s), (_DEVICE_MS, terms.device_ms_per_s)):
@@ -90,12 +90,12 @@ class Quota:
         self._policy = _policy_line(self._buckets.items(), terms.burst_s)
 
     def look(self, now_ns: int, rows: int, device_ns: int) -> None:
-        """See what the buckets hold, given how much the caller has had by now of rows and device time."""
+        """Update the buckets from what the caller has used by now, in rows and device time."""
         for kind, bucket in self._buckets.items():
             bucket.look(now_ns, rows if kind == _ROWS else device_ns / _MS_NS)
 
     def check(self) -> None:
-        """Refuse a request whose rows are not known yet, if there is none for it; it may come when any is taken.
+        """Refuse a request before its rows are known, if no row is left; otherwise it may be read.
 
         Raises:
             QuotaExceeded: The caller's limit is reached.
@@ -111,11 +111,11 @@ class Quota:
             )
 
     def claim(self, rows: int) -> None:
-        """Take the rows of a request.
+        """Draw the rows of a request.
 
         Raises:
-            QuotaExceeded: There are not as many now, or the device's time is spent.
-            RequestOverQuota: There never are as many at once.
+            QuotaExceeded: Too few rows are left now, or the device time is used up.
+            RequestOverQuota: The request has more rows than the bucket ever holds.
         """
         self._look()
         bucket = self._buckets.get(_ROWS)
@@ -134,13 +134,13 @@ class Quota:
             self._counts.count_rows(self.terms.number, rows)
 
     def lines(self, status: int) -> bytes:
-        """The header lines that tell a caller their limits, in an answer with this status."""
+        """The header lines that tell a caller their limits, for an answer with this status."""
         if status not in _TOLD:
             return b""
         most_s = self._refused_s if status == QuotaExceeded.status else None
         items = []
         for kind, bucket in self._buckets.items():
-            # Nobody is asked to wait longer than Retry-After says.
+            # No field may name a longer time than Retry-After.
             full_s = -(-bucket.wait_ns(bucket.size) // _S_NS)
             until_s = full_s if most_s is None else min(full_s, most_s)
             items.append(f'"{kind}";r={max(0, int(bucket.level))};t={until_s}')
@@ -166,12 +166,12 @@ class Quota:
 
 
 class Quotas:
-    """Those of all callers with limits, in one frontend.
+    """The quotas of all callers with limits, in one frontend.
 
     Args:
-        usage: What callers have had of all processes.
-        counts: What this frontend counts of callers.
-        known: Who has a named key.
+        usage: The shared counters of what callers have used.
+        counts: This frontend's counters of callers.
+        known: The named keys.
         several: Whether there are other frontends.
         clock_ns: `time.monotonic_ns`.
     """
@@ -191,10 +191,10 @@ class Quotas:
         self._quotas: dict[str, Quota] = {}
         self._looked_ns = 0
         self._rows, self._device_ns = usage.all_rows(), usage.all_device_ns()
-        """What callers had had when it was looked last: before anybody has heard of a key that is new now."""
+        """What callers had used at the last look: a key that is new now was unknown then."""
 
     def of(self, terms: CallerTerms) -> Quota | None:
-        """That of a caller; None for those without a limit."""
+        """The quota of a caller; None for a caller without limits."""
         if not terms.limited:
             return None
         quota = self._quotas.get(terms.name)
@@ -212,11 +212,11 @@ class Quotas:
 
     @property
     def names(self) -> Mapping[int, str]:
-        """Those of all callers, by their numbers."""
+        """The names of all callers, by their numbers."""
         return self._known.names
 
     def _follow(self, callers: Iterable[CallerTerms]) -> None:
-        """Know these callers before they ask, and nobody else: buckets begin at one time in all frontends."""
+        """Keep quotas for exactly these callers, so that buckets begin to fill at one time in all frontends."""
         limited = {terms.name: terms for terms in callers if terms.limited}
         for gone in self._quotas.keys() - limited.keys():
             del self._quotas[gone]
@@ -224,9 +224,9 @@ class Quotas:
             self.of(terms)
 
     def look(self) -> None:
-        """See who there is and, every now and then, what all buckets hold; to be called often.
+        """Follow changes of the named keys and, at intervals, update all buckets; to be called often.
 
-        What a frontend takes to be in a bucket is wrong by what flows in between two looks, at most.
+        The error in a frontend's view of a bucket is at most what flows in between two looks.
         """
         callers = self._known.changed()
         if callers is not None:
@@ -245,7 +245,7 @@ class Quotas:
 
 
 def _policy_line(buckets: Iterable[tuple[str, Bucket]], burst_s: float) -> bytes:
-    """The header line that says what the limits are, in whole seconds."""
+    """The header line with the limits, in whole seconds."""
     window_s = max(1, -(-burst_s // 1))
     items = [
         f'"{kind}";q={max(1, int(bucket.per_s * window_s))};qu="{kind}";w={window_s:.0f}'

@@ -1,4 +1,4 @@
-"""Integers that do not fit an input: numpy would store what is left of them, and nobody would notice."""
+"""Integers that do not fit an input's dtype: numpy would silently wrap them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Range", "check_overflows_raise", "check_ranges", "ranges_of"]
 
 
 class Range(NamedTuple):
-    """The numbers that fit an input.
+    """The range of integers that an input holds.
 
     Attributes:
-        place: Which input it is.
-        spec: What it takes.
-        least, most: The smallest and the largest number.
+        place: The index of the input.
+        spec: The input.
+        least, most: The smallest and the largest integer.
     """
 
     place: int
@@ -30,18 +30,18 @@ class Range(NamedTuple):
 
 
 def check_overflows_raise() -> None:
-    """Make sure that floats which are too large are noticed, here and now.
+    """Check that numpy raises on float overflow in this context.
 
     Raises:
-        RuntimeError: They are not.
+        RuntimeError: It does not.
     """
     if np.geterr()["over"] != "raise":
-        # A number that is too large for float32 would become infinity, and nobody would notice.
+        # Otherwise a number too large for float32 would silently become infinity.
         raise RuntimeError("numpy has to raise where numbers overflow: call np.seterr(over='raise') before")
 
 
 def ranges_of(inputs: Sequence[TensorSpec]) -> list[Range]:
-    """Return the ranges of those inputs that are narrower than the integers of JSON, which are 64 bits wide."""
+    """Return the ranges of the inputs that are narrower than the 64-bit integers of JSON."""
     limits = [
         (place, spec, np.iinfo(spec.dtype))
         for place, spec in enumerate(inputs)
@@ -51,10 +51,10 @@ def ranges_of(inputs: Sequence[TensorSpec]) -> list[Range]:
 
 
 def check_ranges(ranges: Sequence[Range], rows: Rows) -> None:
-    """Refuse rows with a number that does not fit; those that have the input's dtype already need not be looked at.
+    """Refuse rows with an integer that does not fit; arrays that have the input's dtype already are not checked.
 
     Raises:
-        InvalidInput: There is one.
+        InvalidInput: There is such an integer.
     """
     for place, spec, least, most in ranges:
         values = rows[place]

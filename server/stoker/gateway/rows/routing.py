@@ -1,4 +1,4 @@
-"""To which of several servers, or replicas, a request goes: the best of a few, by when each would be done."""
+"""Choosing among servers or replicas: the best of a few candidates, by when each would be done."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final, Literal, Protocol
 __all__ = ["CHOICES", "Crowded", "Routing", "State", "Timed", "earliest_end", "fewest_rows", "route"]
 
 CHOICES: Final = 3
-"""Among so many, drawn by chance, requests are routed by the expected end: if all who route took the best of all, by
-what they knew some milliseconds ago, all would take the same."""
+"""So many candidates are drawn at random. If every router took the best of all by data that is some milliseconds
+old, all would choose the same one."""
 
 Routing = Literal["random", "rows", "end"]
-"""By chance; to the fewest rows that wait; to the earliest expected end."""
+"""At random; the fewest waiting rows; the earliest expected end."""
 
 
 class Crowded(Protocol):
-    """Who has rows."""
+    """A candidate with a number of rows."""
 
     @property
     def leased_rows(self) -> int:
@@ -24,22 +24,22 @@ class Crowded(Protocol):
 
 
 class Timed(Protocol):
-    """Who takes time."""
+    """A candidate whose time can be predicted."""
 
     def end_ns(self, now_ns: int, rows: int) -> int:
-        """When it would be done with so many more rows, as far as is known."""
+        """When it would be done with this many more rows, as far as is known."""
 
 
 class State(Crowded, Timed, Protocol):
-    """What is known of a server, with what was sent to it since."""
+    """What is known of a server, including the rows that were sent to it since."""
 
 
 def route(by: Routing, drawn: Sequence[State], now_ns: int, rows: int) -> int:
-    """Choose among those that were drawn; returns the place of one.
+    """Choose one of the candidates that were drawn; returns its index.
 
     Args:
-        by: What is compared.
-        drawn: What is known of each.
+        by: The criterion.
+        drawn: The states of the candidates.
         now_ns: The time.
         rows: Rows of the request.
     """
@@ -49,12 +49,12 @@ def route(by: Routing, drawn: Sequence[State], now_ns: int, rows: int) -> int:
 
 
 def fewest_rows(drawn: Sequence[Crowded]) -> int:
-    """The place of the one with the fewest rows; of equals, of the first."""
+    """The index of the candidate with the fewest rows; the first of equals."""
     rows = [one.leased_rows for one in drawn]
     return rows.index(min(rows))
 
 
 def earliest_end(drawn: Sequence[Timed], now_ns: int, rows: int) -> int:
-    """The place of the one that would be done first with so many more rows; of equals, of the first."""
+    """The index of the candidate that would be done first with this many more rows; the first of equals."""
     ends_ns = [one.end_ns(now_ns, rows) for one in drawn]
     return ends_ns.index(min(ends_ns))

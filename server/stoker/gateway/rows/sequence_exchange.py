@@ -1,4 +1,4 @@
-"""Exchanges to the replicas of a model with state: each sequence has one of them."""
+"""Exchanges of a model with state: every request of a sequence goes to the same replica."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ __all__ = ["SequenceExchange", "SequenceReplicas"]
 
 
 class SequenceReplicas:
-    """Which exchange leads to which replica of a model.
+    """The exchanges of a model with state, by replica.
 
-    A sequence has the replica that follows from its name and from how many there are to be, whether or not it is
-    there just now: with any other choice one that comes back could find states that others have gone on from.
+    The replica of a sequence is computed from its id and the configured number of replicas, whether or not that
+    replica is available now. Any other rule could send a sequence, when a replica returns, to states that are out
+    of date.
 
     Args:
-        count: How many replicas there are to be.
+        count: The configured number of replicas.
     """
 
     def __init__(self, count: int) -> None:
@@ -36,14 +37,14 @@ class SequenceReplicas:
         self._exchanges: dict[int, SequenceExchange] = {}
 
     def join(self, place: int, exchange: SequenceExchange) -> None:
-        """Take note of the exchange to the replica with this number, from 0."""
+        """Register the exchange of the replica with this number, from 0."""
         self._exchanges[place] = exchange
 
     def find(self, words: tuple[int, int, int]) -> SequenceExchange:
-        """Return the exchange of a sequence, given what its rows say of it.
+        """Return the exchange for a sequence, given the sequence columns of its row.
 
         Raises:
-            NotReady: Its replica is not there now.
+            NotReady: The sequence's replica is not available now.
         """
         exchange = self._exchanges.get(replica_of(words, self._count))
         if exchange is None or exchange.lost:
@@ -55,22 +56,22 @@ class SequenceReplicas:
 
 
 class SequenceExchange(Exchange):
-    """An exchange of a model with state. What is submitted to any of them goes to the one of its sequence.
+    """An exchange of a model with state. A request submitted to any of them goes to the one of its sequence.
 
-    A request is never left in doubt by this server: one with an answer has been run once, and one with an error has
-    changed nothing. So none is run again when its device process has died, and none is told that it was too late
-    before the device has said whether it was run.
+    A request's answer is never ambiguous: one that is answered has been run once, and one that gets an error has
+    changed no state. So no request is repeated after its device process has died, and none is failed as late before
+    the device has said whether it ran.
     """
 
     def __init__(
         self, arena: Arena, doorbell: socket.socket, replicas: SequenceReplicas, place: int, **how: Any
     ) -> None:
-        """Join one end of a doorbell.
+        """Create it for one end of a doorbell.
 
         Args:
             arena: The rows.
             doorbell: The frontend's end.
-            replicas: The exchanges to all replicas; this one joins them.
+            replicas: The exchanges of all replicas, to which this one is added.
             place: The number of the replica.
             **how: As for `Exchange`.
         """
@@ -83,10 +84,10 @@ class SequenceExchange(Exchange):
         """Queue the row of a request; see `Exchange.submit`.
 
         Raises:
-            SequenceRequired: It does not say of which sequence it is.
-            InvalidInput: It has more rows than one, or an id of which the model cannot be told.
-            NotReady: The replica of its sequence is not there now.
-            DeviceLost: It has been with a device process that died.
+            SequenceRequired: The request names no sequence.
+            InvalidInput: It has more than one row, or a sequence id that does not fit the model's input.
+            NotReady: The replica of its sequence is not available now.
+            DeviceLost: The device process died while it had the request.
         """
         step = _step_of(ticket)
         if len(rows[0]) != 1:
@@ -105,24 +106,24 @@ class SequenceExchange(Exchange):
         self._replicas.find(words).queue_body(ticket, body, self._said(step, words))
 
     def queue_step(self, ticket: Ticket, rows: Rows) -> None:
-        """Queue a row here, behind whose inputs stands what it says of its sequence."""
+        """Queue a row here; its sequence columns stand behind its inputs."""
         super().submit(ticket, rows)
 
     def queue_body(self, ticket: Ticket, body: bytes | memoryview, said: Rows) -> None:
-        """Queue a body here, behind which stands what it says of its sequence."""
+        """Queue a body here; its sequence columns stand behind it."""
         super().submit_body(ticket, body)
         (number,) = ticket.row_numbers
-        # The device hears of the row at the end of the loop's turn.
+        # The device is told of the row at the end of the loop's turn.
         for stored, values in zip(self.arena.inputs[-len(said) :], said, strict=True):
             stored[number] = values[0]
 
     def _said(self, step: SequenceStep, words: tuple[int, int, int]) -> list[np.ndarray]:
-        """What a row says of its sequence, behind its inputs."""
+        """The sequence columns of a row."""
         named = [np.array([words])]
         return [_id_row(step, self._id_dtype), *named] if self._id_dtype else named
 
     def fail_late(self, ticket: Ticket, number: int) -> None:
-        """Withdraw a row; the device hands it back without an answer, or with one where it has begun."""
+        """Withdraw a row; the device hands it back unrun, or with its answer if it had begun."""
         del ticket
         self._deadline_ns[number] = 0
 
@@ -135,7 +136,7 @@ class SequenceExchange(Exchange):
 
 
 def _step_of(ticket: Ticket) -> SequenceStep:
-    """What a request says of its sequence; it must not have been with a device process that died."""
+    """The sequence of a request, which must not have been with a device process that died."""
     step: SequenceStep | None = getattr(ticket, "sequence", None)
     if step is None:
         raise SequenceRequired
@@ -145,7 +146,7 @@ def _step_of(ticket: Ticket) -> SequenceStep:
 
 
 def _id_row(step: SequenceStep, dtype: str) -> np.ndarray:
-    """The id of a sequence as the model is told it, for one row."""
+    """The sequence id as an input of the model, for one row."""
     if dtype == TEXT_IDS:
         return np.frombuffer(step.text(), np.uint8)[np.newaxis]
     limits = np.iinfo(dtype)

@@ -1,4 +1,4 @@
-"""How fast a device serves the rows of an exchange, and how long a refused caller should wait for it."""
+"""Measures how fast the rows of an exchange are served, to compute Retry-After."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_RETRY_AFTER_MS: Final = 60_000
 
 
 class ServiceRate:
-    """Rows a second, over spells in which the device had something to do.
+    """Rows per second, over intervals in which the device had rows to run.
 
     Args:
         now_ns: The time on the exchange's clock.
@@ -23,7 +23,7 @@ class ServiceRate:
         self._since_ns, self._done_rows = now_ns, 0
 
     def learn(self, now_ns: int, leased_rows: int, done_rows: int) -> None:
-        """Take note of the present.
+        """Update the rate.
 
         Args:
             now_ns: The time on the exchange's clock.
@@ -38,6 +38,6 @@ class ServiceRate:
             self._since_ns, self._done_rows = now_ns, done_rows
 
     def retry_after_ms(self, leased_rows: int) -> int:
-        """Return the milliseconds in which so many rows are served: at least 1, at most a minute."""
+        """Return the milliseconds in which this many rows are served: at least 1, at most a minute."""
         wait_s = leased_rows / self._rows_s if self._rows_s else 1.0
         return min(_MAX_RETRY_AFTER_MS, max(1, math.ceil(wait_s * 1000)))

@@ -1,6 +1,6 @@
-"""What rows of an arena say of their urgency: written from the first request on that has something to say.
+"""Caller and urgency of the rows of an arena: written from the first request on that has any.
 
-So it is known who holds how many of them, and nobody may take all.
+So the number of rows that each caller holds is known, and no caller may take all.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from stoker.placed import CALLER_MASK
 __all__ = ["Telling"]
 
 _FIRST: Final = 3
-"""The first column of what is said of it."""
+"""The first of the columns for caller and urgency."""
 _PLACED: Final = 2
-"""Which of these columns says the caller."""
+"""Which of these columns holds the caller."""
 _MOST: Final = 2
-"""A caller may hold fewer than so many times the free rows."""
+"""A caller must hold fewer rows than this many times the free rows."""
 _COUNTS: Final = 64
-"""Rows are counted anew when such a part of them has come or gone."""
+"""Rows are counted again when a 64th of them has been leased or freed."""
 
 
 class Telling:
-    """The frontend's side of the columns of one arena that say whose rows are, and how urgent.
+    """The frontend's side of the caller and urgency columns of one arena.
 
     Attributes:
-        begun: Whether they are written; then they are for each request.
-        several: Whether a caller with a name has come.
+        begun: Whether the columns are written; from then on they are for each request.
+        several: Whether a request of a named caller has come.
     """
 
     __slots__ = ("_columns", "_counted_free", "_held", "_told", "begun", "several")
@@ -44,9 +44,9 @@ class Telling:
         self._told = arena.told
 
     def tell(self, ticket: Ticket) -> None:
-        """Write what a ticket says of its rows, before the device is told of them."""
+        """Write caller and urgency of a ticket's rows, before the device is told of them."""
         if not self.begun:
-            # Of rows that the device has already nothing was said.
+            # Rows that the device already has were queued without them.
             self._columns[:] = (0, 1, USUAL.placed)
             self._told[0] = self.begun = True
         urgency = ticket.urgency or USUAL
@@ -55,13 +55,13 @@ class Telling:
             self.several = True
 
     def crowds(self, ticket: Ticket, free: Sequence[int]) -> bool:
-        """Whether a ticket's caller holds twice the rows that are free, or more, where there are several callers.
+        """Whether a ticket's caller holds at least twice as many rows as are free, where there are several callers.
 
-        So the last third of the rows is for others, and a caller who comes to a flood finds some.
+        So a third of the rows remains for others, and a caller that arrives during another one's flood finds some.
 
         Args:
             ticket: A request that has no rows yet.
-            free: The numbers of the rows that are free.
+            free: The numbers of the free rows.
         """
         capacity = len(self._columns)
         if len(free) * (_MOST + 1) >= capacity:

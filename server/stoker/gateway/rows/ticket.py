@@ -25,26 +25,26 @@ Rows = Sequence[np.ndarray]
 BodyT = TypeVar("BodyT", bytes, memoryview)
 
 Decode = Callable[[BodyT, memoryview | None], Rows]
-"""Returns the rows of a body. It is given the memory of the next free row, or None: a single row may be written
-there, and then no arrays are returned. What is written there in vain is of no consequence."""
+"""Decodes the rows of a body. Its second argument is the memory of the next free row, or None: a single row may be
+written there, and then no arrays are returned. If decoding fails, what was written there is ignored."""
 
 
 class RowsHolder(Protocol):
-    """What a ticket needs of the exchange that holds its rows."""
+    """The part of the exchange that a ticket needs."""
 
     arena: Arena
 
     def give_up(self, ticket: Ticket) -> None:
-        """Let the rows that have not started not run."""
+        """Cancel the rows that have not started."""
         ...
 
     def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
-        """Return the error for a request of so many rows whose answer would have been worth something for a time."""
+        """Return the error for a request of so many rows that has missed its target, `lasts_ns` after it came."""
         ...
 
 
 class Ticket:
-    """One request in an exchange. A subclass says in `complete` what happens when it is done.
+    """One request in an exchange. Subclasses define in `complete` what happens when it is done.
 
     Attributes:
         error: Why the request failed, or None. Set before `complete` is called.
@@ -52,14 +52,14 @@ class Ticket:
         deadline_ns: When the caller stops waiting, on the exchange's clock.
         enqueued_ns: When its first rows were queued.
         started_ns, finished_ns: When its last batch left for the device and came back.
-        turn_ns: How long that batch, with the request in it, waited for its turn of the device.
-        exchange: What holds its rows. It keeps the attributes that follow:
-        is_open: Whether it is still to be completed: it has not been, nor been given up.
-        row_numbers: Its rows in the arena; not set if it flows through that slice by slice.
+        turn_ns: How long that batch waited for its turn of the device while the request was in it.
+        exchange: The exchange that holds its rows, and that sets the following attributes:
+        is_open: Whether it has neither been completed nor given up.
+        row_numbers: Its rows in the arena; not set for a request that is sliced.
         rows_left: How many of them the device has not handed back.
-        sequence: Of which sequence it is; not set where it does not say so.
-        sliced: Its answer, if it flows through the arena slice by slice, or did not have to be run.
-        urgency: Whose it is, and how urgent; None where nobody says anything of that.
+        sequence: Its sequence; not set if it names none.
+        sliced: Its answer, if it was sliced or did not have to be run.
+        urgency: Caller and urgency; None where neither is told.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Ticket:
     )
 
     joins: ClassVar[bool] = False
-    """Whether tickets of one row each that are done at once are completed by one call of `complete_together`."""
+    """Whether tickets of one row each that are done together are completed by one call of `complete_together`."""
 
     exchange: RowsHolder
     rows: int
@@ -93,7 +93,7 @@ class Ticket:
     sequence: SequenceStep
 
     def __init__(self, deadline_ns: int) -> None:
-        # Only what has to be there before `Exchange.submit` sets the rest: this runs once a request.
+        # Only what `Exchange.submit` does not set anyway: this runs once per request.
         self.deadline_ns = deadline_ns
         self.error: StokerError | None = None
         self.is_open = True
@@ -103,7 +103,7 @@ class Ticket:
 
     @property
     def target_ns(self) -> int:
-        """Until when its answer is worth something, on the exchange's clock; 0 until its deadline."""
+        """When its answer stops being of use to the caller, on the exchange's clock; 0: at its deadline."""
         return 0
 
     def complete(self) -> None:
@@ -111,16 +111,16 @@ class Ticket:
         raise NotImplementedError
 
     def check_quota(self) -> None:
-        """Raise QuotaExceeded if its caller may send nothing now, however many rows it has."""
+        """Raise QuotaExceeded if the caller may send nothing now, however few rows it has."""
         if self.urgency is not None and self.urgency.quota is not None:
             self.urgency.quota.check()
 
     def claim(self, rows: int) -> None:
-        """Take its rows from what its caller may send, once, before they are queued: it may run again.
+        """Draw its rows from the caller's quota. Only once, before they are queued: a request may run twice.
 
         Raises:
-            QuotaExceeded: There are not as many now.
-            RequestOverQuota: There never are.
+            QuotaExceeded: Too few are left now.
+            RequestOverQuota: The quota never allows as many at once.
         """
         if self.urgency is not None and self.urgency.quota is not None and not hasattr(self, "_claimed"):
             self.urgency.quota.claim(rows)
@@ -130,7 +130,7 @@ class Ticket:
         """Return the error for a ticket whose deadline has passed.
 
         Args:
-            begun: Whether the device has begun with its body; not known of rows of numbers.
+            begun: Whether the device has begun with its body; not known for rows of numbers.
         """
         return DeadlineExceeded()
 
@@ -174,35 +174,38 @@ class Ticket:
 
     @property
     def batch(self) -> BatchFacts | None:
-        """The batch that its last row was in; None where it has no rows, was not run, or flowed through in slices.
+        """The batch that its last row was in; None for a request that had no rows, was not run, or was sliced.
 
-        Only valid inside `complete` of one that has not failed.
+        Only valid inside `complete`, if it has not failed.
         """
         numbers = self.row_numbers if self.rows and self.sliced is None else []
         return BatchFacts.unpacked(int(self.exchange.arena.detail[numbers[-1]])) if numbers else None
 
     def reopen(self) -> None:
-        """Be as before it was submitted, so that it can be submitted again. Only valid inside `complete`."""
+        """Reset it to its state before the submission, so that it can be submitted again.
+
+        Only valid inside `complete`.
+        """
         self.is_open, self.error, self.row_numbers, self.sliced = True, None, [], None
         self.turn_ns = 0
 
     def note_turn(self, waited_ns: int) -> None:
-        """Take note of how long its last batch waited for its turn; its rows may have come meanwhile."""
+        """Record how long its last batch waited for its turn; its rows may have arrived during that time."""
         self.turn_ns = min(waited_ns, self.started_ns - self.enqueued_ns)
 
     def cancel(self) -> None:
-        """Give the request up: `complete` will not be called, rows that have not started will not run."""
+        """Give the request up: `complete` will not be called, and rows that have not started will not run."""
         self.is_open = False
         self.exchange.give_up(self)
 
     def extend(self, deadline_ns: int) -> None:
-        """Let its caller wait until then; only for one whose rows the device has begun with."""
+        """Set a later deadline; only for a request whose rows the device has begun with."""
         if self.is_open:
             self.deadline_ns = deadline_ns
             self.exchange.arena.deadline_ns[self.row_numbers] = deadline_ns
 
     def fail(self, error: StokerError) -> None:
-        """Complete with an error now; rows that the device still holds come back later."""
+        """Complete with an error now; rows that the device still holds are handed back later."""
         was_open, self.is_open = self.is_open, False
         self.exchange.give_up(self)
         if was_open:
@@ -210,7 +213,7 @@ class Ticket:
             self.settle()
 
     def settle(self) -> None:
-        """Call `complete`; a fault in it must not reach the other requests of the caller's loop."""
+        """Call `complete`; an exception in it must not affect the other requests that the calling loop completes."""
         self.is_open = False
         try:
             self.complete()
@@ -219,7 +222,7 @@ class Ticket:
 
 
 class SlicedAnswer:
-    """The answer of a request whose rows come back slice by slice, or that is known without them.
+    """The answer of a request that is sliced, or that is answered without rows.
 
     Attributes:
         inputs: The request's rows, if it may run again.
@@ -237,7 +240,7 @@ class SlicedAnswer:
         self.texts = [[b""] * (rows if spec.variable else 0) for spec in signature.outputs]
 
     def put(self, piece: Ticket, start: int) -> None:
-        """Take over the answer of the slice that begins with row `start`. Only valid inside its `complete`."""
+        """Store the answer of the slice that begins with row `start`. Only valid inside its `complete`."""
         arena, stop = piece.exchange.arena, start + piece.rows
         for index, spec in enumerate(arena.signature.outputs):
             if spec.variable:

@@ -1,4 +1,4 @@
-"""Requests that would be too late are refused before they are read, as far as the device tells."""
+"""Refuses requests that would miss their target, before they are decoded, from what the device reports."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Timeliness"]
 
 
 class Timeliness:
-    """Which requests are worth queueing in one arena.
+    """Admission by target for one arena.
 
     Args:
-        arena: Where its device says what waits.
+        arena: Its board holds the device's report.
         clock_ns: `time.monotonic_ns`.
-        chance: A number from 0 to 1 at random.
+        chance: Returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Timeliness:
         self._chance = chance
 
     def knows_times(self) -> bool:
-        """Whether the device has said what waits and what batches take; it is seen what it says now."""
+        """Whether the device has reported its queue and batch times; reads its latest report."""
         board = self._board
         board.look()
         return bool(board.cap and board.costs_ns[-1])
 
     def end_ns(self, now_ns: int, rows: int) -> int:
-        """When the device would be done with so many more rows, as far as was seen last.
+        """When the device would be done with this many more rows, by its last report that was read.
 
         Args:
             now_ns: The time.
@@ -56,15 +56,16 @@ class Timeliness:
         return max(now_ns, board.free_ns) + board.other_ns + board.batch_ns(sum(board.waiting) + rows)
 
     def refusal(self, ticket: Ticket, *, alone: bool = False) -> Overloaded | DeadlineExceeded | None:
-        """The error for a request that would be too late even if it had one row; None if it may be read.
+        """The error for a request that would be late even with one row; None if it may be decoded.
 
         Args:
             ticket: The request.
-            alone: Whether no other one of this frontend has rows now.
+            alone: Whether no other request of this frontend has rows now.
         """
         board, now_ns = self._board, self._clock_ns()
         if alone:
-            # What was taken to be on its way was refused when it was read: the device will not write because of it.
+            # Rows that were counted as sent belong to requests refused since; the device will not report because of
+            # them.
             board.forget_sent()
         board.look()
         board.ask(now_ns, 1)
@@ -77,10 +78,10 @@ class Timeliness:
         return None if refused is None else _overloaded(refused)
 
     def check(self, ticket: Ticket, rows: int) -> None:
-        """See whether a request that has been read has too many rows to be in time.
+        """Refuse a decoded request that has too many rows to be in time.
 
         Args:
-            ticket: One that was not refused before.
+            ticket: A request for which `refusal` was None.
             rows: How many it has.
 
         Raises:
@@ -88,7 +89,7 @@ class Timeliness:
         """
         board, now_ns = self._board, self._clock_ns()
         urgency = ticket.urgency or USUAL
-        # The row for which it was taken is one of them.
+        # One of them was counted before the request was decoded.
         due_ns = ticket.target_ns or ticket.deadline_ns
         board.take(-1, urgency.tier, urgency.caller.number, urgency.caller.weight, due_ns)
         board.look()
@@ -98,10 +99,10 @@ class Timeliness:
             raise _overloaded(refused)
 
     def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
-        """The error for a request that was taken, and has missed its time.
+        """The error for a request that was admitted and has missed its target.
 
         Args:
-            lasts_ns: How long its answer was worth something.
+            lasts_ns: How long after it came its answer was of use.
             rows: How many it has.
         """
         board, now_ns = self._board, self._clock_ns()

@@ -1,4 +1,4 @@
-"""Whose rows are, and how urgent: what an arena's rows say to the planner of the device."""
+"""Caller and urgency of a request: what its rows tell the planner of the device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["USUAL", "Urgency"]
 
 
 class Urgency(NamedTuple):
-    """What a request says of its rows.
+    """The caller, tier and target of a request.
 
     Attributes:
         tier: 0 for high, 1 for normal, 2 for low.
-        caller: Whose they are.
-        lasts_ns: How long after its body was received an answer is worth something; 0 until its deadline.
-        told: Whether the answer says which tier it has had, because one was asked for.
-        quota: What its caller may still send; None for those without a limit.
+        caller: Who sends the request.
+        lasts_ns: The target: how long after its body was received an answer is of use; 0: until its deadline.
+        told: Whether the answer names the tier that it had, because the request asked for one.
+        quota: The caller's quota; None for a caller without limits.
     """
 
     tier: int = NORMAL_TIER
@@ -30,20 +30,20 @@ class Urgency(NamedTuple):
     quota: Quota | None = None
 
     def asking(self, tier: int) -> Urgency:
-        """The same for a request that asks for a tier: it has that, or the highest that its caller may ask for."""
+        """The same for a request that asks for a tier; it gets at most the highest that its caller may use."""
         return self._replace(tier=max(tier, TIERS.index(self.caller.max_tier)), told=True)
 
     @property
     def placed(self) -> int:
-        """Tier, caller and the caller's weight, as the column `placed` of an arena has them."""
+        """Tier, caller and the caller's weight, as in the column `placed` of an arena."""
         weight = round(self.caller.weight * 1000) if self.caller.weight != 1 else 0
         return weight << WEIGHT_BITS | self.tier << CALLER_BITS | self.caller.number
 
     def lines(self, status: int) -> bytes:
-        """The header lines that tell the caller of it, in an answer with this status."""
+        """The header lines with the tier and the limits, for an answer with this status."""
         lines = b"stoker-tier: %b\r\n" % TIERS[self.tier].encode() if self.told else b""
         return lines if self.quota is None else lines + self.quota.lines(status)
 
 
 USUAL: Final = Urgency()
-"""That of requests of which nobody says anything."""
+"""The urgency of requests that say nothing of it."""

@@ -1,4 +1,4 @@
-"""A loop that looks for an answer instead of sleeping, while the only row of a quick model is with the device."""
+"""Busy polling of the event loop while a fast model has a single row, instead of sleeping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Wakefulness"]
 
 
 class _RowsHolder(Protocol):
-    """What is asked of the exchange that has the row."""
+    """The part of the exchange that this needs."""
 
     lost: bool
 
@@ -26,7 +26,7 @@ class Wakefulness:
     """Keeps one event loop polling.
 
     Attributes:
-        quick: Whether the model has answered so soon that it is worth while.
+        quick: Whether the model's answers come fast enough for polling to pay.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock_ns: Callable[[], int]) -> None:
@@ -35,7 +35,7 @@ class Wakefulness:
         self._until_ns = 0
 
     def begin(self, holder: _RowsHolder, queued_ns: int) -> None:
-        """Look for the answer to the only row, queued just now, for as long as it is likely to come in a moment."""
+        """Poll for the answer to the only row, queued just now, while it is likely to come soon."""
         if self.quick:
             self._until_ns = queued_ns + AWAKE_NS
             self._loop.call_soon(self._go_on, holder)
