@@ -1,4 +1,4 @@
-"""The versions of a model as a frontend sees them: which are served, which is the default, what the labels mean."""
+"""The versions of a model in a frontend: which are served, which is the default, and what the labels mean."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ServedVersion:
     """One version of a model.
 
     Attributes:
-        standing: What has become of it.
-        service: What scores with it; None before it is loaded and after it has been unloaded.
+        standing: Its state.
+        service: The service; None before it is loaded and after it has been unloaded.
     """
 
     standing: Standing
@@ -30,13 +30,13 @@ class ServedVersion:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """All that a frontend knows of the versions of one model; replaced as a whole when something changes.
+    """All that a frontend knows of the versions of one model; replaced as a whole on each change.
 
     Attributes:
-        versions: By number, in ascending order; those that have been unloaded too.
-        default: The version that is meant where none is named; None if nothing of the model is served.
+        versions: By number, in ascending order, including those that have been unloaded.
+        default: The version for requests that name none; None if no version is served.
         labels: Versions by label.
-        split: How requests that name no version go to versions; None if all mean the default.
+        split: The weights for requests that name no version; None if they all go to the default.
     """
 
     versions: Mapping[str, ServedVersion]
@@ -51,12 +51,12 @@ class ServedModel:
 
     @property
     def services(self) -> Iterator[Service]:
-        """The services of all versions that are served."""
+        """The services of all served versions."""
         for version in self.versions.values():
             if version.service is not None:
                 yield version.service
 
     @property
     def served(self) -> list[str]:
-        """The versions that are served, in ascending order."""
+        """The served versions, in ascending order."""
         return [number for number, version in self.versions.items() if version.service is not None]

@@ -1,4 +1,4 @@
-"""Which deployment of an endpoint gets a request: by the header that names it, else by the shares."""
+"""Chooses the deployment of an endpoint for a request: by the header that names one, else by weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 __all__ = ["DEPLOYMENT_HEADER", "Traffic"]
 
 DEPLOYMENT_HEADER: Final = b"azureml-model-deployment"
-"""Names a deployment in a request, and the one that has answered in its answer; as on Azure."""
+"""Header that names a deployment, in a request and in the answer; as on Azure."""
 _ALL: Final = 100
 
 
 class Traffic:
-    """The sequence of an endpoint's deployments: each has its share of any hundred requests, evenly spread.
+    """Divides requests among an endpoint's deployments: each gets its share of any hundred requests, evenly spread.
 
-    Each frontend has a sequence of its own.
+    Each frontend divides its requests on its own.
 
     Attributes:
         endpoint: The endpoint.
@@ -32,15 +32,15 @@ class Traffic:
 
     @property
     def undivided(self) -> bool:
-        """Whether there is one deployment, which gets everything."""
+        """Whether there is only one deployment."""
         return len(self.endpoint.shares) == 1 and any(self.endpoint.shares.values())
 
     def next(self) -> str | None:
-        """Return the deployment of the next request; None if none has a share."""
+        """Return the deployment for the next request; None if none has a share."""
         return self._turns.next()
 
     def next_mirror(self) -> str | None:
-        """Return the deployment that gets a copy of the next request; mostly None."""
+        """Return the deployment that gets a copy of the next request; None for most requests."""
         for name, percent in self.endpoint.mirrors.items():
             self._mirrors[name] += percent
             if self._mirrors[name] >= _ALL:

@@ -1,8 +1,9 @@
-"""The access log: a line for sampled scoring requests, written without being felt by those who score.
+"""The access log: a line for each sampled scoring request, written without slowing requests down.
 
-A frontend's event loop only appends to a bounded queue; a thread makes lines of it and writes them. What does not fit
-the queue, because whoever reads the log is slow, is counted and said. The thread shares the interpreter with the
-event loop, so it works in slices of half a millisecond and takes at most a fifth of the time.
+The event loop only appends to a bounded queue; a thread makes lines of it and writes them. What does not fit into
+the queue, because the reader of the log is slow, is dropped, counted and reported. The thread shares the
+interpreter lock with the event loop, so it works in slices of half a millisecond and takes at most a fifth of the
+time.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ _MAX_QUEUED: Final = 8192
 _TICK_S: Final = 0.1
 _SLICE_S: Final = 0.0005
 _REST_RATIO: Final = 4
-# What Linux writes to a pipe at once, so that lines of several processes do not mix.
+# Linux writes up to this many bytes to a pipe atomically, so lines of several processes do not mix.
 _WRITE_BYTES: Final = 4096
 _STANDARD_ERROR: Final = 2
 
 
 class _Served(NamedTuple):
-    """One request as the event loop hands it over; stages are nanoseconds, and empty for one that was not run."""
+    """One request as the event loop passes it to the thread.
+
+    Stages are nanoseconds, empty for a request that was not run.
+    """
 
     time_s: float
     ids: RequestIds
@@ -54,11 +58,11 @@ class _Served(NamedTuple):
 
 
 class AccessLog(Watcher):
-    """That of one frontend.
+    """The access log of one frontend.
 
     Args:
-        share: How many of the requests have a line, 0 to 1.
-        write: Takes whole lines; raises OSError.
+        share: The share of requests that are logged, 0 to 1.
+        write: Writes whole lines; may raise OSError.
         chance: Returns a random number, from 0 to below 1.
         clock_s: Seconds since 1970.
     """
@@ -78,22 +82,22 @@ class AccessLog(Watcher):
         self._thread = threading.Thread(target=self._live, name="access log", daemon=True)
 
     def start(self) -> None:
-        """Write from now on, on a thread of its own."""
+        """Start the writing thread."""
         self._thread.start()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write what is queued and end; lines that are not written within `timeout_s` are lost."""
+        """Write what is queued and stop; lines that are not written within `timeout_s` are lost."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
-        """Whether a request has a line."""
+        """Whether a request is logged."""
         del call, ids
         return self._chance() < self._share
 
     def note(self, call: WatchedCall, status: int) -> None:
-        """Take note of a request that is answered."""
+        """Queue the line of an answered request."""
         stages_ns = call.stages_ns if call.was_run else {}
         caller = 0 if call.urgency is None else call.urgency.caller.number
         total_ns, rows = time.monotonic_ns() - call.received_ns, getattr(call, "rows", 0)
@@ -104,7 +108,7 @@ class AccessLog(Watcher):
         )
 
     def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
-        """Take note of a request to a service that is refused before it is scored, if it is sampled."""
+        """Queue the line of a request that is refused before it is scored, if it is sampled."""
         if self._chance() < self._share:
             self._take(_Served(self._clock_s(), ids, service, error.status, error.code, 0, 0, 0, {}))
 
@@ -122,7 +126,7 @@ class AccessLog(Watcher):
         self.write_queued()
 
     def write_queued(self) -> None:
-        """Write all that is queued, in slices with rests between them unless the end is near."""
+        """Write all that is queued, in slices with pauses between them unless the log is being closed."""
         while self._queue:
             begun_s = time.thread_time()
             # Both can be changed while the server runs.
@@ -151,7 +155,7 @@ class AccessLog(Watcher):
                 chunk += line
             self._write(chunk)
         except OSError:
-            # On a full disk, or where nobody reads any more: requests are served all the same.
+            # The disk is full, or the reader has gone: requests are served all the same.
             return
 
 

@@ -1,7 +1,7 @@
-"""A service that takes only so many requests at once; the others wait for a little, then they are refused.
+"""A service with a limit on concurrent requests: further ones wait for a short time, then they are refused.
 
-What `max_concurrent_requests` and `max_queue_wait_ms` ask for (on Azure `replica_max_concurrent_requests` and
-`max_request_wait_time`). A service without a limit is a plain `Service`, to which this costs nothing: its queue is
+Implements `max_concurrent_requests` and `max_queue_wait_ms` (on Azure `replica_max_concurrent_requests` and
+`max_request_wait_time`). A service without a limit is a plain `Service` and pays nothing for this: its queue is
 bounded by the rows of its arena.
 """
 
@@ -42,11 +42,11 @@ class _Waiting(NamedTuple):
 
 
 class LimitedService(Service):
-    """A service that has only so many requests of this frontend between their admission and their answer.
+    """A service with a limit on this frontend's requests between their admission and their answer.
 
     Args:
         facts, access, metrics: As for `Service`.
-        limits: Has `max_concurrent_requests`, how many; at most 1024 others wait for their admission.
+        limits: Has `max_concurrent_requests`; at most 1024 further requests wait for admission.
         clock_ns: Monotonic time in nanoseconds.
         call_later: Calls a function after some seconds; by default the running event loop does.
         **options: As for `Service`.
@@ -73,30 +73,31 @@ class LimitedService(Service):
         self._in_flight = 0
         self._waiting: OrderedDict[_LimitedCall, _Waiting] = OrderedDict()
         self._ends: list[tuple[int, int, _LimitedCall]] = []
-        """A heap of when they have waited too long; those that do not wait any more are passed over."""
+        """A heap of the times until which requests wait; entries of requests that do not wait any more are skipped.
+        """
         self._numbers = count()
         self._looks_ns: int | None = None
 
     def attach(self, exchange: Exchange) -> None:
-        """Score through this exchange too from now on."""
+        """Use this exchange too from now on."""
         super().attach(exchange)
         self.call_type = _LimitedJoiningCall if issubclass(self.call_type, JoiningCall) else _LimitedCall
 
     @property
     def idle(self) -> bool:
-        """Whether no request is between its arrival and its answer."""
+        """Whether every request that has arrived is answered."""
         return super().idle and not self._waiting
 
     def sweep(self, now_ns: int) -> None:
-        """Fail late requests, and tell how many are held, for those who read the load."""
+        """Fail late requests, and update the gauge of waiting requests."""
         super().sweep(now_ns)
         self.metrics.set_held_requests(self._in_flight + len(self._waiting), self._limit)
 
     def leave(self) -> None:
-        """An admitted request has its answer, or its caller has gone: the next one may come in."""
+        """An admitted request is answered, or its caller has gone: admit the next one."""
         self._in_flight -= 1
         if self._waiting:
-            # Not from within the answer: the next one can be answered at once too, and so on.
+            # Not called from within the answer: the next one may be answered at once too, and would recurse.
             self._after(0.0, self._admit_waiting)
 
     def _admit_waiting(self) -> None:
@@ -107,7 +108,7 @@ class LimitedService(Service):
                 self._admit(call, waiting.body, waiting.head)
 
     def submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
-        """Admit a call now or later, or refuse it."""
+        """Submit a call now, queue it for admission, or refuse it."""
         assert isinstance(call, _LimitedCall), "made by this service"
         if self._in_flight < self._limit and not self._waiting:
             self._admit(call, body, head)
@@ -127,7 +128,7 @@ class LimitedService(Service):
         super().submit(call, body, head)
 
     def _watch(self) -> None:
-        """Look again when the first of those that wait has waited too long."""
+        """Set a timer for the first of the waiting requests whose wait ends."""
         while self._ends and self._ends[0][2] not in self._waiting:
             heappop(self._ends)
         if not self._ends:
@@ -139,7 +140,7 @@ class LimitedService(Service):
 
     def _expire(self, looks_ns: int) -> None:
         if looks_ns != self._looks_ns:
-            # One who came later waits less long, and has set another time to look.
+            # A request that came later may have a shorter wait, and has set an earlier timer.
             return
         self._looks_ns = None
         now_ns = self._clock_ns()
@@ -163,11 +164,11 @@ class LimitedService(Service):
 
 
 class _LimitedCall(Call):
-    """A call that tells its service when it is over.
+    """A call that tells its service when it ends.
 
     Attributes:
         admitted: Whether it counts as in flight.
-        waited_ns: How long it waited for that.
+        waited_ns: How long it waited for admission.
     """
 
     __slots__ = ("admitted", "waited_ns")
@@ -178,12 +179,12 @@ class _LimitedCall(Call):
         self.waited_ns = 0
 
     def abandon(self) -> None:
-        """The caller has gone: rows that have not started do not run."""
+        """The caller has gone: rows that have not started will not run."""
         super().abandon()
         self._leave()
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Give the caller the answer, and say how long they have waited for their admission."""
+        """Answer the caller; the time of the wait is part of the answer's timing."""
         if self.waited_ns:
             lines += _WAIT_LINE % (self.waited_ns / 1e6)
         try:
@@ -200,6 +201,6 @@ class _LimitedCall(Call):
 
 
 class _LimitedJoiningCall(_LimitedCall, JoiningCall):
-    """A limited call whose answer is encoded together with others."""
+    """A limited call whose answer is encoded together with those of others."""
 
     __slots__ = ()

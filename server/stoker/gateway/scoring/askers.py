@@ -1,4 +1,4 @@
-"""Who asks, and what headers of HTTP and gRPC say of a request: how urgent it is, and of which sequence."""
+"""Who sends a request, and what its headers or gRPC metadata say: deadline, tier, sequence, load report."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SEQUENCE_HEADER: Final = b"stoker-sequence"
 PATIENCE_HEADERS: Final = (
     _MS_HEADER, _S_HEADER, _GRPC_HEADER, TIER_HEADER, LOAD_HEADER, SEQUENCE_HEADER,
 )  # fmt: skip
-"""What callers may say, and balancers ask, in lower case."""
+"""Headers that callers and load balancers may send, in lower case."""
 _ENVOY_HEADER: Final = b"x-envoy-expected-rq-timeout-ms"
 _OBJECTIVE_HEADER: Final = b"x-gateway-inference-objective"
 GATEWAY_HEADERS: Final = (_ENVOY_HEADER, _OBJECTIVE_HEADER)
-"""What gateways say, where they are trusted: Envoy's deadline, and a tier, as gateways for inference do."""
+"""Headers of API gateways, read where these are trusted: Envoy's deadline, and the tier of inference gateways."""
 
 _NUMBER: Final = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _SEQUENCE: Final = re.compile(
@@ -51,14 +51,14 @@ _MOST_WHOLE_S: Final = 600
 
 
 class Asker(NamedTuple):
-    """Who asks, and how.
+    """Who sends a request, and how it is to be handled.
 
     Attributes:
-        caller: Who.
-        timeout_ns: How long they wait; None if they do not say.
-        tier: Which tier they ask for; None if they do not.
-        load_format: In which form the answer is to tell the model's load; None if it is not.
-        sequence: Of which sequence the request is; None if it does not say.
+        caller: The caller.
+        timeout_ns: How long the caller waits; None if not given.
+        tier: The requested tier; None if not given.
+        load_format: In which format the answer is to report the model's load; None if not requested.
+        sequence: The request's sequence; None if not given.
     """
 
     caller: CallerTerms
@@ -69,13 +69,13 @@ class Asker(NamedTuple):
 
     @property
     def unlimited(self) -> Asker:
-        """The same without a limit: for what is asked in their name, but not by them."""
+        """The same without a quota: for requests that the server makes itself on the caller's behalf."""
         if not self.caller.limited:
             return self
         return self._replace(caller=dataclasses.replace(self.caller, rows_per_s=None, device_ms_per_s=None))
 
     def put_on(self, call: Call) -> None:
-        """Let a call be what its asker is and says; nothing makes it wait longer than its service lets it."""
+        """Set these on a call; they cannot extend the service's timeout."""
         if self.caller is not DEFAULT:
             quotas = call.service.quotas
             quota = None if quotas is None else quotas.of(self.caller)
@@ -95,17 +95,18 @@ def asker_of(
     *,
     trusts_proxy: bool = False,
 ) -> Asker | None:
-    """Find out who asks, and what the headers say; None for a caller without a name who says nothing.
+    """Return caller and header values; None for an unnamed caller without any of these headers.
 
     Args:
-        caller: Who asks.
-        headers: By their names in lower case; of gRPC the metadata, without `grpc-timeout`, which is read elsewhere.
-        pairs: The same as they came over HTTP, each as often as it was sent.
-        trusts_proxy: Whether what gateways say counts. What they say and nobody understands is passed over: it is not
-            the caller who could mend it.
+        caller: The caller.
+        headers: The headers by lower-case name; for gRPC the metadata, without `grpc-timeout`, which is read
+            elsewhere.
+        pairs: The same as a list of pairs, with repeated headers.
+        trusts_proxy: Whether headers of API gateways count. Invalid ones are ignored, for the caller cannot correct
+            them.
 
     Raises:
-        RequestError: One of them cannot be understood.
+        RequestError: A header is invalid.
     """
     timeout_ns, tier = _said_by_gateway(headers) if trusts_proxy else (None, None)
     said = any(name in headers for name in PATIENCE_HEADERS) or (timeout_ns, tier) != (None, None)
@@ -125,7 +126,7 @@ def asker_of(
 
 
 def _said_by_gateway(headers: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
-    """How long a gateway waits, and the tier that it gives."""
+    """The deadline and the tier that a gateway has set."""
     wait_ms = headers.get(_ENVOY_HEADER, b"")
     timeout_ns = round(float(wait_ms) * 1e6) if _NUMBER.fullmatch(wait_ms) else 0
     objective = headers.get(_OBJECTIVE_HEADER, b"").strip().lower().decode("latin-1")
@@ -142,7 +143,7 @@ def _seconds(value: bytes) -> int:
     if not _NUMBER.fullmatch(value):
         raise _no_time(_S_HEADER, value, "a number of seconds, such as 0.15")
     if b"." not in value and int(value) > _MOST_WHOLE_S:
-        # Some clients mean milliseconds by it.
+        # Some clients send a number of milliseconds without a unit.
         raise _no_time(_S_HEADER, value, f"at most {_MOST_WHOLE_S} seconds; send X-Request-Timeout-Ms")
     return round(float(value) * 1e9)
 

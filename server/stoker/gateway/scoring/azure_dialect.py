@@ -1,4 +1,4 @@
-"""What Azure's scoring endpoint speaks: the body that a model takes decides how it is read."""
+"""The base of the dialects at Azure's scoring endpoint; which one a model gets depends on what it takes."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ __all__ = ["AzureDialect", "Unloaded"]
 
 
 class AzureDialect(Dialect):
-    """A way to score the bodies of Azure's scoring endpoint; made for one model as it is loaded.
+    """A way to decode and answer requests at Azure's scoring endpoint; made for one model when it is loaded.
 
     Attributes:
-        direct: Whether a POST of JSON or text can be scored without its head.
-        wants_head: Whether `submit` is to get the head of a request that has one.
+        direct: Whether a POST of JSON or text can be scored without its head, so that the direct door takes it.
+        wants_head: Whether `submit` needs the head of a request.
     """
 
     direct = True
     wants_head = False
 
     def check_media(self, content_type: bytes) -> None:
-        """Refuse an image or a form that the model does not read.
+        """Refuse a `Content-Type` that the model does not accept.
 
         Args:
             content_type: The `Content-Type`, of any request.
 
         Raises:
-            UnsupportedEncoding: It takes JSON alone, or text.
+            UnsupportedEncoding: It is an image or a form, and the model accepts JSON or text only.
         """
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """Return status, no further lines, and Azure's JSON of an error."""
+        """Return status, no header lines, and Azure's JSON of an error."""
         return error.status, b"", error_body(error)
 
 
 class Unloaded(AzureDialect):
-    """Stands for the dialect of a model that has not been loaded yet."""
+    """Takes the place of the dialect of a model that has not been loaded yet."""
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Refuse."""
+        """Raise NotReady."""
         del exchange, body, head
         raise call.service.not_ready()
 
     def complete(self, call: Call) -> None:
-        """Refuse."""
+        """Raise NotReady."""
         raise call.service.not_ready()

@@ -1,4 +1,4 @@
-"""The process that reads the long bodies of a frontend, one after the other: `python -m` this, with `--fd N`.
+"""The process that decodes a frontend's long bodies, one after the other: `python -m` this with `--fd N`.
 
 It ends when its frontend does, or closes the socket.
 """
@@ -29,14 +29,15 @@ _KEEP_S: Final = 1.0
 
 
 def serve(sock: socket.socket, keep_s: float = _KEEP_S) -> None:
-    """Read what comes, until the other end closes; memory is kept for the next body for so many seconds."""
-    # `select` takes no descriptor from 1024 on, and this one has the number that it has in its frontend.
+    """Decode bodies until the other end closes; memory is kept for the next body for `keep_s` seconds."""
+    # `select` does not take descriptors from 1024 on, and this one has the same number as in the frontend.
     arrival = select.poll()
     arrival.register(sock, select.POLLIN)
     while (parcel := receive_parcel(sock)) is not None:
         _answer(sock, parcel)
         del parcel
-        # A parser's tables are many times a body, and to get them anew takes longer than to read one.
+        # A parser's tables are many times as large as a body, and allocating them again takes longer than decoding
+        # one.
         if not arrival.poll(keep_s * 1000):
             give_back()
 
@@ -64,12 +65,12 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Before its frontend: that costs one request.
+    # Killed before its frontend when memory runs out: that costs one request.
     be_expendable(_MORE_EXPENDABLE)
     configure_logging("frontend")
-    # As in the frontend, so that both come to the same verdict.
+    # As in the frontend, so that both decode to the same result.
     np.seterr(over="raise")
-    # Its frontend has gone, and nobody waits.
+    # The frontend has gone, and nobody waits for the result.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(socket.socket(fileno=args.fd))
 

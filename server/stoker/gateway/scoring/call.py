@@ -1,4 +1,4 @@
-"""One scoring request between its body and its answer, and what it asks of its dialect and of its service.
+"""One scoring request between its body and its answer, and what it needs of its dialect and its service.
 
 A door makes a call to a service. The call's dialect submits it to an exchange; when the device has handed its rows
 back, the exchange completes the call, whose dialect writes the answer.
@@ -42,44 +42,48 @@ logger = logging.getLogger(__name__)
 _CLIENT_GONE: Final = 499
 
 UnlockedReader = Callable[[bytes], "Rows | None"]
-"""Returns the rows of a body, read without Python's interpreter lock; None if `Dialect.submit` has to decide."""
+"""Decodes the rows of a body without Python's global interpreter lock; returns None if `Dialect.submit` has to
+decide."""
 
 
 class Dialect(ABC):
-    """One way to put requests to a model, and to answer them: a protocol, for one kind of request.
+    """One protocol for one kind of request: decodes requests, and encodes their answers.
 
-    One object serves many requests, so what it keeps of one is kept by the call.
+    One object serves many requests, so the state of a request is kept in its call.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Decode a body, and submit what it holds.
+        """Decode a body, and submit its content.
 
         Args:
             call: The request.
-            exchange: Where it goes.
+            exchange: Where to submit it.
             body: Its body.
-            head: Its method, query and headers, if somebody is to see them.
+            head: Its method, query and headers, if the dialect needs them.
 
         Raises:
             StokerError: The request is refused.
         """
 
     def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
-        """Whether `submit` takes long for a long body, and does all of it at once: that is done beside the loop."""
+        """Whether decoding a long body blocks for long; it is then decoded beside the event loop."""
         del service, body, head
         return True
 
     def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
-        """Return what reads a long body without Python's interpreter lock, on a thread; None if nothing does."""
+        """Return a decoder that runs on a thread without Python's interpreter lock.
+
+        None if there is none for this model.
+        """
         del body
         return None
 
     @abstractmethod
     def complete(self, call: Call) -> None:
-        """Answer a request whose rows are done; what is raised is answered by `refusal`."""
+        """Answer a request whose rows are done; an exception is answered by `refusal`."""
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
         """Answer requests of one row each, all of this dialect, to a model with one output of fixed size.
@@ -100,13 +104,13 @@ class Dialect(ABC):
         """Return status, further header lines, and the JSON of an error."""
 
     def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
-        """Return how long the caller of a request waits; None if it does not say, or that cannot be read."""
+        """Return how long the caller waits, by the request itself; None if it does not say or cannot be read."""
         del service, body
         return None
 
 
 class Scorer(Protocol):
-    """What calls and their dialects know of a service; see `stoker.gateway.scoring.service.Service`."""
+    """The part of a service that calls and their dialects use; see `stoker.gateway.scoring.service.Service`."""
 
     metrics: ModelMetrics
     signature: Signature | None
@@ -129,27 +133,27 @@ class Scorer(Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        """What its requests speak that do not say so."""
+        """The dialect of requests that come without one."""
 
     def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
-        """Count a request of a tier that is answered with an error."""
+        """Count an error answer to a request of a tier."""
 
     def run_again(self, call: Call, error: StokerError) -> bool:
-        """Run a request again that has failed; False if that would not help, or may not be."""
+        """Run a failed request again; False if that would not help or is not allowed."""
 
     def not_ready(self) -> NotReady:
-        """Return the error for a request while no device has the model."""
+        """Return the error for a request while no device process has the model."""
 
 
 class Call(Ticket):
     """One scoring request between its body and its answer.
 
     Attributes:
-        dialect: What it speaks; None is the dialect of the service, whichever that is when it is asked for.
+        dialect: Its dialect; None for the service's, whichever that is when it is needed.
         received_ns: When its body was complete.
-        write: Returns header lines (without the length) and body for its outputs by name. A dialect may set it when
-            it submits the call; the arrays are valid only until it returns.
-        asked: What its door knows of the request, for a dialect of that door; set before it is submitted.
+        write: Returns header lines (without the length) and body for outputs by name. A dialect may set it when it
+            submits the call; the arrays are valid only until it returns.
+        asked: Properties of the request that its door has set for a dialect of that door, before the submission.
     """
 
     __slots__ = ("_again", "_ids", "_respond", "_service", "asked", "dialect", "received_ns", "write")
@@ -165,7 +169,7 @@ class Call(Ticket):
         received_ns: int,
         dialect: Dialect | None = None,
     ) -> None:
-        # What Ticket.__init__ does, without the call: this runs once a request.
+        # Inlined from Ticket.__init__: this runs once per request.
         self.deadline_ns = received_ns + service.timeout_ns
         self.error = None
         self.is_open = True
@@ -180,30 +184,30 @@ class Call(Ticket):
 
     @property
     def target_ns(self) -> int:
-        """Until when its answer is worth something; 0 until its deadline."""
+        """When its answer stops being of use to the caller; 0: at its deadline."""
         if self.urgency is None or not self.urgency.lasts_ns:
             return 0
         return min(self.received_ns + self.urgency.lasts_ns, self.deadline_ns)
 
     def shorten(self, timeout_ns: int | None) -> None:
-        """Let its caller wait no longer than this, or as long as it is told anyway; None changes nothing."""
+        """Set an earlier deadline. A later one, or None, changes nothing."""
         if timeout_ns is not None:
             self.deadline_ns = min(self.deadline_ns, self.received_ns + timeout_ns)
 
     def ask_for(self, tier: int | None) -> None:
-        """Let it have this tier, as far as its caller may ask for it; None changes nothing."""
+        """Set the tier, within what the caller may use; None changes nothing."""
         if tier is not None:
             self.urgency = (self.urgency or USUAL).asking(tier)
 
     def tell_load(self, form: LoadFormat) -> None:
-        """Let its answer tell the load of its model, as it is then."""
+        """Have its answer report the load of its model at that time."""
         respond, reports = self._respond, self._service.load_reports
         if respond is not None and reports is not None:
             self._respond = lambda status, lines, body: respond(status, lines + reports.line(form), body)
 
     @property
     def service(self) -> Scorer:
-        """What it is a call to."""
+        """The service that it calls."""
         return self._service
 
     @property
@@ -215,42 +219,42 @@ class Call(Ticket):
 
     @property
     def ran_again(self) -> bool:
-        """Whether it runs a second time because its device process has died."""
+        """Whether it runs a second time after its device process died."""
         return hasattr(self, "_again")
 
     @ran_again.setter
     def ran_again(self, again: Literal[True]) -> None:
-        # Not in `__init__`, which runs once a request: this is for very few of them.
+        # Not set in `__init__`, which runs once per request: very few need it.
         self._again = again
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for the answer."""
+        """Whether the caller still waits for the answer."""
         return self._respond is not None
 
     def lateness(self, *, begun: bool) -> StokerError:
-        """504 for a request that waited too long, and what Azure answers where `run` took too long."""
+        """The error of a request that waited too long: 504, or Azure's error where `run` took too long."""
         if begun and self.deadline_ns - self.received_ns >= self._service.timeout_ns:
             return ScoringTimeout(self._service.timeout_ns // 1_000_000)
         if self.submitted:
             lasts_ns = (self.target_ns or self.deadline_ns) - self.received_ns
-            # A long body may not have been read yet.
+            # A long body may not have been decoded yet.
             return self.exchange.missed(lasts_ns, getattr(self, "rows", 1))
         return super().lateness(begun=False)
 
     def await_rows(self, exchange: Exchange) -> None:
-        """Its rows come later: until then the exchange has nothing of it to give up."""
+        """Its rows will be submitted later: until then the exchange holds nothing of it to give up."""
         self.exchange = exchange
         self.row_numbers = []
 
     def check_wanted(self) -> None:
-        """Raise DeadlineExceeded if nobody waits for the answer any more; called on any thread."""
+        """Raise DeadlineExceeded if the caller does not wait any more; may be called on any thread."""
         if not self.wanted or time.monotonic_ns() >= self.deadline_ns:
             raise DeadlineExceeded("The request was not answered within its timeout.")
 
     @property
     def stages_ns(self) -> dict[str, int]:
-        """How long each stage took of what has been run, in their order, as its answer tells them."""
+        """The duration of each stage, in order, as the answer reports them."""
         return {
             "parse": self.enqueued_ns - self.received_ns,
             "queue": self.started_ns - self.enqueued_ns - self.turn_ns,
@@ -260,11 +264,11 @@ class Call(Ticket):
 
     @property
     def submitted(self) -> bool:
-        """Whether an exchange knows of it."""
+        """Whether it has been submitted to an exchange."""
         return hasattr(self, "exchange")
 
     def complete(self) -> None:
-        """Answer with what the device gave; with an error if that cannot be encoded."""
+        """Answer with the device's outputs, or with an error if they cannot be encoded."""
         try:
             if self.error is None:
                 (self.dialect or self._service.dialect).complete(self)
@@ -283,14 +287,14 @@ class Call(Ticket):
         Args:
             body: The body.
             now_ns: The time.
-            type_lines: The header lines that say what the body is.
-            counted: Whether `ModelMetrics.count_scored` has been told of it, with others.
+            type_lines: The header lines with the content type.
+            counted: Whether `ModelMetrics.count_scored` has counted it together with others.
         """
         received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
         started_ns, finished_ns = self.started_ns, self.finished_ns
         parse_ns = enqueued_ns - received_ns
         total_ns = now_ns - received_ns
-        # Before its ids are written: one without any gets some.
+        # Before the ids are written: a request without ids gets some.
         if (remarks := self._service.metrics.remarks) is not None and total_ns > remarks.slow_ns:
             remarks.slow(self, total_ns)
         queue_ns = started_ns - enqueued_ns
@@ -303,7 +307,7 @@ class Call(Ticket):
             type_lines,
             len(body),
             fresh_id_lines() if self._ids is None else self._ids.lines,
-            # Only Azure's clients look for what `run` did.
+            # Only Azure's clients read this header.
             executed if self.dialect is None else b"",
             parse_us // 1000,
             THREE_DIGITS[parse_us % 1000],
@@ -333,14 +337,14 @@ class Call(Ticket):
         self.answer(200, b"", body)
 
     def complete_empty(self, exchange: Exchange) -> None:
-        """Answer a request without rows: nothing has to be run for it."""
+        """Answer a request without rows, for which nothing has to run."""
         self.exchange = exchange
         self.rows = 0
         self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
         self.settle()
 
     def refuse(self, error: StokerError) -> None:
-        """Answer with an error; of one that a device has logged, the log says whose request it was."""
+        """Answer with an error; if a device process has logged it, a log line relates it to the request."""
         self._service.count_refusal(error, (self.urgency or USUAL).tier)
         if (remarks := self._service.metrics.remarks) is not None:
             remarks.failed(self, error)
@@ -356,18 +360,18 @@ class Call(Ticket):
         self.answer(status, json_lines(body) + self.ids.lines + error_lines(error) + lines, body)
 
     def refuse_for_fault(self, error: BaseException) -> None:
-        """Answer with an error that should not have been, and write it into the log under the request's id."""
+        """Answer with an internal error, and log the exception under the request's id."""
         request_id = self.ids.request_id.decode("latin-1")
         facts = facts_of(self.ids, self._service)
         logger.error(
             "request %s: scoring %s failed", request_id, self._service.name, exc_info=error, extra=facts
         )
-        # What raised may have been the answer's last step.
+        # The exception may have been raised after the answer was given.
         if self.wanted:
             self.refuse(unforeseen(error))
 
     def abandon(self) -> None:
-        """The caller has gone: rows that have not started do not run."""
+        """The caller has gone: rows that have not started will not run."""
         if self._respond is None:
             return
         self._respond = None
@@ -376,7 +380,7 @@ class Call(Ticket):
             self.cancel()
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Give the caller the answer, unless they have one or have gone.
+        """Give the caller the answer, unless one was given or the caller has gone.
 
         Args:
             status: Its status.

@@ -1,4 +1,4 @@
-"""What lines of the log say of a request: its ids, its trace and its model, never its body or its key."""
+"""The fields of log records about a request: its ids, its trace and its model, never its body or its key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Named(Protocol):
 
 
 def facts_of(ids: RequestIds, service: _Named, **more: Any) -> dict[str, dict[str, Any]]:
-    """Return `extra` for a record about a request to a service."""
+    """Return `extra` for a log record about a request to a service."""
     request_id = ids.request_id.decode("latin-1")
     return with_facts(
         request_id=request_id, trace_id=ids.trace_id, model=service.name, version=service.version, **more

@@ -1,4 +1,4 @@
-"""Who sends a request, as far as callers share what the server has."""
+"""Identifies the sender of a request, for the resources that callers share."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["caller_of"]
 
 
 def caller_of(service: Service, authorization: bytes, address: str) -> Caller:
-    """Find out who sends a request that may be scored.
+    """Return the sender of a request that may be scored.
 
     Args:
-        service: What scores it.
-        authorization: The value of its header `Authorization`, which the service takes.
-        address: Where it comes from.
+        service: The service that scores it.
+        authorization: The value of its header `Authorization`, which the service accepts.
+        address: The address that it comes from.
     """
     if service.access.open:
         return Caller.at(address)
     holder = service.access.holder(authorization)
     if holder is not None and holder is not DEFAULT:
-        # By their name: with their key and their tokens they are one.
+        # By name: a caller's key and tokens count as one caller.
         return Caller.at(address, (holder.number, holder.name))
     tokens = service.access.tokens
     if tokens is not None and tokens.verify(authorization):
-        # Whoever has a key has as many tokens as they like, and nothing in these says whose they are.
+        # A caller with a key may have any number of tokens, and a token does not say whose it is.
         return Caller.at(address, service.name)
-    # However the scheme is spelled.
+    # The scheme is compared without case.
     _, _, key = authorization.partition(b" ")
     return Caller.at(address, key.strip(b" \t"))

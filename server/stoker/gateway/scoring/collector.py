@@ -1,9 +1,9 @@
-"""Collects sampled requests and answers of one model, without being felt by those who score.
+"""Collects sampled requests and answers of one model, without slowing requests down.
 
-A frontend's event loop only appends references to a bounded queue; a thread turns them into records and writes
-them. What does not fit the queue is dropped and counted. The thread shares the interpreter with the event
-loop, so it works in slices of half a millisecond and takes at most a fifth of the time: under more load than that
-leaves room for, records are dropped, not requests delayed.
+The event loop only appends references to a bounded queue; a thread makes records of them and writes them. What does
+not fit into the queue is dropped and counted. The thread shares the interpreter lock with the event loop, so it
+works in slices of half a millisecond and takes at most a fifth of the time: under more load than that allows,
+records are dropped rather than requests delayed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["LARGEST_BODY_BYTES", "Collector"]
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY_BYTES: Final = 1 << 20
-"""Longer bodies and answers are not kept; their records say so."""
+"""Longer bodies and answers are left out of their records, which say so."""
 
 _MAX_QUEUED_RECORDS: Final = 8192
 _MAX_QUEUED_BYTES: Final = 64 << 20
@@ -44,7 +44,7 @@ _LINE_ENDS: Final = bytes.maketrans(b"\r\n", b"  ")
 
 
 class _Scored(NamedTuple):
-    """One request as the event loop hands it over."""
+    """One request as the event loop passes it to the thread."""
 
     time_s: float
     request_id: bytes
@@ -61,7 +61,7 @@ class _Scored(NamedTuple):
 
 
 class Collector:
-    """Collects for one model in one frontend.
+    """The data collection of one model in one frontend.
 
     Args:
         model: Its name.
@@ -91,7 +91,7 @@ class Collector:
         self._as_text = settings.format == "parquet"
         self._parser = simdjson.Parser()
         self._queue: deque[_Scored] = deque()
-        # Each is written by one thread alone: the event loop's and the writer's.
+        # Each has one writer only: the event loop, or the writing thread.
         self._enqueued_bytes = 0
         self._taken_bytes = 0
         self._warned_s = -_WARN_EVERY_S
@@ -99,30 +99,30 @@ class Collector:
         self._thread = threading.Thread(target=self._live, name=f"collect {model}", daemon=True)
 
     def start(self) -> None:
-        """Write from now on, on a thread of its own."""
+        """Start the writing thread."""
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued and end; records that are not written within `timeout_s` are lost."""
+        """Write what is queued and stop; records that are not written within `timeout_s` are lost."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def samples(self, request_id: bytes) -> bool:
-        """Whether a request is among the sampled: the same id gives the same verdict, on every server."""
+        """Whether a request is sampled: decided by its id, so every server decides alike."""
         return is_sampled(request_id, self._sample_rate)
 
     def watch(self, body: bytes, content_type: bytes, request_id: bytes, respond: Respond) -> Respond:
-        """Return what answers a request: `respond`, and for a sampled one its record is queued thereafter."""
+        """Return a function that answers like `respond` and, for a sampled request, queues its record afterwards."""
         if not self.samples(request_id):
             return respond
         input_bytes = len(body)
-        # A body that is too long must not live until its answer.
+        # A body that is too long must not be kept until its answer.
         kept = body if self._keeps_inputs and input_bytes <= LARGEST_BODY_BYTES else None
 
         def respond_and_enqueue(status: int, lines: bytes, answer: bytes) -> None:
             respond(status, lines, answer)
-            # A server that refuses for want of room or of a device has not looked at the request.
+            # A request refused for lack of room or of a device has not been looked at.
             if status != 503:
                 self._enqueue(request_id, content_type, status, input_bytes, kept, answer)
 
@@ -159,7 +159,7 @@ class Collector:
         self._files.close()
 
     def write_queued(self) -> None:
-        """Write all that is queued, in slices with rests between them unless the end is near."""
+        """Write all that is queued, in slices with pauses between them unless the collector is being closed."""
         while self._queue:
             begun_s = time.thread_time()
             records = []
@@ -223,7 +223,7 @@ class Collector:
 
     def _is_json(self, content: bytes) -> bool:
         try:
-            # Makes no Python objects of it, so a long body does not hold the interpreter for long.
+            # Makes no Python objects, so a long body does not hold the interpreter lock for long.
             self._parser.parse(content)
         except (ValueError, RuntimeError):
             return False

@@ -1,4 +1,4 @@
-"""What is known of a service before its model is loaded: what is said of it, its limits, and what few have."""
+"""What is known of a service before its model is loaded: description, limits, and optional parts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["Limits", "ServiceFacts", "ServiceOptions"]
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """What is said of a service.
+    """Descriptive facts of a service.
 
     Attributes:
         name: Name of the model.
         version: Its version.
-        framework: `onnx`, `tensorflow` or `script`; empty if that is not known.
-        description: The operator's words for its Swagger; None has words made for it.
-        swagger: Descriptions that the user has written, by Swagger version; they win over those that are made.
-        hosting: Where it runs, and in what batches.
+        framework: `onnx`, `tensorflow` or `script`; empty if not known.
+        description: The operator's description for its Swagger; None to generate one.
+        swagger: The user's own descriptions by Swagger version, used in place of generated ones.
+        hosting: Where it runs, and how requests are batched.
     """
 
     name: str
@@ -43,16 +43,16 @@ class ServiceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the requests to a service may take.
+    """The limits of requests to a service.
 
     Attributes:
-        timeout_ms: A request that is not answered by then gets 504.
-        max_body_bytes: The longest body of a request.
+        timeout_ms: A request that is not answered within this time gets 504.
+        max_body_bytes: The longest accepted body.
         max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
         max_queue_wait_ms: How long requests beyond that wait.
-        urgency: How urgent those are that do not say so; None if nothing tells them apart.
-        by_target: Whether only those are taken that are expected to be in time.
-        quotas: What callers with limits may still send; None if nobody has a limit.
+        urgency: The default urgency of requests; None if nothing distinguishes them.
+        by_target: Whether requests are refused that are expected to miss their target.
+        quotas: The quotas of callers with limits; None if nobody has a limit.
     """
 
     timeout_ms: int
@@ -65,14 +65,14 @@ class Limits:
 
 
 class ServiceOptions(TypedDict, total=False):
-    """What most services have not.
+    """Parts that most services do not have.
 
     Attributes:
-        images: Reads images.
-        collector: Keeps what is collected of the requests.
-        non_finite: What becomes of NaN and infinities in the JSON of answers; by default words.
-        long_bodies: Reads bodies above 1 MiB beside the loop; where it is not given, they are read on it.
-        turns: Says in which order bodies are decoded; by default short ones first.
+        images: Decodes images.
+        collector: Collects requests and answers.
+        non_finite: How NaN and infinities are written in the JSON of answers; by default as words.
+        long_bodies: Decodes bodies above 1 MiB beside the event loop; if absent, they are decoded on it.
+        turns: Decides in which order bodies are decoded; by default short ones first.
     """
 
     images: ImageScoring | None

@@ -1,7 +1,8 @@
-"""Fair turns: which of the requests that have arrived are decoded in this turn of the event loop.
+"""Which of the requests that have arrived are decoded in this turn of the event loop.
 
-Decoding a long body takes as long as answering hundreds of short ones, and nothing is read meanwhile. So short ones
-go first, and of long ones only so many bytes a turn: what arrives between two turns is heard before the rest.
+Decoding a long body takes as long as answering hundreds of short ones, and nothing is read from sockets meanwhile.
+So short bodies are decoded first, and of long ones a limited number of bytes per turn: what arrives between two
+turns is handled before the rest.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ LONG_BODY_BYTES: Final = 1 << 15
 """A longer body may wait for a later turn; up to this size, decoding takes less than a millisecond."""
 
 TURN_BYTES: Final = 1 << 18
-"""So many bytes of long bodies are decoded in one turn: some milliseconds."""
+"""How many bytes of long bodies are decoded per turn: some milliseconds of work."""
 
 Staged = tuple["Call", bytes, "RequestHead | None"]
-"""A request that waits for a turn: its body, and its head if somebody wants to see that."""
+"""A request that waits for its turn: the call, its body, and its head if one is needed."""
 
 
 class FairTurns:
-    """The long bodies that wait for a turn of the loop, in the order in which they came.
+    """The long bodies that wait for a turn of the loop, in order of arrival.
 
     Args:
-        turn_bytes: How many bytes of them go in one turn.
-        long_bytes: A body of more is a long one.
+        turn_bytes: How many of their bytes are decoded per turn.
+        long_bytes: The size above which a body is a long one.
     """
 
     def __init__(self, turn_bytes: int = TURN_BYTES, long_bytes: int = LONG_BODY_BYTES) -> None:
@@ -46,10 +47,10 @@ class FairTurns:
         return iter(self._waiting)
 
     def portion(self, arrived: Sequence[Staged]) -> list[Staged]:
-        """Take in what has arrived since the last turn, and return what is decoded in this one.
+        """Add what has arrived since the last turn, and return what is decoded in this one.
 
-        That is all that is short, then the long ones that have waited longest: at least one, so that each has its
-        turn, and no more than what a turn takes. What its caller has given up costs nobody a turn.
+        That is all short bodies, then the long ones that have waited longest, up to the bytes of a turn and at
+        least one, so that each is decoded in the end. Calls that were given up are left out.
         """
         portion = []
         for staged in arrived:
@@ -70,8 +71,8 @@ class FairTurns:
 
 
 class OrderedTurns(FairTurns):
-    """All at once, in the order in which they came: requests of a sequence may not overtake each other."""
+    """Everything at once in order of arrival: requests of a sequence must not overtake each other."""
 
     def portion(self, arrived: Sequence[Staged]) -> list[Staged]:
-        """Return all that have arrived."""
+        """Return everything that has arrived."""
         return list(arrived)

@@ -1,4 +1,4 @@
-"""Memory that was freed and that the C library keeps: what large images leave behind."""
+"""Returns memory to the system that was freed, but is kept by the C library: large images leave much of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["give_back"]
 
 
 def give_back() -> None:
-    """Give freed memory back to the system; takes milliseconds for each gigabyte, in which Python goes on.
+    """Return freed memory to the system. Takes milliseconds for each gigabyte, without the interpreter lock.
 
-    glibc keeps what threads have freed in blocks of less than its threshold for mapping, for ever.
+    glibc keeps blocks that threads have freed below its mmap threshold for ever.
     """
     _trim()(0)
 

@@ -22,13 +22,13 @@ __all__ = ["ImageDialect"]
 
 
 class ImageDialect(JsonDialect):
-    """Images, and whatever else the JSON dialect of the model takes; the answers are that dialect's.
+    """Images, and everything that the JSON dialect of the model accepts; answers are those of that dialect.
 
     Args:
         name: The model's name.
         images: Reads images.
         numbers: The JSON dialect of the model.
-        choose: Returns where rows go, when they are there; None if there is no device.
+        choose: Returns the exchange for decoded rows; None if no device process has the model.
     """
 
     wants_head = True
@@ -46,19 +46,19 @@ class ImageDialect(JsonDialect):
         self._choose = choose
 
     def check_media(self, content_type: bytes) -> None:
-        """Take them all."""
+        """Accept every type."""
 
     def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
-        """Whether a body is JSON; images have threads."""
+        """Whether a body is JSON; images are decoded on threads of their own."""
         del service
         return not self._images.claims(body, head)
 
     def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
-        """As for numbers alone."""
+        """As for JSON alone."""
         return self._numbers.unlocked_reader(body)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Submit the rows of images once they have been read; those of numbers now."""
+        """Submit the rows of images once they are decoded, those of JSON at once."""
         if self._images.claims(body, head):
             call.await_rows(exchange)
             self._images.read(body, head, call.check_wanted, partial(self.submit_rows, call))
@@ -66,7 +66,7 @@ class ImageDialect(JsonDialect):
             self._numbers.submit(call, exchange, body, head)
 
     def submit_rows(self, call: Call, rows: Rows | BaseException) -> None:
-        """Go on with a request whose images have been read, or could not be."""
+        """Continue a request whose images were decoded, or could not be."""
         exchange = self._choose()
         if not call.wanted:
             return
@@ -85,9 +85,9 @@ class ImageDialect(JsonDialect):
                 call.refuse_for_fault(error)
 
     def encode(self, ticket: Ticket) -> bytes:
-        """Return the answer to numbers."""
+        """Return the answer in JSON."""
         return self._numbers.encode(ticket)
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
-        """Answer as for numbers."""
+        """Answer as for JSON."""
         self._numbers.complete_together(calls, rows)

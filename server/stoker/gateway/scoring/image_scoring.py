@@ -1,4 +1,4 @@
-"""Images of requests become rows: small ones at once, others on a few threads beside the event loop."""
+"""Images of requests become rows: small ones at once, others on a few threads."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ __all__ = ["ImageScoring", "content_type_of"]
 
 _THREADS: Final = 2
 _MAX_WAITING: Final = 128
-# What they may have together, in images of the largest size: half a minute for the threads.
+# Limit for all images being decoded, in images of the largest size: half a minute of work for the threads.
 _MAX_LARGEST_IMAGES: Final = 128
-# Below both, decoding takes less than a millisecond, which is not worth a change of threads.
+# Below both limits decoding takes less than a millisecond, so that a change of threads is not worth it.
 _QUICK_BODY_BYTES: Final = 1 << 16
 _QUICK_PIXELS: Final = 1 << 16
-# What larger requests leave behind is given back when no other has come for a while, which would take it again.
+# Memory left by larger requests is returned when no other has come for this time; the next one would reuse it.
 _LARGE_PIXELS: Final = 1 << 20
 _QUIET_NS: Final = 1_000_000_000
 
 
 class ImageScoring:
-    """The images of one model in one frontend.
+    """Decodes the images of one model in one frontend.
 
     Args:
         image: The model's image input.
         max_pixels: Largest image, in pixels.
-        max_rows_bytes: What the rows of one request may add up to.
+        max_rows_bytes: The most bytes that the rows of one request may have.
         threads: Where larger images are decoded; by default all models of the process share two threads.
-        budget: What the images that are under way may have together; by default all models of the process share one.
+        budget: The limit for all images being decoded; by default one for all models of the process.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ImageScoring:
         self._quiet_since_ns: int | None = None
 
     def attach(self, signature: Signature) -> None:
-        """Read images for a model with this signature from now on.
+        """Decode for a model with this signature from now on.
 
         Raises:
             InvalidSettings: The model cannot take such images.
@@ -81,7 +81,7 @@ class ImageScoring:
         return not self._waiting
 
     def claims(self, body: bytes, head: RequestHead | None) -> bool:
-        """Whether a body may hold images; others are numbers in JSON."""
+        """Whether a body may contain images; other bodies are JSON."""
         return self._reader is not None and self._reader.claims(body, content_type_of(head))
 
     def read(
@@ -91,13 +91,13 @@ class ImageScoring:
         check: Callable[[], None],
         take: Callable[[Rows | BaseException], None],
     ) -> None:
-        """Decode a body that was claimed.
+        """Decode a body for which `claims` is True.
 
         Args:
             body: The body.
-            head: What the request said beside it, if it said more than a plain one.
-            check: Raises when nobody waits for the answer any more; called on any thread.
-            take: Called once with the rows, or with why there are none: at once, or later on the event loop.
+            head: The head of the request, unless it is a plain one.
+            check: Raises if the caller does not wait any more; called on any thread.
+            take: Called once with the rows or with an error: at once, or later on the event loop.
         """
         reader, content_type = self._reader, content_type_of(head)
         assert reader is not None, "it claims nothing before there is one"
@@ -113,7 +113,7 @@ class ImageScoring:
             take(Overloaded("Too many images wait to be decoded; try again later.", retry_after_s=1))
             return
         try:
-            # Of a long body nobody has looked yet what is in it.
+            # Nothing has looked into a long body yet.
             share = PixelShare(self._budget, self._max_pixels if opened is None else opened.pixels)
         except Overloaded as error:
             take(error)
@@ -133,8 +133,11 @@ class ImageScoring:
         asyncio.wrap_future(work).add_done_callback(finish)
 
     def sweep(self, now_ns: int) -> None:
-        """Give up what nobody waits for, and memory that nobody uses; call this every few dozen milliseconds."""
-        # Telling somebody may bring what waits next.
+        """Drop requests whose callers do not wait any more, and return unused memory.
+
+        Call this every few dozen ms.
+        """
+        # Calling `take` may add requests to the list.
         for decoding in list(self._waiting):
             decoding.give_up_if_unwanted()
         if not self._leftovers or self._waiting:
@@ -160,13 +163,16 @@ class _Decoding:
         self._take: Callable[[Rows | BaseException], None] | None = take
 
     def tell(self, outcome: Rows | BaseException) -> None:
-        """Hand over the rows, or why there are none, unless the request was given up."""
+        """Pass on the rows or the error, unless the request was given up."""
         take, self._take = self._take, None
         if take is not None:
             take(outcome)
 
     def give_up_if_unwanted(self) -> None:
-        """Answer at once who would wait in vain; a thread that works for it already ends with its next image."""
+        """Fail the request at once if its caller does not wait any more.
+
+        A thread that works on it stops after an image.
+        """
         try:
             self._check()
         except StokerError as error:
@@ -175,7 +181,7 @@ class _Decoding:
 
 
 def content_type_of(head: RequestHead | None) -> bytes:
-    """The `Content-Type` of a request, empty if it is not known."""
+    """The `Content-Type` of a request, empty if it has none."""
     for name, value in () if head is None else head.headers:
         if name.lower() == "content-type":
             return value.encode("latin-1")
@@ -185,7 +191,7 @@ def content_type_of(head: RequestHead | None) -> bytes:
 def _quick(
     reader: ImageReader, body: bytes, content_type: bytes, check: Callable[[], None]
 ) -> list[np.ndarray] | OpenedImages | None:
-    """The rows of a body if they cost little; else what was learned about it."""
+    """The rows of a body that is cheap to decode; otherwise what is known of it already."""
     if len(body) > _QUICK_BODY_BYTES:
         return None
     opened = reader.open(body, content_type)

@@ -1,4 +1,4 @@
-"""Calls to a model with one output of fixed size, whose answers are written together."""
+"""Calls to a model with one output of fixed size, whose answers are encoded together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["JoiningCall"]
 
 
 class JoiningCall(Call):
-    """A call to a model with one output of fixed size: calls that come back together are answered in one go."""
+    """A call to a model with one output of fixed size; calls whose rows return together are answered together."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Azure's JSON: rows of numbers in and out, and tensors of any shape."""
+"""Azure's JSON: rows of numbers, and tensors of any shape."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = ["JsonDialect", "PackedDialect", "RowsDialect"]
 
 
 class JsonDialect(AzureDialect):
-    """What all models speak that take JSON."""
+    """The base of dialects for models that take JSON."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     @abstractmethod
     def encode(self, ticket: Ticket) -> bytes:
-        """Return the answer's body for a request that was scored. Only valid inside its `complete`."""
+        """Return the body of the answer to a scored request. Only valid inside its `complete`."""
 
     def complete(self, call: Call) -> None:
         """Answer with JSON."""
@@ -56,13 +56,13 @@ class RowsDialect(JsonDialect):
     """Rows of numbers, and answers that are rows of numbers or texts."""
 
     def __init__(self, name: str, signature: Signature, non_finite: NonFinite) -> None:
-        """Make it for a model with this signature, whose answers have NaN and infinities so."""
+        """Create it for a model with this signature; `non_finite` says how NaN and infinities are written."""
         super().__init__(name)
         self._decoder = ScoringDecoder(signature)
         self._decode = self._decoder.decode
         self._in_place = self._decoder.reads_natively
         self._non_finite = non_finite
-        # Chosen here, so that no request has to ask.
+        # Chosen once, so that requests need not check.
         names = _column_names(signature.model_tensors)
         self._encode_outputs = encode_outputs if names is None else names.encode_outputs
         self._encode_each = encode_each if names is None else names.encode_each
@@ -76,12 +76,12 @@ class RowsDialect(JsonDialect):
             exchange.submit(call, self._decode(body))
 
     def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
-        """Read in C++, where that is installed."""
-        # Those of longer ones have to be counted first, which takes the lock.
+        """The C++ decoder, where it is installed."""
+        # The length of longer ones has to be counted first, which holds the interpreter lock.
         return self._decoder.native_rows if self._decoder.reads_natively and len(body) <= MAX_VALUES else None
 
     def encode(self, ticket: Ticket) -> bytes:
-        """Return the rows of the only output, or an object of outputs by name."""
+        """Return the rows of the only output, or a JSON object of outputs by name."""
         outputs = ticket.exchange.arena.signature.outputs
         if outputs[0].variable:
             return encode_texts(ticket.output_texts(0))
@@ -95,7 +95,7 @@ class RowsDialect(JsonDialect):
             super().complete_together(calls, rows)
             return
         now_ns = time.monotonic_ns()
-        # Once for all: a shared counter costs as much as the rest of what is counted of a request.
+        # Counted once for all: a shared counter costs as much as all other counting of a request.
         calls[0].service.metrics.count_scored(len(calls), len(calls))
         for call, body in zip(calls, bodies, strict=True):
             try:
@@ -108,7 +108,7 @@ class PackedDialect(JsonDialect):
     """Tensors of any shape, packed into one row."""
 
     def __init__(self, name: str, tensors: ModelTensors, non_finite: NonFinite) -> None:
-        """Make it for a model with these tensors, whose answers have NaN and infinities so."""
+        """Create it for a model with these tensors; `non_finite` says how NaN and infinities are written."""
         super().__init__(name)
         self._decode = TensorDecoder(tensors).decode
         self._non_finite = non_finite
@@ -121,12 +121,12 @@ class PackedDialect(JsonDialect):
         exchange.submit_body(call, pack(self._decode(body)))
 
     def encode(self, ticket: Ticket) -> bytes:
-        """Return the only output, or an object of outputs by name."""
+        """Return the only output, or a JSON object of outputs by name."""
         return self._encode_tensors(unpack(ticket.output_texts(0)[0]), self._non_finite)
 
 
 def _column_names(tensors: ModelTensors | None) -> ColumnNames | None:
-    """What writes outputs as objects by the names of their columns; None if they are lists."""
+    """Writes outputs as objects by column names; None if they are lists."""
     if tensors is None or not any(info.as_objects for info in tensors.outputs):
         return None
     return ColumnNames(tensors.outputs)

@@ -1,8 +1,8 @@
-"""Requests whose answers did not fit their rows: they run again in an arena whose rows have room for longer ones.
+"""Requests whose answers did not fit into their rows run again in an arena with larger rows.
 
-How long the answers of a model of free sizes are is not known before it has given them. Rows are sparse, so room
-costs no memory, but addresses: an arena begins with room for usual answers, and is replaced by one with four times as
-much when an answer has not fitted.
+The length of answers of a model of free sizes is known only once it has computed one. Rows are sparse, so room
+costs address space and no memory: an arena begins with room for usual answers, and is replaced by one with four
+times as much when an answer has not fitted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["LargerRows"]
 
 _MAX_ANSWER_BYTES: Final = 32 << 30
-"""The most room that an answer gets."""
+"""The most bytes that an answer may have."""
 
 _GROWTH: Final = 4
 
@@ -28,8 +28,8 @@ class LargerRows:
     """The exchanges of a service whose rows were too small, and the requests that wait for larger ones.
 
     Args:
-        ask: Asks for an exchange instead of this one, with room for answers of so many bytes; None where nobody can
-            be asked.
+        ask: Asks for a replacement of an exchange, with room for answers of so many bytes; None if nobody can be
+            asked.
     """
 
     def __init__(self, ask: Callable[[Exchange, int], None] | None = None) -> None:
@@ -39,12 +39,12 @@ class LargerRows:
 
     @property
     def exchanges(self) -> Iterator[Exchange]:
-        """Those that have been replaced, and in which requests may still be."""
+        """The replaced exchanges, which may still hold requests."""
         yield from tuple(self._replaced)
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits, nor is in an exchange that was replaced."""
+        """Whether no request waits or is in a replaced exchange."""
         return not self._waiting and all(exchange.idle for exchange in self._replaced)
 
     def take(self, call: Call, exchange: Exchange) -> bool:
@@ -52,7 +52,7 @@ class LargerRows:
 
         Args:
             call: The request, within its `complete`.
-            exchange: Where it was.
+            exchange: The exchange that it was in.
 
         Returns:
             False if there cannot be larger rows: the request is as it was.
@@ -73,8 +73,8 @@ class LargerRows:
         return True
 
     def replace(self, old: Exchange, new: Exchange) -> None:
-        """Submit what has waited to the exchange that is used instead of an old one from now on."""
-        # Those that the old one came instead of may outlast it.
+        """Submit the waiting requests to the exchange that replaces an old one."""
+        # Exchanges that the old one had replaced may still hold requests.
         for before, successor in self._replaced.items():
             if successor is old:
                 self._replaced[before] = new
@@ -84,7 +84,7 @@ class LargerRows:
                 submit_again(call, new, body)
 
     def lose(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
-        """Take note that an exchange has gone; nothing comes instead of it.
+        """Record that the device process of an exchange has ended; no replacement will come.
 
         Returns:
             The requests that have waited for that, and their bodies.
@@ -93,7 +93,7 @@ class LargerRows:
         return self._waiting.pop(exchange, [])
 
     def sweep(self, now_ns: int) -> None:
-        """Fail what has waited too long, and close the exchanges that are not needed any more."""
+        """Fail requests that have waited too long, and close replaced exchanges that are empty."""
         for calls in self._waiting.values():
             late = [call for call, _ in calls if call.deadline_ns <= now_ns]
             calls[:] = [pair for pair in calls if pair[0].deadline_ns > now_ns]

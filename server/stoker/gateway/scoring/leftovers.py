@@ -1,4 +1,4 @@
-"""Memory that large bodies leave behind: the C library keeps it for the threads that had it, busy or not."""
+"""Decides when to return freed memory of large bodies, which the C library keeps for the threads that had it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from stoker.gateway.http.body_budget import BodyBudget
 __all__ = ["Leftovers", "private_bytes"]
 
 _KEPT_BYTES: Final = 128 << 20
-"""Twice what the C library keeps for the next large body, so that this is not taken from who uses it."""
+"""Twice what the C library keeps for the next large body, so that memory in use is not taken away."""
 _QUIET_LOOKS: Final = 3
 _MOST_LOOKS: Final = 600
-"""It is tried again, ever more seldom: threads of gRPC hold messages longer than anybody sees."""
+"""Tried again at growing intervals: threads of gRPC hold messages for longer than can be seen from here."""
 
 
 def private_bytes() -> int:
-    """What this process has of the memory for itself: not its files, nor the rows that it shares with devices."""
+    """The private memory of this process: without its files, and without the rows shared with devices."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     return int(status.partition("RssAnon:")[2].split()[0]) << 10
 
 
 class Leftovers:
-    """Says when there is much to give back, and nobody who is about to use it again.
+    """Says when much memory can be returned and nobody is about to use it again.
 
     Args:
-        budget: Where large bodies are while they are used.
-        read_bytes: How much memory the process has.
+        budget: The large bodies that are held now.
+        read_bytes: Returns the private memory of the process.
     """
 
     def __init__(self, budget: BodyBudget, read_bytes: Callable[[], int] = private_bytes) -> None:
@@ -38,7 +38,7 @@ class Leftovers:
         self._quiet_looks, self._looks = 0, _QUIET_LOOKS
 
     def due(self) -> bool:
-        """Whether freed memory is to be given back now; called once a second."""
+        """Whether freed memory should be returned now; called once a second."""
         now_bytes = self._read_bytes()
         self._needed_bytes = min(self._needed_bytes, now_bytes)
         if self._budget.held_bytes or now_bytes - self._needed_bytes < _KEPT_BYTES:

@@ -1,4 +1,4 @@
-"""What answers tell balancers of the load of a model: ORCA's header `endpoint-load-metrics`, as of Triton."""
+"""Load reports of a model in its answers, for load balancers: ORCA's header `endpoint-load-metrics`, as in Triton."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.metrics.memory import MetricMemory
 __all__ = ["LOAD_HEADER", "LoadFormat", "LoadReports", "load_format"]
 
 LOAD_HEADER: Final = b"endpoint-load-metrics-format"
-"""By which a balancer asks for it, in lower case."""
+"""The request header that asks for it, in lower case."""
 
 LoadFormat: TypeAlias = Literal["TEXT", "JSON"]
 
@@ -21,7 +21,7 @@ _FRESH_NS: Final = 10_000_000
 
 
 def load_format(value: bytes | None) -> LoadFormat | None:
-    """Return in which form the load is asked for; None for no form that there is: the request is answered anyway."""
+    """Return the requested format; None for an unknown format: the request is answered without a report."""
     match (value or b"").strip().upper():
         case b"TEXT":
             return "TEXT"
@@ -31,7 +31,7 @@ def load_format(value: bytes | None) -> LoadFormat | None:
 
 
 class LoadReports:
-    """The load of one model, as its answers tell it; read at most a hundred times a second.
+    """The load of one model as reported in answers; computed at most a hundred times a second.
 
     Args:
         metrics: The counters of all processes.
@@ -39,7 +39,7 @@ class LoadReports:
         clock_ns: Monotonic time in nanoseconds.
 
     Attributes:
-        utilization: The load that `line` has told last.
+        utilization: The load that `line` has reported last.
     """
 
     utilization = 0.0
@@ -62,7 +62,7 @@ class LoadReports:
 
     def _read(self) -> dict[LoadFormat, bytes]:
         if self._meter is None:
-            # Not before somebody asks: it keeps counters as they were.
+            # Created on first use: it keeps a copy of counters.
             self._meter = LoadMeter(self._metrics, lambda: self._clock_ns() / 1e9, self._slot)
         load = self._meter.read([self._slot])[self._slot]
         named = {}

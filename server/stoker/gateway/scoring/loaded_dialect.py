@@ -1,4 +1,4 @@
-"""Which dialect a model speaks at its scoring endpoint, as it is loaded."""
+"""Chooses a model's dialect at Azure's scoring endpoint when it is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["loaded_dialect"]
 
 
 def loaded_dialect(name: str, signature: Signature, non_finite: NonFinite) -> JsonDialect | ScriptDialect:
-    """Make the dialect of a model with this signature, whose answers have NaN and infinities so."""
+    """Make the dialect for a model with this signature; `non_finite` says how NaN and infinities are written."""
     if signature.script is not None:
         return ScriptDialect(name, signature.script)
     if signature.method:

@@ -1,9 +1,9 @@
-"""Long bodies of a frontend, which are read beside its loop, one after the other.
+"""Long bodies of a frontend are decoded beside its event loop, one after the other.
 
-Rows of numbers are read on a thread, where something does so without Python's interpreter lock. To parse any other
-JSON is to hold that: no thread could do it without stopping the loop, so a process does. It is started when the
-first such body comes, and ended when none has come for a minute. What all of them take is bounded: a body waits
-here until it is its turn, in the memory that the frontend has allowed it.
+Rows of numbers are decoded on a thread, where a decoder without Python's interpreter lock is installed. Any other
+JSON needs that lock, so a thread would block the event loop: it is decoded by a process, which is started for the
+first such body and ended when none has come for a minute. Memory is bounded: a body that waits here stays within
+the frontend's budget of large bodies.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = ["PORTION_BYTES", "LongBodies", "Reader", "shared_long_bodies"]
 logger = logging.getLogger(__name__)
 
 PORTION_BYTES: Final = 1 << 20
-"""So many bytes are copied to the reader in one turn of the loop: half a millisecond."""
+"""How many bytes are copied to the reader per turn of the loop: half a millisecond of work."""
 _IDLE_S: Final = 60.0
 _PATIENCE_S: Final = 30.0
-"""No body takes so long to read: a reader that has not answered then is ended."""
+"""No body takes as long to decode: a reader that has not answered then is killed."""
 _MODULE: Final = "stoker.gateway.scoring.body_reader"
 
 Take = Callable[["Parcel | Rows | BaseException"], None]
-"""Takes what was found in a body, or why nothing was; does not raise. A parcel's memory is closed when it returns."""
+"""Takes the decoded content or an error; must not raise. A parcel's memory is closed when it returns."""
 
 
 class _Waiting(NamedTuple):
@@ -53,11 +53,11 @@ class _Waiting(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A process that reads long bodies.
+    """A process that decodes long bodies.
 
     Attributes:
-        socket: What parcels go through.
-        end: Ends it and waits for that; called beside the loop, for a large process takes a while.
+        socket: The socket for parcels.
+        end: Ends the process and waits for it; called on a thread, for a large process takes a while to end.
     """
 
     socket: socket.socket
@@ -65,11 +65,11 @@ class Reader(NamedTuple):
 
 
 class LongBodies:
-    """The long bodies that wait to be read, and the process that reads them. Belongs to one event loop.
+    """The long bodies that wait to be decoded, and the process that decodes them. Belongs to one event loop.
 
     Args:
         idle_s: After how many seconds without a long body the process is ended.
-        patience_s: How many seconds it may take for one.
+        patience_s: How many seconds decoding one may take.
         start: Starts the process.
     """
 
@@ -96,14 +96,14 @@ class LongBodies:
         take: Take,
         unlocked: UnlockedReader | None = None,
     ) -> None:
-        """Read a body when it is its turn.
+        """Decode a body when its turn comes.
 
         Args:
             call: The request.
             body: Its body.
             head: Its method, query and headers, where the dialect wants them.
             take: Called once, later, unless the body is forgotten before its turn.
-            unlocked: Tries first whether it can read the body, on a thread.
+            unlocked: A decoder to try first, on a thread.
         """
         self._waiting[call] = _Waiting(body, head, take, unlocked)
         if self._working is None:
@@ -112,7 +112,7 @@ class LongBodies:
             self._working = asyncio.get_running_loop().create_task(self._work())
 
     def forget(self, call: Call) -> None:
-        """Drop the body of a request that nobody waits for."""
+        """Drop the body of a request whose caller does not wait any more."""
         self._waiting.pop(call, None)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class LongBodies:
             waiting = self._waiting.pop(call)
             take = waiting.take
             reading = self._read(call, waiting.body, waiting.head, waiting.unlocked)
-            # Only what reads the body has it from here on, for as long as it needs it.
+            # Only the decoder refers to the body from here on, so it is freed as soon as it is not needed.
             del waiting
             try:
                 found = await reading
@@ -182,7 +182,7 @@ def _start_process() -> Reader:
                 [sys.executable, "-P", "-m", _MODULE, "--fd", str(far.fileno())],
                 pass_fds=(far.fileno(),),
                 stdin=subprocess.DEVNULL,
-                # The form may have been changed since the server was started.
+                # The log format may have been changed since the server was started.
                 env={**os.environ, LOG_FORMAT_VARIABLE: log_format()},
             )
         except BaseException:
@@ -197,7 +197,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _copied(body: bytes) -> int:
-    """Copy a body into shared memory, and let the loop turn meanwhile."""
+    """Copy a body into shared memory, with turns of the event loop in between."""
     memory_fd = os.memfd_create("stoker-long-body", os.MFD_CLOEXEC)
     try:
         view, copied = memoryview(body), 0
@@ -227,5 +227,5 @@ async def _readable(sock: socket.socket) -> None:
 
 @cache
 def shared_long_bodies() -> LongBodies:
-    """Those of this process: all of its models share one reader."""
+    """The one for all models of this process."""
     return LongBodies()

@@ -1,7 +1,7 @@
-"""Reading one long body beside the loop: what is asked of the reader, and what it has found.
+"""Decoding one long body in the reader process: what it is told, and what it returns.
 
-The reader runs the dialect that the frontend would run, with a stand-in of the exchange that keeps what is submitted.
-So both come to the same verdict, in the same words.
+The reader runs the same dialect as the frontend would, with a stand-in for the exchange that keeps what is
+submitted. So both come to the same result, with the same error messages.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["Found", "LongBody", "read_long_body", "submit_found", "task_for"]
 
 @dataclass(frozen=True, slots=True)
 class LongBody:
-    """What the reader is told of a request beside its body.
+    """The task of the reader, beside the body.
 
     Attributes:
         name, version, signature, non_finite: Of the model.
-        dialect: What the request speaks; None if that is what the model does.
-        head: Method, query and headers, where the dialect wants them.
+        dialect: The request's dialect; None for the model's.
+        head: Method, query and headers, where the dialect needs them.
         request_id: The request's id.
         received_ns, deadline_ns, urgency: Of the call.
     """
@@ -60,17 +60,18 @@ class LongBody:
 
 @dataclass(slots=True)
 class Found:
-    """What a body holds; its bytes are in the shared memory that comes with it.
+    """The decoded content of a body; its bytes are in the shared memory that comes with it.
 
     Attributes:
-        deadline_ns: When the caller stops waiting, if the body says so.
-        urgency: How urgent it is, if the body says so.
-        sequence: Of which sequence it is, if the body says so.
-        arrays: Per input dtype and shape of its rows, one behind the other; None if the memory is a row of bytes.
-        empty: Whether there are no rows at all.
+        deadline_ns: The deadline, if the body sets one.
+        urgency: The urgency, if the body sets one.
+        sequence: The sequence, if the body names one.
+        arrays: Per input dtype and shape of its rows, in the order in which they lie in the memory; None if the
+            memory is a row of bytes.
+        empty: Whether there are no rows.
         write: As `Call.write`, without the request's arrays; None if the dialect sets none.
-        error: Why the request is refused.
-        fault: The traceback of what should not have been raised.
+        error: The error, if the request is refused.
+        fault: The traceback of an unexpected exception.
     """
 
     deadline_ns: int
@@ -84,12 +85,12 @@ class Found:
 
 
 def submit_found(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException) -> None:
-    """Submit what was found in a body, as the dialect would have done; answer with an error where it cannot be.
+    """Submit decoded content as the dialect would have done; answers with an error if that fails.
 
     Args:
         call: The request.
-        exchange: Where it goes.
-        read: The reader's parcel, whose content is a `Found`; or the rows alone; or why there is neither.
+        exchange: Where to submit it.
+        read: The reader's parcel, whose content is a `Found`; or the rows alone; or an error.
     """
     try:
         _submit(call, exchange, read)
@@ -122,7 +123,7 @@ def _submit_parcel(call: Call, exchange: Exchange, parcel: Parcel) -> None:
     if found.empty:
         call.complete_empty(exchange)
         return
-    # What is made of the mapping keeps it, and it goes with that.
+    # Arrays that refer to the mapping keep it alive.
     memory = mmap.mmap(parcel.memory_fd, 0, prot=mmap.PROT_READ)
     if found.arrays is None:
         exchange.submit_body(call, memoryview(memory)[: parcel.size_bytes])
@@ -140,7 +141,7 @@ def _arrays_in(memory: mmap.mmap, described: list[tuple[str, tuple[int, ...]]]) 
 
 
 def task_for(call: Call, head: RequestHead | None) -> LongBody:
-    """What the reader is told of a request to a model that is loaded."""
+    """The reader's task for a request to a model that is loaded."""
     service = call.service
     assert service.signature is not None, "it is loaded"
     return LongBody(
@@ -158,7 +159,7 @@ def task_for(call: Call, head: RequestHead | None) -> LongBody:
 
 
 def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]]:
-    """Read a body; returns what it holds, and the bytes of that one behind the other."""
+    """Decode a body; returns the result, and its bytes one after the other."""
     model = _Model(task.name, task.version, task.signature, task.non_finite)
     call = _Call(
         cast("Scorer", model), RequestIds(task.request_id), lambda *_: None, task.received_ns, task.dialect
@@ -187,7 +188,7 @@ def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]
 
 @dataclass
 class _Model:
-    """Stands for the service, for dialects that ask what they decode for."""
+    """Takes the place of the service in the reader."""
 
     name: str
     version: str
@@ -202,7 +203,7 @@ class _Model:
 
 
 class _Kept:
-    """Stands for the exchange: keeps what is submitted."""
+    """Takes the place of the exchange in the reader: keeps what is submitted."""
 
     def __init__(self, signature: Signature) -> None:
         self.arena = SimpleNamespace(signature=signature)
@@ -222,7 +223,7 @@ class _Kept:
 
 
 class _Call(Call):
-    """Stands for the call: does not answer."""
+    """Takes the place of the call in the reader: gives no answer."""
 
     __slots__ = ("is_empty",)
 
@@ -231,6 +232,6 @@ class _Call(Call):
         self.is_empty = False
 
     def complete_empty(self, exchange: Exchange) -> None:
-        """Note that there are no rows."""
+        """Record that there are no rows."""
         del exchange
         self.is_empty = True

@@ -1,7 +1,7 @@
-"""What a frontend and the reader of its long bodies hand each other: shared memory with bytes, and a pickle behind.
+"""What a frontend and its reader of long bodies send each other: shared memory with bytes, followed by a pickle.
 
-Both are processes of one server that run the same code, and nobody else has an end of their socket. The packet that
-brings the memory says only where in it the pickle is.
+Both are processes of one server that run the same code, and nobody else has an end of their socket, so the pickle
+is trusted. The packet with the descriptor only says where in the memory the pickle begins.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PLACE: Final = struct.Struct("<qq")
 
 
 class Parcel(NamedTuple):
-    """What has come.
+    """A received parcel.
 
     Attributes:
         memory_fd: The shared memory; the receiver closes it.
-        size_bytes: How many bytes it begins with.
-        content: What was pickled behind them.
+        size_bytes: How many bytes precede the pickle.
+        content: The unpickled object.
     """
 
     memory_fd: int
@@ -37,7 +37,7 @@ class Parcel(NamedTuple):
 
 
 def send_parcel(sock: socket.socket, memory_fd: int, size_bytes: int, content: object) -> None:
-    """Send memory that begins with so many bytes, and an object; arrays in that arrive as None.
+    """Send memory with this many bytes, and an object; arrays in the object arrive as None.
 
     Raises:
         OSError: The other process has gone, or there is no memory.
@@ -45,18 +45,18 @@ def send_parcel(sock: socket.socket, memory_fd: int, size_bytes: int, content: o
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(content)
     pickled = file.getvalue()
-    # Whoever maps the memory finds all of it there, be it empty.
+    # The receiver maps the whole memory, which must not be empty.
     os.ftruncate(memory_fd, size_bytes + len(pickled))
     os.pwrite(memory_fd, pickled, size_bytes)
     socket.send_fds(sock, [_PLACE.pack(size_bytes, len(pickled))], [memory_fd])
 
 
 def receive_parcel(sock: socket.socket) -> Parcel | None:
-    """Wait for a parcel; None if the other process has gone.
+    """Receive a parcel; None if the other process has gone.
 
     Raises:
-        BlockingIOError: There is none, on an end that does not block.
-        OSError: This process may not have more descriptors open.
+        BlockingIOError: None has arrived, on a socket that does not block.
+        OSError: This process has too many descriptors open.
     """
     packet = receive_packet(sock, _PLACE.size, 1)
     if packet is None:
@@ -71,7 +71,7 @@ def receive_parcel(sock: socket.socket) -> Parcel | None:
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, thing: object) -> str | None:
-        # What a request came with is submitted, and not needed to write its answer.
+        # The arrays of a request are submitted, and are not needed to write its answer.
         return "array" if isinstance(thing, np.ndarray) else None
 
 

@@ -1,4 +1,4 @@
-"""One answer that comes piece by piece: its pieces, and what becomes of it behind them, for any protocol."""
+"""One answer that comes piece by piece, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PiecewiseAnswer"]
 
-# What the device has sent before its answer is there already.
+# What the device has sent before its answer has arrived already.
 _REST_S: Final = 5.0
 
 
 class PiecewiseAnswer:
-    """An answer that is being made. Its caller reads piece by piece; nothing is read ahead.
+    """An answer in progress. Its caller reads piece by piece; nothing is read ahead.
 
     Args:
-        call: Its call.
-        answered: The row's answer: an error, or nothing.
+        call: The call.
+        answered: A future of the row's answer: an error, or nothing.
         expected: The stream that the request names.
     """
 
@@ -43,9 +43,9 @@ class PiecewiseAnswer:
         return begun.done()
 
     async def next(self) -> bytes | None:
-        """Return the next piece, JSON without line breaks; None behind the last one, or if it will not come.
+        """Return the next piece, JSON without line breaks; None after the last one, or if the script fails.
 
-        The one before it has been sent: from now on the next one may take as long as the first.
+        The previous piece has been sent by now; the next one has the same time limit as the first.
         """
         if self._begun:
             self._call.extend(time.monotonic_ns() + self._call.service.timeout_ns)
@@ -60,11 +60,11 @@ class PiecewiseAnswer:
             coming.cancel()
 
     async def end(self) -> Answer:
-        """Return what became of it: 200 for all that the script had to yield, or an error with its JSON."""
+        """Return the result: 200 if the script has yielded everything, otherwise an error with its JSON."""
         if not self._answered.done():
             await asyncio.wait((self._answered,), timeout=_REST_S)
         if self._answered.done():
             return self._answered.result()
-        # Its process has ended, and that is not known here yet; or it is stuck behind its last piece.
+        # The script's process has ended, which is not known here yet, or it hangs after its last piece.
         error = ScoringTimeout(self._call.service.timeout_ns // 1_000_000)
         return Answer(error.status, b"", error_body(error))

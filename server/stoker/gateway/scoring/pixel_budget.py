@@ -1,4 +1,4 @@
-"""How many pixels the image requests of a frontend may have together, from their arrival until they are rows."""
+"""The limit on the pixels of all image requests of a frontend, from their arrival until they are rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["PixelBudget", "PixelShare"]
 
 
 class PixelBudget:
-    """A budget that the requests of all image models of a frontend share; used from any thread.
+    """A limit that the requests of all image models of a frontend share; may be used on any thread.
 
     Args:
-        max_pixels: How many pixels they may have together. One that is alone always fits.
+        max_pixels: How many pixels they may have together. A single request always fits.
     """
 
     def __init__(self, max_pixels: int) -> None:
@@ -22,10 +22,10 @@ class PixelBudget:
         self._lock = threading.Lock()
 
     def change(self, old: int, new: int) -> None:
-        """Let a request that has taken `old` pixels take `new` ones instead.
+        """Change what a request has taken from `old` to `new` pixels.
 
         Raises:
-            Overloaded: There is no room for so many more; what it had it keeps.
+            Overloaded: There is no room for that many more; the request keeps what it had.
         """
         with self._lock:
             others = self._taken - old
@@ -35,7 +35,7 @@ class PixelBudget:
 
 
 class PixelShare:
-    """What one request has taken from the budget.
+    """The pixels that one request has taken.
 
     Attributes:
         pixels: How many.
@@ -55,7 +55,7 @@ class PixelShare:
         """Take another number of pixels; 0 when the request is done.
 
         Raises:
-            Overloaded: There is no room for so many more.
+            Overloaded: There is no room for that many more.
         """
         self._budget.change(self.pixels, pixels)
         self.pixels = pixels

@@ -1,4 +1,4 @@
-"""Under which reason requests that are refused are counted."""
+"""The reasons under which refused requests are counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["count_refused"]
 
 
 def count_refused(metrics: ModelMetrics, error: StokerError, tier: int) -> None:
-    """Count a request of a tier that is answered with an error."""
+    """Count an error answer to a request of a tier."""
     metrics.count_request(error.status)
     if error.refusal is not None:
         metrics.count_refusal(error.refusal.reason, tier)
@@ -33,7 +33,7 @@ def count_refused(metrics: ModelMetrics, error: StokerError, tier: int) -> None:
 
 
 def _rejection(error: StokerError) -> str | None:
-    """Return the reason of `stoker_rejections_total`; None for what is not counted there."""
+    """Return the reason for `stoker_rejections_total`; None for errors that are not counted there."""
     match error:
         case Overloaded() | TooManySequences():
             return "overloaded"

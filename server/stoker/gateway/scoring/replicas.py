@@ -18,17 +18,17 @@ __all__ = ["choose_replica"]
 def choose_replica(
     exchanges: Sequence[Exchange], clock_ns: Callable[[], int] = time.monotonic_ns
 ) -> Exchange | None:
-    """The exchange that a request goes to; None if none is left.
+    """Choose the exchange for a request; None if there is none.
 
-    Where devices say what waits, that is the one that would be done first with one more row, of three; those that
-    have no room are passed over. Else it is the one whose rows of this frontend are the fewest. Of equals the first
-    counts.
+    Where devices report their queues, three replicas are compared and the one that would be done first with one
+    more row is chosen; those without room are skipped. Otherwise it is the one in which this frontend has the
+    fewest rows. Of equals the first one is chosen.
 
     Args:
         exchanges: Those of all replicas.
         clock_ns: `time.monotonic_ns`.
     """
-    # A lost one is in the list until its requests have been told; they may be followed by others at once.
+    # A lost exchange stays in the list until its requests have failed, which may submit others in the meantime.
     living = [exchange for exchange in exchanges if not exchange.lost]
     if not living:
         return None
@@ -36,7 +36,7 @@ def choose_replica(
         return living[fewest_rows(living)]
     drawn = [exchange for exchange in living if exchange.free_rows] or living
     if len(drawn) > CHOICES:
-        drawn = random.sample(drawn, CHOICES)  # requests are dealt, nothing is kept secret
+        drawn = random.sample(drawn, CHOICES)  # chance, not cryptography
     timed = [exchange.timeliness for exchange in drawn if exchange.timeliness is not None]
     if all(one.knows_times() for one in timed):
         return drawn[earliest_end(timed, clock_ns(), 1)]

@@ -1,4 +1,4 @@
-"""Bodies that an entry script takes as they came, and the answers that it makes."""
+"""Bodies that an entry script takes as they were sent, and the answers that it makes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;d
 
 
 class ScriptDialect(AzureDialect):
-    """Whole bodies for the script of a model, as text or with their heads.
+    """Whole bodies for a model's script, as text or with their heads.
 
     Args:
         name: The model's name.
@@ -40,12 +40,12 @@ class ScriptDialect(AzureDialect):
         self._name = name
         self._script = script
         self._parser = simdjson.Parser()
-        # A schema asks for the content type, whatever the script itself wants.
+        # Its schema decides by the content type, even if the script itself does not read headers.
         self.wants_head = script.wants_head or script.kind != "string"
         self.direct = not self.wants_head
 
     def check_media(self, content_type: bytes) -> None:
-        """Refuse a form that is to be text."""
+        """Refuse a form where the script takes text."""
         if (
             self._script.kind == "string"
             and is_media(content_type)
@@ -57,12 +57,12 @@ class ScriptDialect(AzureDialect):
             )
 
     def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
-        """Whether rows are looked for in a body."""
+        """Whether the body has to be searched for rows."""
         del service, body, head
         return self._script.batching == "merge"
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Submit a body as it came; a script that sees headers is told when its caller stops waiting."""
+        """Submit a body as it was sent; a script that reads headers also gets the caller's deadline."""
         if head is not None:
             head = traced_head(call, head)
             if call.deadline_ns < call.received_ns + call.service.timeout_ns:
@@ -70,7 +70,7 @@ class ScriptDialect(AzureDialect):
         exchange.submit_body(call, script_row(self._parser, self._script, call.ids.request_id, body, head))
 
     def complete(self, call: Call) -> None:
-        """Answer with what the script has answered."""
+        """Answer with the script's answer."""
         answer = ScriptAnswer.unpack(call.output_texts(0)[0])
         parse_ns = call.enqueued_ns - call.received_ns
         total_ns = time.monotonic_ns() - call.received_ns
@@ -95,7 +95,7 @@ def _lines(call: Call, answer: ScriptAnswer, parse_ns: int, total_ns: int) -> by
     return b"".join(
         (
             answer.lines or JSON_TYPE_LINE,
-            # An answer that has no content has no length either (RFC 9110, section 8.6).
+            # An answer without content must have no Content-Length either (RFC 9110, section 8.6).
             b"" if answer.status == _NO_CONTENT else b"content-length: %d\r\n" % len(answer.body),
             call.ids.lines,
             failed_line(answer.failed),

@@ -1,7 +1,7 @@
-"""Requests that run again: their device process has died, or their rows were too small.
+"""Requests that run a second time: their device process has died, or their rows were too small.
 
-A model computes, and changes nothing: its rows may run twice. What they were submitted with is still in the arena,
-which outlives the process at its other end.
+A model computes and changes nothing, so its rows may run twice. The inputs are still in the arena, which outlives
+the device process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def submitted_with(call: Call) -> bytes | Rows:
 
 
 def submit_again(call: Call, exchange: Exchange, content: bytes | Rows) -> None:
-    """Submit a request that was reopened; one that cannot be submitted is answered with an error."""
+    """Submit a request that was reopened; if that fails, it is answered with an error."""
     try:
         if isinstance(content, bytes):
             exchange.submit_body(call, content)

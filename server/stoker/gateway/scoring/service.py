@@ -1,7 +1,7 @@
-"""One served model as a frontend sees it, and the core of scoring that both doors share.
+"""One served model in a frontend, and the core of scoring that both doors share.
 
-A door hands a body to `score`, or to `score_soon`; a `Call` of it goes through a `Dialect` to an `Exchange`, and
-comes back the same way. Nothing here knows HTTP beyond header lines.
+A door passes a body to `score` or `score_soon`; the `Call` made of it goes through a `Dialect` to an `Exchange`,
+and back the same way. Nothing here knows HTTP beyond header lines.
 """
 
 from __future__ import annotations
@@ -50,32 +50,33 @@ if TYPE_CHECKING:
 __all__ = ["Service"]
 
 _LARGE_TURN: Final = 36
-"""So many requests that arrive in one turn of the loop go to the device in two halves."""
+"""When this many requests arrive in one turn of the loop, they are sent to the device in two halves."""
 
 
 class Service:
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
 
     Args:
-        facts: What is said of it.
-        access: Who may score with it, and is told of it.
+        facts: Its description.
+        access: Who may score with it, and read its metadata.
         metrics: Its counters.
-        limits: What its requests may take.
-        **options: What most services have not.
+        limits: The limits of its requests.
+        **options: Parts that most services do not have.
 
     Attributes:
-        exchanges: One for each replica that is ready, those first that have been chosen longest ago.
-        exchange: The only one of them, which is found without a search; None if there are several or none.
-        dialect: What its requests speak that do not say so.
+        exchanges: One per ready replica, ordered by when it was last chosen, the longest ago first.
+        exchange: The only exchange, so that it is found without a search; None if there are several or none.
+        dialect: The dialect of requests that come without one.
         closes: Whether its answers close their connections.
         arriving: How many bodies of requests for it are being received.
-        larger_rows: Where requests go whose answers do not fit; the exchanges' owner sets one that can grow.
-        codecs: What dialects keep for the model as it is loaded, by its class.
-        urgency, by_target: How urgent its requests are that do not say so, and whether late ones are refused.
-        load_reports: Tells balancers its load; None where nobody has said how.
-        cache: Answers that are kept; None if none are.
-        call_type: What its requests become; see `AccessLog.watch`.
-        quotas: What callers with limits may still send; None if nobody has a limit.
+        larger_rows: Runs requests again whose answers do not fit; set by the owner of the exchanges where rows can
+            grow.
+        codecs: What dialects cache for the loaded model, by class.
+        urgency, by_target: The default urgency of its requests, and whether late ones are refused.
+        load_reports: Reports its load to balancers; None if that is not set up.
+        cache: Cached answers; None if none are kept.
+        call_type: The class of its calls; see `AccessLog.watch`.
+        quotas: The quotas of callers with limits; None if nobody has a limit.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Service:
 
     @property
     def script(self) -> ScriptForm | None:
-        """How the entry script is called, if the model is one that takes whole bodies."""
+        """How the entry script is called, if the model is a script that takes whole bodies."""
         return None if self.signature is None else self.signature.script
 
     @property
@@ -127,7 +128,7 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is between its arrival and its answer; the direct door's bodies are not known here."""
+        """Whether all its requests are answered; bodies that the direct door is receiving are not known here."""
         return (
             not self.arriving
             and not self._staged
@@ -140,11 +141,11 @@ class Service:
 
     @property
     def leased_rows(self) -> int:
-        """Rows that requests hold now, over all replicas."""
+        """Rows held by requests, over all replicas."""
         return sum(exchange.leased_rows for exchange in (*self.exchanges, *self.larger_rows.exchanges))
 
     def attach(self, exchange: Exchange) -> None:
-        """Score through this exchange too from now on; what callers see of all replicas is the same."""
+        """Use this exchange too from now on; all replicas have the same tensors for callers."""
         self.signature = signature = exchange.arena.signature
         self.codecs.clear()
         self.dialect = self._dialect_for(signature)
@@ -154,7 +155,7 @@ class Service:
         self._find_only_exchange()
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
-        """Choose here how bodies are read and answers written, so that no request has to ask."""
+        """Choose the dialect once, so that requests need not check."""
         dialect = loaded_dialect(self.name, signature, self.non_finite)
         if self.images is None:
             return dialect
@@ -164,7 +165,7 @@ class Service:
         return ImageDialect(self.name, self.images, dialect, self.choose)
 
     def detach(self, exchange: Exchange) -> None:
-        """Stop using an exchange whose device process has gone."""
+        """Stop using an exchange whose device process has ended."""
         if exchange in self.exchanges:
             self.exchanges.remove(exchange)
             self._find_only_exchange()
@@ -173,13 +174,13 @@ class Service:
                 call.fail(device_lost())
 
     def replace(self, old: Exchange, new: Exchange) -> None:
-        """Submit nothing more to an exchange whose rows are too small: another one was attached instead of it."""
+        """Stop submitting to an exchange whose rows are too small; another one was attached in its place."""
         self.exchanges.remove(old)
         self._find_only_exchange()
         self.larger_rows.replace(old, new)
 
     def run_again(self, call: Call, error: StokerError) -> bool:
-        """Run a request again that has failed, within its `complete`; False if it is to be told."""
+        """Run a failed request again, within its `complete`; False if the caller is to get the error."""
         if isinstance(error, DeviceLost):
             return self.run_elsewhere(call)
         if not isinstance(error, OutputTooLarge):
@@ -189,14 +190,16 @@ class Service:
         return self.larger_rows.take(call, exchange)
 
     def run_elsewhere(self, call: Call, body: bytes | None = None) -> bool:
-        """Run a request again whose device process has died; False if that may not be, or nobody else can.
+        """Run a request again whose device process has died.
 
-        Once, for it may have been this request that the process died of. An entry script may do more than compute:
-        its requests are told.
+        False if that is not allowed or no other replica is left.
+
+        At most once, for the process may have died of this request. An entry script may have side effects, so its
+        requests fail instead.
 
         Args:
             call: The request.
-            body: What it was submitted with, if it is in no arena; else only valid inside its `complete`.
+            body: What it was submitted with, if it is in no arena; otherwise only valid inside its `complete`.
         """
         other = None if self.facts.framework == "script" or call.ran_again else self.least_loaded()
         if other is None or not call.wanted:
@@ -224,7 +227,7 @@ class Service:
     def leave_exchanges(self) -> None:
         """Stop using all exchanges, and close them; requests in flight are answered with an error."""
         leaving = (*self.exchanges, *self.larger_rows.exchanges)
-        # First all of them: no request is to run again in the next one.
+        # First the list is cleared: no request may be run again in one of the others.
         for exchange in leaving:
             self.detach(exchange)
         for exchange in leaving:
@@ -234,7 +237,7 @@ class Service:
         self.exchange = self.exchanges[0] if len(self.exchanges) == 1 else None
 
     def choose(self) -> Exchange | None:
-        """Where a request goes now; None if there is no device."""
+        """The exchange for the next request; None if no device process has the model."""
         return self.exchange or self.least_loaded()
 
     def least_loaded(self) -> Exchange | None:
@@ -250,7 +253,7 @@ class Service:
         return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:.4g} MiB.")
 
     def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
-        """Count a scoring request that is answered with an error."""
+        """Count an error answer to a scoring request."""
         count_refused(self.metrics, error, tier)
 
     def score(
@@ -263,16 +266,16 @@ class Service:
         dialect: Dialect | None = None,
         asker: Asker | None = None,
     ) -> Call:
-        """Score one request; `respond` is called once, at once or later. A long body waits for its turn.
+        """Score one request; `respond` is called once, at once or later. Decoding of a long body may wait.
 
         Args:
             body: The request's body.
-            ids: Ids that go into the answer and the log; None makes fresh ones.
-            respond: Takes the answer.
+            ids: Ids for the answer and the log; None makes fresh ones.
+            respond: Receives the answer.
             received_ns: When the body was complete, `time.monotonic_ns`.
-            head: Method, query and headers, where the service's dialect wants them.
-            dialect: What the request speaks, if that is not the service's dialect.
-            asker: Who asks, and how patiently, if that is told apart.
+            head: Method, query and headers, where the service's dialect needs them.
+            dialect: The request's dialect, if it is not the service's.
+            asker: Caller, deadline and tier, where they are told apart.
         """
         if self.collector is not None:
             ids = ids or RequestIds()
@@ -291,14 +294,14 @@ class Service:
     ) -> Call:
         """Like `score`, at the end of this turn of the event loop.
 
-        What arrives in one turn is then decoded in one go, while the code and the tables of the decoder are in
-        the processor's caches, and goes to the device in one message.
+        All requests of one turn are decoded together, while the code and the tables of the decoder are in the
+        processor's caches, and are sent to the device in one message.
         """
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, b"", ids.request_id, respond)
         call = self.call_type(self, ids, respond, time.monotonic_ns(), dialect)
-        # As in `_stage`, without the call: this runs once a request.
+        # Inlined from `_stage`: this runs once per request.
         if not self._staged:
             self._await_turn()
         self._staged.append((call, body, None))
@@ -324,14 +327,15 @@ class Service:
             if self._turns:
                 self._await_turn()
         if len(staged) >= _LARGE_TURN:
-            # A device that has nothing to do is not to wait until all of them are decoded: both work at once then.
+            # An idle device should not wait until all of them are decoded: frontend and device then work in
+            # parallel.
             half = len(staged) // 2
             self._score_all(staged[:half])
             staged = staged[half:]
         self._score_all(staged)
 
     def _score_all(self, staged: Sequence[Staged]) -> None:
-        """Queue requests, and tell the devices of all of them in one message."""
+        """Queue requests, and notify the devices of all of them in one message."""
         for call, body, head in staged:
             if call.wanted:
                 self.submit(call, body, head)
@@ -339,7 +343,7 @@ class Service:
             exchange.ring()
 
     def submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
-        """Submit a call of this service's kind; one that cannot be submitted is answered with an error."""
+        """Submit a call of this service's class; if that fails, it is answered with an error."""
         exchange = self.exchange or self.least_loaded()
         if exchange is None:
             call.refuse(self.not_ready())
@@ -364,7 +368,7 @@ class Service:
             call.refuse_for_fault(error)
 
     def _go_on(self, call: Call, read_for: Signature, read: Parcel | Rows | BaseException) -> None:
-        """Submit what was found in a long body, unless a pipeline has got models with other inputs meanwhile."""
+        """Submit the decoded content of a long body, unless a pipeline was joined with other models meanwhile."""
         self._beside.discard(call)
         if not call.wanted:
             return
@@ -375,5 +379,5 @@ class Service:
         submit_found(call, exchange, read)
 
     def not_ready(self) -> NotReady:
-        """Return the error for a request while no device has the model."""
+        """Return the error for a request while no device process has the model."""
         return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)

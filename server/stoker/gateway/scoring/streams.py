@@ -20,11 +20,11 @@ _GREETING_S: Final = 10.0
 
 
 class ExpectedStream:
-    """A stream that a script may begin.
+    """A stream that a script may open.
 
     Attributes:
-        place: What the script's process is told of it.
-        begun: Its pieces, once the first one is there.
+        place: The address and token that the script's process gets.
+        begun: A future of the connected stream.
     """
 
     def __init__(self, streams: ScriptStreams, token: bytes, place: str) -> None:
@@ -33,14 +33,14 @@ class ExpectedStream:
         self.begun: asyncio.Future[PieceReader] = asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
-        """Expect it no more, and take no more of it."""
+        """Stop expecting it, and stop reading it."""
         self._streams.forget(self._token)
         if not self.begun.cancel() and not self.begun.cancelled():
             self.begun.result().close()
 
 
 class ScriptStreams:
-    """Listens for the streams of all scripts of a server; made when the first request wants one."""
+    """Accepts the streams of all scripts of a server; created when the first request needs one."""
 
     def __init__(self) -> None:
         self._expected: dict[bytes, ExpectedStream] = {}
@@ -50,17 +50,17 @@ class ScriptStreams:
         self._loop.add_reader(self._socket, self._on_connections)
 
     def expect(self) -> ExpectedStream:
-        """Wait for a stream; `close` of it has to be called."""
+        """Expect a stream; its `close` has to be called."""
         token, place = fresh_place(self._name)
         expected = self._expected[token] = ExpectedStream(self, token, place)
         return expected
 
     def forget(self, token: bytes) -> None:
-        """Wait for a stream no more."""
+        """Stop expecting a stream."""
         self._expected.pop(token, None)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._loop.remove_reader(self._socket)
         self._socket.close()
 
@@ -68,12 +68,12 @@ class ScriptStreams:
         try:
             connection, _ = self._socket.accept()
         except OSError as error:
-            # It is called again while one waits: there may be a descriptor then.
+            # Called again while a connection waits: a descriptor may be free then.
             logger.debug("a stream of a script is not taken now: %s", error)
             return
         _, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         if user != os.geteuid():
-            # Sockets without a file have no mode that would keep other users out.
+            # Abstract sockets have no file mode that would keep other users out.
             connection.close()
             return
         task = self._loop.create_task(self._greet(connection))
@@ -81,7 +81,7 @@ class ScriptStreams:
         task.add_done_callback(self._greeting.discard)
 
     async def _greet(self, connection: socket.socket) -> None:
-        """Find out which stream a connection is."""
+        """Read from a new connection which stream it is."""
         connection.setblocking(False)
         reader, writer = await asyncio.open_unix_connection(sock=connection)
         try:

@@ -1,4 +1,4 @@
-"""Protocols whose requests and answers are tensors by their names."""
+"""The base of protocols whose requests and answers are named tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TensorDialect(Dialect):
     __slots__ = ()
 
     def complete(self, call: Call) -> None:
-        """Answer with what `Call.write` makes of the outputs."""
+        """Answer with what `Call.write` returns for the outputs."""
         self._answer(call, named_outputs(call))
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
@@ -55,8 +55,7 @@ def submit_tensors(
         call: The request.
         exchange: Where it goes.
         inputs: Its inputs by name.
-        signature_name: The one of `Signature.named` that they are for, and were checked against, if it is not the
-            first.
+        signature_name: The name in `Signature.named` that they were checked against, if not the default.
 
     Raises:
         StokerError: As `Exchange.submit`.
@@ -73,7 +72,7 @@ def submit_tensors(
 
 
 def named_outputs(call: Ticket) -> dict[str, np.ndarray]:
-    """Return the outputs of a request by name; texts are an `object` array. Only valid inside its `complete`."""
+    """Return the outputs of a request by name; strings are an `object` array. Only valid inside its `complete`."""
     signature = call.exchange.arena.signature
     if signature.takes == "tensors":
         return unpack(call.output_texts(0)[0])

@@ -1,6 +1,6 @@
-"""Which requests are traced, and what is said of them: the caller decides, or chance does.
+"""Which requests are traced, and the facts that are recorded of them. The caller decides by `traceparent`, or chance.
 
-On the event loop a request that is traced is only written into shared memory. The supervisor makes spans of it.
+On the event loop a traced request is only written into shared memory; the supervisor makes spans of it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["Tracing"]
 
 _TRACE_BITS: Final = 128
 _SPAN_BITS: Final = 64
-# OpenTelemetry's sampler TraceIdRatioBased looks at the same bits, so all who have the ratio decide alike.
+# OpenTelemetry's sampler TraceIdRatioBased uses the same bits, so all services with one ratio decide alike.
 _RATIO_MASK: Final = (1 << 64) - 1
 
 
 class Tracing(Watcher):
-    """That of one frontend.
+    """The tracing of one frontend.
 
     Args:
-        writer: Takes what is said of a request.
-        sampling: Which requests are; where any is, it is the callers who say so of traces that they have begun.
-        random_bits: Returns a random number of so many bits.
+        writer: Receives the facts of a request.
+        sampling: The sampling settings; where tracing is on at all, callers decide for traces that they have begun.
+        random_bits: Returns a random number of that many bits.
         clock_ns: `time.monotonic_ns`.
     """
 
@@ -51,12 +51,12 @@ class Tracing(Watcher):
         self.sample(sampling)
 
     def sample(self, sampling: Sampling) -> None:
-        """Trace others from now on."""
+        """Use other sampling settings from now on."""
         self._bound = _bound(sampling.ratio)
         self._bounds = {name: _bound(ratio) for name, ratio in sampling.models.items()}
 
     def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
-        """Whether a request is traced; its ids belong to its span then."""
+        """Whether a request is traced; if so, its ids are set to its span."""
         span = self._span(call.service.name, ids)
         if span is None:
             return False
@@ -65,7 +65,7 @@ class Tracing(Watcher):
         return True
 
     def note(self, call: WatchedCall, status: int) -> None:
-        """Say what became of a request."""
+        """Record the result of a request."""
         span = call.span
         assert span is not None, "traced since it came"
         ran = call.was_run
@@ -91,7 +91,7 @@ class Tracing(Watcher):
         )
 
     def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
-        """Say so, with a span that takes no time, if it is traced."""
+        """Record a request that is refused before it is scored, if it is traced, with a span of no duration."""
         span = self._span(service.name, ids)
         if span is not None:
             now_ns = self._clock_ns()
@@ -117,7 +117,7 @@ class Tracing(Watcher):
 
 
 def _bound(ratio: float | None) -> int | None:
-    """Below what the low bits of an id are of a trace that is kept; None if none is, whoever asks for it."""
+    """The bound for the low bits of trace ids that are sampled; None if nothing is traced, whatever callers say."""
     return None if ratio is None else round(ratio * (_RATIO_MASK + 1))
 
 

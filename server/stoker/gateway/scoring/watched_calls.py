@@ -1,4 +1,4 @@
-"""Calls that tell of themselves when they are answered, and those who are told."""
+"""Calls that notify watchers when they are answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLIENT_GONE: Final = 499
 
 
 class Watcher(ABC):
-    """One who is told of some requests, on the event loop.
+    """Is notified of some requests, on the event loop.
 
     Attributes:
         sees_steps: Whether also of the steps of requests to pipelines.
@@ -33,28 +33,28 @@ class Watcher(ABC):
 
     @abstractmethod
     def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
-        """Whether it is to be told of a request that has come, with these ids; None if nobody has sent any."""
+        """Whether it wants to be notified of a request with these ids; None for a request without ids."""
 
     @abstractmethod
     def note(self, call: WatchedCall, status: int) -> None:
-        """Take note of a request that is answered."""
+        """Record an answered request."""
 
     @abstractmethod
     def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
-        """Take note of a request to a service that is refused before it is scored, if it is to be told of it."""
+        """Record a request that is refused before it is scored, if it wants to be notified of it."""
 
     def sample(self, sampling: Sampling) -> None:  # noqa: B027  # most have a share of their own
-        """Be told of others from now on, if this is who makes traces."""
+        """Use other sampling settings from now on, if it is the tracer."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to end
-        """End; nobody is told of anything any more."""
+        """Stop; no further notifications come."""
 
 
 class WatchedCall(Call):
-    """A call of which some are told when it is answered; without slots, to stand before any other kind.
+    """A call that notifies watchers when it is answered; without slots, so that it can be mixed into other classes.
 
     Attributes:
-        code: The code of the error that it is answered with; empty if there is none.
+        code: The code of its error; empty if there is none.
         span: Its span, if it is traced.
     """
 
@@ -65,18 +65,18 @@ class WatchedCall(Call):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         told: tuple[Watcher, ...] = ()
-        # Quicker than a comprehension; this runs once a request.
+        # Faster than a comprehension; this runs once per request.
         for watcher in self.watchers:
             if watcher.begin(self, self._ids):
                 told += (watcher,)
         self._told = told
         if told and self._ids is None:
-            # Else the answer would be given some that nobody knows.
+            # Otherwise the answer would get ids that the watchers do not know.
             self._ids = RequestIds()
 
     @property
     def was_run(self) -> bool:
-        """Whether its times on a device are known, and hold for its answer."""
+        """Whether its times on a device are known, and belong to its answer."""
         return not self.code and hasattr(self, "finished_ns")
 
     def refuse(self, error: StokerError) -> None:
@@ -85,13 +85,13 @@ class WatchedCall(Call):
         super().refuse(error)
 
     def abandon(self) -> None:
-        """The caller has gone: rows that have not started do not run."""
+        """The caller has gone: rows that have not started will not run."""
         if self._told and self.wanted:
             self._tell(_CLIENT_GONE)
         super().abandon()
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Give the caller the answer, and tell of it then."""
+        """Answer the caller, then notify the watchers."""
         tells = self._told and self.wanted
         super().answer(status, lines, body)
         if tells:
@@ -103,7 +103,7 @@ class WatchedCall(Call):
 
 
 def traced_head(call: Call, head: RequestHead) -> RequestHead:
-    """Return what a script is to see of a request's head: the spans that it makes are children of the request's."""
+    """Return the head that a script sees: with the request's span as the parent of the script's spans."""
     if not isinstance(call, WatchedCall) or call.span is None:
         return head
     name, traceparent = TRACEPARENT.decode(), call.span.traceparent.decode()

@@ -1,6 +1,7 @@
-"""Who is told of the requests of a frontend when they are answered: the access log, and what traces.
+"""Notifies the access log and the tracer when the requests of a frontend are answered.
 
-Where requests are watched, calls are of classes that say so when they are answered; where none are, nothing is asked.
+Where requests are watched, their calls are of classes that notify when they are answered; elsewhere nothing is
+checked.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ __all__ = ["Watch", "watch_of"]
 
 
 class Watch:
-    """Those of one frontend.
+    """The watchers of one frontend.
 
     Args:
-        watchers: Who they are; at least one.
+        watchers: The watchers; at least one.
     """
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
@@ -32,7 +33,7 @@ class Watch:
         self._kinds: dict[type[Call], type[Call]] = {}
 
     def over(self, service: Service) -> None:
-        """Let the requests to a service be watched; to be called again when another replica is attached."""
+        """Watch the requests to a service; to be called again when another replica is attached."""
         kind = service.call_type
         if issubclass(kind, WatchedCall):
             return
@@ -42,30 +43,30 @@ class Watch:
         service.call_type = self._kinds[kind]
 
     def refused(self, service: Service, ids: RequestIds, error: StokerError) -> None:
-        """Tell of a request to a service that is refused before it is scored."""
+        """Notify of a request to a service that is refused before it is scored."""
         for watcher in self._watchers:
             watcher.refused(service, ids, error)
 
     def sample(self, sampling: Sampling) -> None:
-        """Trace others from now on."""
+        """Use other sampling settings of traces from now on."""
         for watcher in self._watchers:
             watcher.sample(sampling)
 
     def close(self) -> None:
-        """End."""
+        """Close the watchers."""
         for watcher in self._watchers:
             watcher.close()
 
 
 def watch_of(rules: ServerRules, metrics_fd: int, page: int) -> Watch | None:
-    """Return who is told of requests; None if nobody is.
+    """Return the watchers of a frontend; None if there are none.
 
     Args:
-        rules: What holds for all services.
+        rules: The settings that hold for all services.
         metrics_fd: The memory of the metrics.
         page: The frontend's page in it.
     """
-    # What is off is not even imported: it would cost every frontend its memory.
+    # Not even imported where it is off: that would cost every frontend its memory.
     watchers: list[Watcher] = []
     if rules.access_log_sample:
         from stoker.gateway.scoring.access_log import AccessLog

@@ -1,1 +1,1 @@
-"""What a frontend does so that versions can be compared: it keeps samples of requests, and runs them again."""
+"""Comparing versions: a frontend keeps samples of requests, and runs them again on other versions."""

@@ -1,4 +1,4 @@
-"""Running sampled requests through two versions, as no caller's: they are in no counter of requests."""
+"""Runs sampled requests through two versions; they are not counted as requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BUDGET_NS: Final = 30_000_000_000
 
 
 class _Replay(Ticket):
-    """A request that is run again, for its answer alone."""
+    """A request that is run again, only for its answer."""
 
     __slots__ = ("answered",)
 
@@ -69,9 +69,9 @@ async def compare_versions(
     """Run requests through an old and a new version, one after the other, for half a minute at most.
 
     Args:
-        old: What answers such requests now; those that it does not answer are left out.
-        new: What is held against it.
-        contents: What they were queued with.
+        old: The version that serves; requests that it fails are left out.
+        new: The version that is compared with it.
+        contents: Rows or bodies to submit.
         tolerance: See `stoker.takeover.comparison.compare`.
     """
     comparison = Comparison()
@@ -95,11 +95,11 @@ async def compare_versions(
 
 
 async def sample_of_file(service: Service, path: Path, image: ImageInput | None) -> list[Rows | bytes]:
-    """Return the request in a file as a sample of a version; nothing if it cannot be read, or does not fit.
+    """Return the request in a file as a sample of a version; empty if it cannot be read or does not fit.
 
     Args:
         service: The version.
-        path: What it is known to answer; see `stoker.servable.Servable.sample_file`.
+        path: A file with a request that the model is known to answer; see `stoker.servable.Servable.sample_file`.
         image: How its input is made from images.
     """
     signature = service.signature
@@ -137,10 +137,10 @@ def _fields(signature: Signature, row: bytes) -> Answer:
 
 
 def answer_in(exchange: Exchange, number: int) -> tuple[Answer, int]:
-    """Return the answer that lies in a row, and how long it took on the device, in nanoseconds.
+    """Return the answer that a row holds, and its time on the device in nanoseconds.
 
     Raises:
-        ServingError: An entry script has failed to give one.
+        ServingError: The entry script has failed.
     """
     arena = exchange.arena
     took_ns = int(arena.finished_ns[number]) - int(arena.started_ns[number])
@@ -154,12 +154,12 @@ def answer_in(exchange: Exchange, number: int) -> tuple[Answer, int]:
 async def answer_of(
     service: Service, content: Rows | bytes, until_ns: int | None = None
 ) -> tuple[Answer, int]:
-    """Run a request; returns its answer, and how long that took on the device, in nanoseconds.
+    """Run a request; returns its answer and its time on the device in nanoseconds.
 
     Args:
         service: The version.
-        content: What it is queued with.
-        until_ns: How long to wait at most, as `time.monotonic_ns`; None for the version's own limit alone.
+        content: The rows or the body to submit.
+        until_ns: How long to wait at most, as `time.monotonic_ns`; None for the version's own timeout alone.
 
     Raises:
         StokerError: It was refused, or has failed.

@@ -1,7 +1,6 @@
-"""Samples of the requests to a version, taken from its arenas: there the last ones lie until others need their rows.
+"""Samples of the requests to a version, read from its arenas, where they stay until their rows are reused.
 
-So requests cost nothing more for it, whatever their protocol: an occasional look at the rows that have come back is
-all.
+So sampling costs requests nothing, whatever their protocol: it is an occasional look at rows that were freed.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _PERIOD_NS: Final = 250_000_000
 
 
 class Samples:
-    """The last sampled requests of one version: a row or a body each, at most four a second."""
+    """The last sampled requests of one version: one row or body each, at most four a second."""
 
     def __init__(self, most: int) -> None:
-        """Keep at most so many, of 16 MiB together."""
+        """Keep at most this many, of 16 MiB together."""
         self._most = most
         self._kept: deque[Rows | bytes] = deque()
         self._kept_bytes = 0
@@ -35,11 +34,11 @@ class Samples:
 
     @property
     def contents(self) -> list[Rows | bytes]:
-        """What they were queued with, the oldest first."""
+        """The sampled rows or bodies, the oldest first."""
         return list(self._kept)
 
     def look(self, exchanges: Iterable[Exchange], now_ns: int) -> None:
-        """Keep a request that has been answered since the last look, if a quarter of a second has passed since."""
+        """Sample a request that was answered since the last look, if a quarter of a second has passed."""
         if self._paused or now_ns - self._looked_ns < _PERIOD_NS:
             return
         since_ns, self._looked_ns = self._looked_ns, now_ns
@@ -50,7 +49,7 @@ class Samples:
 
     @contextmanager
     def resting(self, clock_ns: Callable[[], int]) -> Iterator[None]:
-        """Keep nothing meanwhile: what is in the arena are samples that run again."""
+        """Suspend sampling: the rows in the arena are those of samples that run again."""
         self._paused = True
         try:
             yield
@@ -68,7 +67,7 @@ class Samples:
 
 
 def content_of(exchange: Exchange, number: int) -> Rows | bytes:
-    """Return what a row was queued with, copied."""
+    """Return a copy of what a row was queued with."""
     arena = exchange.arena
     if arena.signature.takes != "rows":
         return arena.read_bytes("in", 0, number)

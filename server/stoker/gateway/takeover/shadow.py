@@ -1,7 +1,7 @@
-"""Shadow traffic: a share of the requests runs on another version too, whose answers are compared and go nowhere.
+"""Shadow traffic: a share of the requests also runs on another version, whose answers are compared and dropped.
 
-Requests and their answers are read from the arena when they have been answered, as samples are: callers wait for
-nothing, and nothing has to be kept for them.
+Requests and answers are read from the arena after they have been answered, like samples: callers do not wait for
+it, and nothing is stored for it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _AT_ONCE: Final = 16
 
 
 class Shadow:
-    """One version that is run beside others.
+    """A shadow version.
 
     Attributes:
-        percent: How many of a hundred rows it gets a copy of; fewer where more than 16 would run at once.
+        percent: How many of a hundred rows are copied to it; fewer where more than 16 would run at once.
     """
 
     def __init__(self, percent: int) -> None:
@@ -48,7 +48,7 @@ class Shadow:
 
         Args:
             mains: The versions that answer callers.
-            shadow: The version that is run beside them.
+            shadow: The shadow version.
             tolerance: See `stoker.takeover.comparison.compare`.
         """
         since_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
