@@ -1,13 +1,14 @@
-"""Which of the models of a device runs next. Sans-I/O: what each would run is told, and one is named.
+"""Decides which of the models of a device runs next. Sans-I/O: given what each model would run, it names one.
 
-The batch that has to begin first runs. So models with few rows wait as long as they can, and their batches grow. But
-where others could not begin in time behind it, nor it behind them, they are in conflict: then the model runs that has
-used least of the device, by its share. A model that comes back after a pause has no credit for it.
+Normally the batch with the earliest latest start runs first. So models with few rows wait as long as they can, and
+their batches grow. If that would make another model's batch late, and the reverse order would make this one late,
+the two are in conflict: then the model runs that has used the least device time relative to its share. A model that
+returns after a pause gets no credit for the pause.
 
-A model of which more is asked than it can do loses rows whatever runs. So one that loses none, and has used less of
-the device, does not wait behind it to the last moment: more of its rows may come until then, and others may have to
-begin at that moment too. It goes ahead where it would not begin in time behind the first, and those before it, with
-up to three times as many rows.
+A model that is asked for more than the device can do loses rows in any order. A model that loses none, and has used
+less of the device, therefore does not wait behind it until the last moment: more of its rows may arrive by then,
+and other models may have to start at that moment too. It goes first if it would otherwise start too late, counting
+up to three times the rows that it and the models before it have now.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Arbiter", "pick"]
 _Model = TypeVar("_Model", bound=Hashable)
 
 _LAST: Final = 1 << 16
-"""No tier is behind it."""
+"""The lowest tier."""
 _NEVER_NS: Final = 1 << 62
 
 
@@ -35,26 +36,27 @@ class Arbiter:
 
     def __init__(self, shares: Mapping[str, float]) -> None:
         self._shares = dict(shares)
-        # Device time by share; what a model may not fall behind is the least of those that wanted to run before.
+        # Device time by share. The lower bound for a returning model is the least of those that wanted to run
+        # before.
         self._used = dict.fromkeys(shares, 0.0)
         self._wanting: list[str] = []
 
     def choose(self, now_ns: int, offers: Mapping[str, Offer]) -> str | None:
-        """The model that runs now; None if none wants to.
+        """Return the model that runs now; None if none wants to.
 
         Args:
             now_ns: When the device is free.
-            offers: What each model would run; one that waits for company, or has nothing, does not want to.
+            offers: What each model would run; a model that waits for more rows, or has none, does not want to run.
         """
         self._lift([model for model, offer in offers.items() if offer.rows])
         return pick(now_ns, offers, self._used)
 
     def charge(self, model: str, cost_ns: int) -> None:
-        """Take note that a model uses the device for so long."""
+        """Record that a model uses the device for this long."""
         self._used[model] += cost_ns / self._shares[model]
 
     def _lift(self, wanting: list[str]) -> None:
-        """Let models that did not want to run begin where the least of the others stands."""
+        """Raise models that begin to want to run to the least usage among those that wanted before."""
         if wanting == self._wanting:
             return
         stayed = [self._used[model] for model in wanting if model in self._wanting]
@@ -67,12 +69,12 @@ class Arbiter:
 
 
 def pick(now_ns: int, offers: Mapping[_Model, Offer], used: Mapping[_Model, float]) -> _Model | None:
-    """The model that runs now; None if none wants to.
+    """Return the model that runs now; None if none wants to.
 
     Args:
         now_ns: When the device is free.
         offers: What each model would run.
-        used: Device time that each has used, by its share.
+        used: Device time that each model has used, by its share.
     """
     tier, first, soonest = _LAST, None, None
     first_ns = second_ns = _NEVER_NS
@@ -94,7 +96,7 @@ def pick(now_ns: int, offers: Mapping[_Model, Offer], used: Mapping[_Model, floa
     if second_ns >= ends_ns and not soonest.losing:
         return first
     until_ns = ends_ns if second_ns < ends_ns else _NEVER_NS
-    # Of those that have to begin together the first is the first; models need not be comparable.
+    # Of equals the first is taken, by the time alone: models need not be comparable.
     others = [
         (offer.latest_ns, place, model, offer)
         for place, (model, offer) in enumerate(offers.items())
@@ -115,18 +117,18 @@ def _going_ahead(
     begins_ns: int,
     used: Mapping[_Model, float],
 ) -> _Model:
-    """The model that goes ahead of the first one, which loses rows anyway; the first one if none has to.
+    """Return the model that goes before the first one, which loses rows in any order; the first one if none has to.
 
     Args:
-        others: What the other models would run, behind when they have to begin, in that order.
+        others: What the other models would run, each with its latest start, in that order.
         first: The first one.
-        soonest: What it would run.
-        begins_ns: When the others would begin behind that.
-        used: Device time that each has used, by its share.
+        soonest: What the first one would run.
+        begins_ns: When the others would start behind it.
+        used: Device time that each model has used, by its share.
     """
     for latest_ns, _, model, offer in others:
-        # As many rows as wait now may come until the first has run, and as many again while others run behind it:
-        # then a batch takes up to three times as long, and those before it twice.
+        # As many rows as wait now may arrive while the first model runs, and as many again while others run behind
+        # it. The own batch may then take three times as long, those before it twice.
         tight = latest_ns - 2 * offer.cost_ns < begins_ns
         if tight and not offer.losing and used[model] + soonest.cost_ns < used[first]:
             return model
@@ -135,7 +137,7 @@ def _going_ahead(
 
 
 def _fit(now_ns: int, others: list[tuple[int, int, _Model, Offer]], last_ns: int) -> bool:
-    """Whether batches one behind the other all begin in time, and behind them one that has to at `last_ns`."""
+    """Whether batches run one after the other start in time, followed by one with its latest start at `last_ns`."""
     for latest_ns, _, _, offer in others:
         if now_ns > latest_ns:
             return False

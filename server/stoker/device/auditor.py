@@ -1,4 +1,4 @@
-"""Audits of a model's running batches, and what follows if one is not passed; see `stoker.isolation.audit`."""
+"""Audits of a model's running batches, and the consequences of a failed one; see `stoker.isolation.audit`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class AuditPolicy:
 
     Attributes:
         name: The model, for the log.
-        verdict: How it is known that its rows may share batches.
+        verdict: Why its rows may share batches.
         schedule: Which batches are audited.
-        on_verdict: Called with the new verdict when that has turned out to be wrong.
+        on_verdict: Called with the new verdict when an audit has refuted it.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Auditor:
     """Audits one model in one device process. `judge` and `audit` may be called by any of its threads at once."""
 
     def __init__(self, policy: AuditPolicy, cap: BatchCap, clock_ns: Callable[[], int]) -> None:
-        """Begin without a finding.
+        """Start without results.
 
         Args:
-            policy: How it is audited.
-            cap: Where its batching is switched off.
+            policy: How the model is audited.
+            cap: Used to switch batching off.
             clock_ns: The time.
         """
         self.schedule = policy.schedule
@@ -60,7 +60,7 @@ class Auditor:
         self._quiet_until_ns = 0
 
     def audit(self, instance: Instance, taken: Taken) -> Finding:
-        """Run rows again; whatever comes of it, it is no caller's."""
+        """Run rows again. Whatever comes of it does not affect callers."""
         try:
             finding = instance.audit(taken, self._noise)
         except Exception:
@@ -70,7 +70,7 @@ class Auditor:
         return finding
 
     def judge(self, finding: Finding) -> None:
-        """Draw the consequences: batching is switched off at once, unless the operator vouches for the model."""
+        """Act on a result: batching is switched off at once, unless the operator vouches for the model."""
         name = self._policy.name
         if finding.result == "skipped":
             logger.info("%s: a row could not be audited: %s", name, finding.reason)

@@ -1,4 +1,4 @@
-"""How large the batches of a model may be, once its device has had too little memory, or its rows see each other."""
+"""The limit on batch sizes of a model: lowered when the device runs out of memory, or when rows affect each other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 
 
 class BatchCap:
-    """The most rows in a batch of one model, in one device process; it only ever falls.
+    """The most rows in a batch of one model in one device process; it is only ever lowered.
 
-    It is not raised again: what has not fitted once may not fit again, each try costs everybody who waits, and a
-    process that is started again begins with `max_batch_rows` anyway.
+    It is not raised again: a size that failed once may fail again, each attempt delays waiting requests, and a
+    restarted process begins with `max_batch_rows` anyway.
 
     Attributes:
         rows: Most rows in a batch now.
-        separate: Whether each row runs alone because one might see another.
-        policy: The settings of batching, with that as `max_batch_rows`.
+        separate: Whether each row runs alone because rows may affect each other.
+        policy: The settings of batching, with `rows` as `max_batch_rows`.
     """
 
     def __init__(self, policy: BatchPolicy, sizes: BatchSizes, metrics: ModelMetrics) -> None:
@@ -37,9 +37,9 @@ class BatchCap:
         metrics.set_batch_cap_rows(self.rows)
 
     def halve(self, seen_rows: int) -> None:
-        """Halve the cap, to a size that batches can have, because a batch under the cap `seen_rows` did not fit.
+        """Halve the cap, to an allowed size, because a batch under the cap `seen_rows` did not fit into memory.
 
-        Where several instances run out of memory at once, one of them halves it.
+        If several instances run out of memory at once, the cap is halved once.
         """
         with self._lock:
             lower = self._sizes.smaller(self.rows)
@@ -54,7 +54,7 @@ class BatchCap:
         )
 
     def stop_batching(self) -> bool:
-        """Let each row run alone from now on; returns whether that is new. Callable from any thread."""
+        """Run each row alone from now on; returns whether that is a change. May be called on any thread."""
         with self._lock:
             if self.separate:
                 return False

@@ -1,7 +1,7 @@
-"""The sizes in rows that the batches of a model have: as they come, or filled up to one of a few buckets.
+"""The sizes of a model's batches in rows: any size, or padded to one of a few buckets.
 
-A GPU is prepared for a size once (memory, kernels that were chosen by trying, captured graphs, compiled code), and
-each further size costs that again. So its batches have few sizes.
+A GPU is prepared once for each size (memory, kernels chosen by measuring, captured graphs, compiled code), and each
+further size costs that again. So its batches have few sizes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """Sizes of batches.
+    """The allowed sizes of batches.
 
     Attributes:
-        buckets: Ascending; a batch is filled up to the next of them. Empty: batches run as they come.
+        buckets: Ascending; a batch is padded to the next of them. Empty: batches run unpadded.
     """
 
     buckets: tuple[int, ...] = ()
@@ -36,7 +36,10 @@ class BatchSizes:
         return self.buckets[bisect_left(self.buckets, rows)]
 
     def smaller(self, size: int) -> int | None:
-        """The size to try after one that did not fit: half of it, or the next one below; None if there is none."""
+        """The size to try after one that did not fit: half of it, or the next smaller bucket.
+
+        None if there is none.
+        """
         if not self.buckets:
             return size // 2 or None
         below = [bucket for bucket in self.buckets if bucket < size]
@@ -45,18 +48,18 @@ class BatchSizes:
 
 
 def powers_of_two(max_batch_rows: int) -> tuple[int, ...]:
-    """The powers of two below `max_batch_rows`, and that itself."""
+    """The powers of two below `max_batch_rows`, and `max_batch_rows` itself."""
     return (*(1 << power for power in range((max_batch_rows - 1).bit_length())), max_batch_rows)
 
 
 def timed_first(buckets: tuple[int, ...], max_batch_rows: int) -> tuple[int, ...]:
-    """The sizes of the batches that are timed before a model serves: its buckets, or one, two, half and all."""
+    """The sizes of batches that are measured before a model serves: its buckets, or one, two, half and all rows."""
     sizes = buckets or (1, 2, max_batch_rows // 2, max_batch_rows)
     return tuple(sorted({size for size in sizes if 0 < size <= max_batch_rows}))
 
 
 def with_batch_sizes(servable: Servable, device: Device) -> Servable:
-    """Return the servable with the buckets and `max_batch_rows` that it gets on this device.
+    """Return the servable with the buckets and `max_batch_rows` that apply on this device.
 
     Raises:
         LoadFailed: A bucket is larger than `max_batch_rows`.

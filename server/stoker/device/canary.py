@@ -1,8 +1,8 @@
-"""A canary: one made-up row that a healthy device answers.
+"""A canary: a made-up row that is run to see whether the device still works.
 
-After some errors (a fault of a kernel, a GPU that fell off its bus) every later call of CUDA in the process fails,
-and only a new process helps. An error does not say whether it is such a one, and an idle model has no errors; a
-canary that fails says it.
+After some errors (a kernel fault, a GPU that fell off its bus) every later CUDA call in the process fails, and only
+a new process helps. The error itself does not tell whether it is of that kind, and an idle model has no errors; a
+failing canary tells.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _TRY_AGAIN_S: Final = 0.5
 def first_row(
     signature: Signature, sizes: BatchSizes, sample: Mapping[str, np.ndarray] | None = None
 ) -> list[Any]:
-    """The inputs of a batch of one row, of the sample or of zeros; for a model of free sizes, one packed request."""
+    """The inputs of a batch of one row: of the sample, or zeros; one packed request for a model of free sizes."""
     if signature.tensors is not None:
         return [[pack(sample or sample_feeds(signature.tensors.inputs, 1))]]
     return list(first_rows(signature.inputs, sizes.filled(1), sample))
 
 
 class Canary:
-    """Runs the row on a runtime, and ends the process if it does not come back.
+    """Runs the row, and ends the process if that fails.
 
     Attributes:
-        idle_ns: After so long without a batch it is time for the canary.
+        idle_ns: After this long without a batch the canary is run.
     """
 
     idle_ns: Final = 10_000_000_000
@@ -59,19 +59,19 @@ class Canary:
         """Keep the row.
 
         Args:
-            inputs: The row, as `Runtime.run` takes it; the model has answered it before.
-            end_process: Ends this process, which the supervisor then starts anew.
-            sleep: Waits some seconds.
+            inputs: The row, in the form of `Runtime.run`; the model has run it successfully before.
+            end_process: Ends this process, which the supervisor then restarts.
+            sleep: Sleeps for some seconds.
         """
         self._inputs = inputs
         self._end_process = end_process
         self._sleep = sleep
 
     def check(self, runtime: Runtime) -> None:
-        """Run the row, on the thread of `runtime`; end the process if that fails.
+        """Run the row on the thread of `runtime`; end the process if that fails.
 
-        It is tried again before that: what hit it may belong to another thread, such as a graph that is being
-        captured, or memory that is free again in a moment.
+        It is tried a second time first: the cause may be on another thread, such as a graph being captured, or
+        memory that is about to be freed.
         """
         failure: BaseException | None = None
         for attempt in range(_TRIES):

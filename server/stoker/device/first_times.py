@@ -1,4 +1,4 @@
-"""What batches of each size take, measured before a model serves, so that not even its first rows are late."""
+"""Measures batches of each size before a model serves, so that its very first rows are scheduled in time too."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _TIMES: Final = 2
 def first_times(
     loaded: LoadedModel, clock_ns: Callable[[], int] = time.perf_counter_ns
 ) -> list[tuple[int, int]]:
-    """Run a warm model twice with batches of each size that it may have; without buckets of one, two, half and all.
+    """Run a warm model twice with batches of each allowed size; without buckets, of one, two, half and all rows.
 
     Args:
-        loaded: The model, on the thread that has loaded it.
+        loaded: The model; called on the thread that has loaded it.
         clock_ns: The time.
 
     Returns:
@@ -37,7 +37,7 @@ def first_times(
     for size in timed_first(loaded.sizes.buckets, loaded.max_batch_rows):
         try:
             inputs = batch_inputs(loaded, loaded.runtime, size)
-            # Sizes without a bucket have not been run before.
+            # Sizes that are not buckets have not been run before.
             loaded.runtime.run(inputs)
             for _ in range(_TIMES):
                 begun_ns = clock_ns()
@@ -49,10 +49,10 @@ def first_times(
 
 
 def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:
-    """What runs the largest batch of one of its runtimes, on the thread of that.
+    """Return a function that runs the largest batch on one of the model's runtimes, on that runtime's thread.
 
     Args:
-        loaded: The model, whose rows are made up.
+        loaded: The model, which takes rows of fixed shape.
         runtime: One of its runtimes.
     """
 
@@ -63,7 +63,7 @@ def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:
 
 
 def batch_inputs(loaded: LoadedModel, runtime: Runtime, rows: int) -> list[Any]:
-    """What a batch of made-up rows is for a runtime, or of the sample's, where the runtime reads it.
+    """Return the inputs of a batch of made-up rows, or of the sample's, in the runtime's own buffers if it has any.
 
     Args:
         loaded: The model, whose signature takes `rows`.

@@ -1,4 +1,4 @@
-"""Rows of many frontends, gathered into the arrays of one batch."""
+"""Copies rows of many frontends into the arrays of one batch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["Gathering"]
 
 
 class Gathering:
-    """Where the batches of one instance are gathered: an array for each fixed-size input.
+    """The arrays of one instance in which batches are gathered: one for each input of fixed size.
 
-    What a bucket has beyond a batch is zeros. The rows of earlier batches, which lie there, would do for a model
-    whose rows are independent; but an answer must not depend on whose rows came before, even of a model that only
-    seems to be one, and the rows of callers do not go round again. Zeros are what the model was warmed up with.
+    Padding rows are zeros. Left-over rows of earlier batches would do for a model whose rows are independent, but
+    an answer must not depend on earlier callers' rows, not even of a model that only seems independent. Zeros are
+    also what the model was warmed up with.
     """
 
     def __init__(self, runtime: Runtime, max_batch_rows: int, *, fills: bool) -> None:
-        """Make the arrays, or take the runtime's own.
+        """Make the arrays, or use the runtime's own.
 
         Args:
-            runtime: What runs the batches.
+            runtime: The runtime that runs the batches.
             max_batch_rows: Most rows in one batch.
-            fills: Whether batches may have more rows than there are.
+            fills: Whether batches are padded.
         """
         self._buffers: list[np.ndarray | None]
         self._names = [spec.name for spec in runtime.signature.stored_inputs]
@@ -40,16 +40,16 @@ class Gathering:
                 None if spec.variable else np.zeros((max_batch_rows, *spec.shape), spec.dtype)
                 for spec in runtime.signature.stored_inputs
             ]
-        # Per input how many rows at the start may be other than zero.
+        # Per input how many rows from the start on may differ from zero.
         self._used_rows = [max_batch_rows] * len(self._buffers)
 
     def batch(self, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> list[Any]:
         """Gather rows.
 
         Args:
-            lots: Arenas, and the numbers of the rows in each.
-            rows: How many rows these are.
-            size: How many the batch is to have.
+            lots: Arenas, with the numbers of the rows in each.
+            rows: How many rows in total.
+            size: The size of the batch with its padding.
 
         Returns:
             Per input an array `[size, *row_shape]`, valid until the next call; for a variable input one `bytes` per
@@ -58,10 +58,10 @@ class Gathering:
         return [self._one(index, lots, rows, size) for index in range(len(self._buffers))]
 
     def lay_out(self, feeds: Mapping[str, np.ndarray]) -> list[Any]:
-        """Take a whole batch instead of rows; returns it as `batch` does.
+        """Copy a whole batch instead of rows; returns it as `batch` does.
 
         Args:
-            feeds: Per input, all of which have a fixed size, an array `[size, *row_shape]`.
+            feeds: One array per input, `[size, *row_shape]`; all inputs must have a fixed size.
         """
         arrays = []
         for index, (name, buffer) in enumerate(zip(self._names, self._buffers, strict=True)):
@@ -87,7 +87,7 @@ class Gathering:
         start = 0
         for arena, numbers in lots:
             stop = start + len(numbers)
-            # mode="clip" lets numpy write into `out` without a buffer of its own.
+            # With mode="clip" numpy writes into `out` without an intermediate buffer.
             arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
             start = stop
         if self._fills:

@@ -1,6 +1,6 @@
-"""Ends a device process one of whose runs does not return: a driver that hangs cannot be interrupted.
+"""Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 
-Entry scripts have a watchdog of their own, which interrupts first: `stoker.scripts.watchdog`.
+Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.watchdog`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.5
 
 
 class HangWatch:
-    """Watches the runs of one model."""
+    """Watches for runs of one model that hang."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class HangWatch:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         end_process: Callable[[ExitCode], None] = end_process,
     ) -> None:
-        """Watch nothing until `start`.
+        """Create it; nothing is watched before `start`.
 
         Args:
             name: The model's name, for the log.
-            timeout_ms: After so long callers have been told that they get no answer.
-            runs_began_ns: Gives the times at which the present runs began; 0 stands for none.
+            timeout_ms: After this time callers have been told that they get no answer.
+            runs_began_ns: Returns when the present runs started; 0 for an instance that is not running.
             clock_ns: The time.
-            end_process: Ends this process, which the supervisor then starts anew.
+            end_process: Ends this process, which the supervisor then restarts.
         """
         self._name = name
         self._limit_ms = timeout_ms + GRACE_MS
@@ -49,7 +49,7 @@ class HangWatch:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Look for runs that hang, on a thread of its own, until `stop`."""
+        """Watch on a thread of its own, until `stop`."""
 
         def live() -> None:
             while not self._stopped.wait(_PAUSE_S):
@@ -58,7 +58,7 @@ class HangWatch:
         threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stopped.set()
 
     def look(self) -> None:

@@ -1,7 +1,7 @@
-"""Rows in the order in which they are due, and rows that are late: as parts, which are cut where some leave.
+"""Rows sorted by due time, and late rows, both kept as parts that are cut where some rows leave.
 
-Rows mostly come in the order in which they are due. Then their lots stay as they are, and only the times at which
-they are due are copied. Where lots overlap, the rows from there on become one table.
+Rows usually arrive in the order in which they are due. Then their lots are kept as they are, and only the due times
+are copied. Where lots overlap, the rows from there on are merged into one table.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Deadlines = Callable[[int, np.ndarray], np.ndarray]
 
 
 class DueOrder:
-    """Rows in the order in which they are due.
+    """Rows sorted by due time.
 
     Attributes:
-        due_ns: When each is, `int64[rows]`, ascending.
+        due_ns: The due time of each row, `int64[rows]`, ascending.
         parts: The rows.
-        first_deadline_ns: No deadline is earlier.
+        first_deadline_ns: A lower bound of all deadlines.
     """
 
     __slots__ = ("due_ns", "first_deadline_ns", "parts")
@@ -46,13 +46,13 @@ class DueOrder:
     def add(
         self, lots: Iterable[Lot], due_ns: np.ndarray, first_deadline_ns: int, *, ascending: bool
     ) -> None:
-        """Sort lots in; of rows that are due together those that came first are the first.
+        """Insert lots; of rows that are due at the same time those that came first stay first.
 
         Args:
             lots: The rows.
-            due_ns: When each is due.
-            first_deadline_ns: No deadline of them is earlier.
-            ascending: Whether they are in order.
+            due_ns: The due time of each row.
+            first_deadline_ns: A lower bound of their deadlines.
+            ascending: Whether `due_ns` is ascending.
         """
         if len(self.due_ns):
             first_deadline_ns = min(first_deadline_ns, self.first_deadline_ns)
@@ -82,13 +82,13 @@ class DueOrder:
         return cut(self.parts, rows)
 
     def put_first(self, table: np.ndarray) -> None:
-        """Add rows, as a table, before all others."""
+        """Insert rows, given as a table, before all others."""
         if table.shape[1]:
             self.parts.appendleft(Table(table))
             self.due_ns = np.concatenate((table[DUE], self.due_ns))
 
     def table(self) -> np.ndarray:
-        """All rows as one table, which they are kept as."""
+        """Return all rows as one table, and keep them in that form."""
         if len(self.parts) == 1 and isinstance(self.parts[0], Table):
             return self.parts[0].columns
         table = joined(self.parts, self.due_ns)
@@ -96,11 +96,11 @@ class DueOrder:
         return table
 
     def replace(self, table: np.ndarray) -> None:
-        """Have the rows of a table, ascending in `DUE`, instead: some of those that there are."""
+        """Keep only these rows, given as a table that is ascending in `DUE`."""
         self.parts, self.due_ns = deque((Table(table),) if table.shape[1] else ()), table[DUE]
 
     def refresh(self, deadlines: Deadlines) -> None:
-        """See which rows have been given up since they came: those are due at once."""
+        """Read again which rows have been cancelled: they are due at once."""
         changed = [_refreshed(part, deadlines) for part in self.parts]
         if any(changed):
             table = self.table()
@@ -108,13 +108,13 @@ class DueOrder:
             self._sort([Table(table)], np.minimum(self.due_ns, table[DEADLINE]))
 
     def drop_lane(self, lane: int) -> None:
-        """Forget the rows of a lane."""
+        """Remove the rows of a lane."""
         if self.parts:
             table = self.table()
             self.replace(table[:, table[LANE] != lane])
 
     def _sort(self, parts: list[Part], due_ns: np.ndarray) -> None:
-        # Stable, so that rows that are due together keep the order of arrival, and requests stay in one piece.
+        # A stable sort: rows due at the same time stay in order of arrival, and requests stay in one piece.
         order = due_ns.argsort(kind="stable")
         self.replace(joined(parts, due_ns)[:, order])
 
@@ -132,15 +132,15 @@ class LateRows:
     def __init__(self) -> None:
         self.rows = 0
         self.parts: deque[Part] = deque()
-        # No row is over before.
+        # A lower bound of all deadlines: before it no row has expired.
         self._first_over_ns = NEVER_NS
 
     def add(self, part: Part, first_deadline_ns: int) -> None:
-        """Add rows, of which no deadline is earlier than the one that is said."""
+        """Add rows; `first_deadline_ns` is a lower bound of their deadlines."""
         self.add_all((part,), first_deadline_ns)
 
     def add_all(self, parts: Collection[Part], first_deadline_ns: int) -> None:
-        """As `add`, of several parts."""
+        """As `add`, for several parts."""
         self.parts.extend(parts)
         self.rows += sum([part.rows for part in parts])
         self._first_over_ns = min(self._first_over_ns, first_deadline_ns)
@@ -151,11 +151,11 @@ class LateRows:
         return cut(self.parts, rows)
 
     def any_over(self, now_ns: int) -> bool:
-        """Whether the deadline of any may have passed."""
+        """Whether the deadline of a row may have passed."""
         return self._first_over_ns <= now_ns
 
     def take_over(self, now_ns: int) -> list[Part]:
-        """Remove and return those whose deadlines have passed."""
+        """Remove and return the rows whose deadlines have passed."""
         if not self.any_over(now_ns):
             return []
         parts, over = self.parts, []
@@ -170,25 +170,25 @@ class LateRows:
         return over
 
     def first_deadline_ns(self, rows: int) -> int:
-        """The earliest deadline of so many of the first."""
+        """The earliest deadline of the first `rows` rows."""
         parts = deque(self.parts)
         return min(least(part.deadline_ns) for part in cut(parts, rows))
 
     def refresh(self, deadlines: Deadlines) -> None:
-        """See which rows have been given up since they came."""
+        """Read again which rows have been cancelled."""
         for part in self.parts:
             if _refreshed(part, deadlines):
                 self._first_over_ns = min(self._first_over_ns, least(part.deadline_ns))
 
     def drop_lane(self, lane: int) -> None:
-        """Forget the rows of a lane."""
+        """Remove the rows of a lane."""
         parts = self.parts
         self.clear()
         for part in without_lane(parts, lane):
             self.add(part, least(part.deadline_ns))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all rows."""
         self.rows, self.parts, self._first_over_ns = 0, deque(), NEVER_NS
 
 
@@ -222,7 +222,7 @@ def without_lane(parts: Iterable[Part], lane: int) -> list[Part]:
 
 
 def _refreshed(part: Part, deadlines: Deadlines) -> bool:
-    """Write the deadlines that the rows have now; whether any is another."""
+    """Update the deadlines of the rows; returns whether any has changed."""
     if isinstance(part, Lot):
         return _rewritten(part.deadline_ns, deadlines(part.lane, part.numbers))
     lanes, numbers = part.columns[LANE], part.columns[NUMBER]

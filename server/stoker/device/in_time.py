@@ -1,4 +1,4 @@
-"""Plans of queues whose rows have targets: what is decided, and how it is carried out."""
+"""Plans for queues whose rows have targets: deciding, and carrying the decision out."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _NOTHING: Final = Choice(0, 0, "")
 
 
 class Decision(NamedTuple):
-    """What is to be done with a queue.
+    """What to do with a queue.
 
     Attributes:
-        choice: What leaves of the rows that are in order.
-        whole: Whether all rows that are not late leave as they are, or wait to.
-        late_rows: How many of those that were late before leave too.
+        choice: Which of the sorted rows leave.
+        whole: Whether all rows that are not late leave in their present order, or wait together.
+        late_rows: How many of the rows that were already late leave too.
         cost_ns: Expected time of the batch.
-        due_ns: Until when its first row is worth something.
-        look_again_ns: When to look again.
-        tier: The highest tier of the rows that leave, or wait to.
-        picked: The places of its rows in that order, ascending, where these are no run; `choice` has their number.
+        due_ns: When the answer of its first row stops being of use.
+        look_again_ns: When to decide again.
+        tier: The highest tier of the rows that leave or wait to.
+        picked: The indices of its rows, ascending, if they are not contiguous; `choice` holds only their number
+            then.
     """
 
     choice: Choice
@@ -48,15 +49,15 @@ class Decision(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a decision is asked for.
+    """The arguments of a decision.
 
     Attributes:
         now_ns: The time.
         free_ns: When the device is free.
-        policy: Settings of batching.
-        times: What batches take.
-        costs_ns: That, for 0 rows up to the most.
-        target_ns: The target of rows of which nothing is said; 0 for none.
+        policy: The settings of batching.
+        times: Measured times of batches.
+        costs_ns: Expected times of batches of 0 rows up to the most.
+        target_ns: The target of rows without one of their own; 0 for none.
     """
 
     now_ns: int
@@ -72,7 +73,7 @@ def decide(
 ) -> Decision | None:
     """Decide what leaves at `now_ns`, for a device that is free at `free_ns`; None if nothing waits.
 
-    Asked again before anything has come or left, it says the same without looking.
+    Repeated calls before rows have arrived or left return the same decision without computing it again.
     """
     if not queue.rows:
         return None
@@ -97,7 +98,7 @@ def decide(
 
 
 def _some(queue: RowQueue, asked: _Asked) -> Decision:
-    """The decision where not all may leave."""
+    """The decision where not all rows may leave."""
     now_ns, free_ns, policy, times, costs_ns, _ = asked
     order = _settle(queue, asked)
     count = len(order.due_ns)
@@ -125,7 +126,7 @@ def _some(queue: RowQueue, asked: _Asked) -> Decision:
 
 
 def _decision(queue: RowQueue, asked: _Asked, choice: Choice, picked: np.ndarray | None = None) -> Decision:
-    """The decision for a batch of rows that are in order, unless it waits for company."""
+    """The decision for a batch of sorted rows, unless it waits for more rows."""
     order, rows, buckets = queue.order, choice.stop - choice.start, asked.policy.buckets
     cost_ns = asked.costs_ns[rows]
     due_ns = int(order.due_ns[choice.start if picked is None else picked[0]])
@@ -143,7 +144,7 @@ def _decision(queue: RowQueue, asked: _Asked, choice: Choice, picked: np.ndarray
 
 
 def _everything(queue: RowQueue, asked: _Asked) -> Decision | None:
-    """The decision where all that waits fits and is in time: nothing has to be sorted, or copied."""
+    """The decision where all waiting rows fit and are in time: nothing has to be sorted or copied."""
     now_ns, free_ns, policy, times, costs_ns, target_ns = asked
     cap, late = policy.max_batch_rows, queue.late
     rows = queue.rows - late.rows
@@ -162,7 +163,7 @@ def _everything(queue: RowQueue, asked: _Asked) -> Decision | None:
 
 
 def _held(queue: RowQueue, asked: _Asked, reason: str, latest_ns: int) -> tuple[str, int | None]:
-    """Why a batch leaves that has to begin at `latest_ns`, and until when it waits for company if it does so."""
+    """Why a batch with the latest start `latest_ns` leaves, and until when it waits for more rows if it does."""
     policy = asked.policy
     if reason != "idle" or not (policy.hold or policy.max_delay_ms):
         return reason, None
@@ -174,7 +175,7 @@ def _held(queue: RowQueue, asked: _Asked, reason: str, latest_ns: int) -> tuple[
 
 
 def _leaves_ns(policy: BatchPolicy, oldest_ns: int, latest_ns: int) -> int:
-    """Until when a batch that is not full waits for company."""
+    """Until when a batch that is not full waits for more rows."""
     held_ns = oldest_ns + round(policy.hold * max(0, latest_ns - oldest_ns))
     return min(latest_ns, max(held_ns, oldest_ns + round(policy.max_delay_ms * 1e6)))
 
@@ -185,14 +186,14 @@ def _ended(policy: BatchPolicy, oldest_ns: int, now_ns: int) -> str:
 
 
 def _settle(queue: RowQueue, asked: _Asked) -> DueOrder:
-    """Put the rows where they belong that wait no more for their targets; returns the others."""
+    """Move rows that will miss their targets to where they belong; returns the other rows."""
     now_ns, free_ns, policy, _, costs_ns, target_ns = asked
     order = queue.sort_in(target_ns)
     if queue.late.rows:
         queue.over += queue.late.take_over(now_ns)
     due_ns = order.due_ns
     until_ns = free_ns + costs_ns[1]
-    # Whoever has time for the longest request needs no closer look.
+    # If there is time for the longest request, no closer look is needed.
     pressed_ns = until_ns if queue.longest_rows == 1 else free_ns + _needed_ns(queue.longest_rows, costs_ns)
     if not len(due_ns) or due_ns[0] >= pressed_ns:
         return order
@@ -215,7 +216,7 @@ def _needed_ns(rows: int, costs_ns: Sequence[int]) -> int:
 
 
 def _lose_long(queue: RowQueue, pressed: int, free_ns: int, costs_ns: Sequence[int], *, late: bool) -> None:
-    """Take those of the first rows out of whose requests too much is missing."""
+    """Remove those of the first rows whose requests lack too many rows to be in time."""
     head = DueOrder()
     head.due_ns = queue.order.due_ns[:pressed]
     head.parts.extend(queue.order.take_first(pressed))
@@ -228,7 +229,7 @@ def _lose_long(queue: RowQueue, pressed: int, free_ns: int, costs_ns: Sequence[i
 
 
 def _late_ones(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> Decision:
-    """The decision where nobody else waits: those that are late, in batches that keep nobody waiting long."""
+    """The decision where only late rows wait: batches that are short, so that new rows are not delayed for long."""
     limit = largest_within(target_ns // 2, costs_ns) if target_ns else len(costs_ns) - 1
     rows = min(queue.late.rows, limit)
     due_ns = queue.late.first_deadline_ns(rows) if rows else 0
@@ -236,7 +237,7 @@ def _late_ones(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> Deci
 
 
 def offered(decision: Decision) -> Offer | None:
-    """What a decision offers; None if nothing is to run or to be waited for."""
+    """What a decision offers to other models; None if nothing is to run or to wait."""
     choice = decision.choice
     rows = choice.stop - choice.start + decision.late_rows
     if not rows and decision.look_again_ns is None:
@@ -248,7 +249,7 @@ def offered(decision: Decision) -> Offer | None:
 def carry_out(
     queue: RowQueue, decision: Decision, policy: BatchPolicy, times: ServiceTimes, free_ns: int
 ) -> Plan:
-    """Remove from the queue what a decision that was just taken of it lets go."""
+    """Remove from the queue the rows of a decision that was just made."""
     choice = decision.choice
     queue.decided = None
     if decision.whole:
@@ -259,7 +260,7 @@ def carry_out(
         batch = _take(queue, decision.picked, free_ns + decision.cost_ns, late=late)
     else:
         if choice.start:
-            # They are over by the time at which this batch ends.
+            # Their deadlines pass before this batch ends.
             queue.give_up(order.take_first(choice.start), free_ns + decision.cost_ns, late=late)
         batch = split_into_lots(order.take_first(choice.stop - choice.start)) if choice.stop else []
     if batch and queue.shares is not None:
@@ -276,7 +277,7 @@ def carry_out(
 
 
 def _take(queue: RowQueue, picked: np.ndarray, ends_ns: int, *, late: bool) -> list[Lot]:
-    """Remove the rows that were picked, and those that are late by their batch."""
+    """Remove the rows that were picked, and those that become late by their batch."""
     table = queue.order.table()
     rest = np.ones(table.shape[1], bool)
     rest[picked] = False

@@ -1,6 +1,6 @@
-"""A model instance: runs batches on one runtime, on one thread.
+"""A model instance: runs batches with one runtime, on one thread.
 
-Gather, run, scatter, and what is done if that fails. The work per batch is vectorised; there is no Python object for
+It gathers, runs and scatters, and handles failures. The work per batch is vectorised; there is no Python object for
 a request here.
 """
 
@@ -40,7 +40,7 @@ _OK: Final = int(Outcome.OK)
 
 
 class _NotFinite(Exception):
-    """Rows of a batch that was not run hold NaN or infinities; `finite` says which do not, `bool[rows]`."""
+    """Rows of a batch hold NaN or infinities, so it was not run; `finite`, `bool[rows]`, says which rows do not."""
 
     def __init__(self, finite: np.ndarray) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class Instance:
     """Runs batches; belongs to the thread for which its runtime was made.
 
     Attributes:
-        run_began_ns: Since when the runtime has been running; 0 while it is not. Any thread may look.
-        padding_rows: With how many rows its batches have been filled up to their buckets.
-        watch: What is looked at in its batches.
+        run_began_ns: When the present run started; 0 if none is running. May be read on any thread.
+        padding_rows: How many padding rows its batches have had in total.
+        watch: Which checks are made on its batches.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Instance:
         """Make the buffers.
 
         Args:
-            runtime: What runs.
-            sizes: The sizes of batches.
-            cap: Their largest now, shared with the other instances of the model.
+            runtime: The runtime.
+            sizes: The allowed sizes of batches.
+            cap: The largest size now, shared with the other instances of the model.
             alone: Makes a context in which no other instance of the model runs a batch.
-            canary: Tells whether the device still computes.
+            canary: Checks whether the device still works.
             clock_ns: The time.
         """
         self.run_began_ns = 0
@@ -90,20 +90,20 @@ class Instance:
         self._separates = verdict is not None and verdict.non_finite_apart and signature.takes == "rows"
         self._joins = isinstance(runtime, JoiningRuntime)
         self.watch = runtime.watch if isinstance(runtime, JoiningRuntime) else BatchWatch()
-        # A caller whose deadline passes is told whether the script had begun.
+        # A caller whose deadline has passed is told whether the script had begun.
         self._tells_start = signature.takes == "body"
         self._gathering = Gathering(runtime, cap.rows, fills=bool(sizes.buckets))
         self._doubtful = self._checked = False
 
     def run(self, batch: Batch, started_ns: int) -> None:
-        """Run a batch that left at `started_ns`, and hand all of its rows back."""
+        """Run a batch that left the queue at `started_ns`, and hand all of its rows back."""
         self._doubtful = self._checked = False
         self._run(batch, started_ns, alone=False)
         if self._doubtful:
             self._check_once()
 
     def check_device(self) -> None:
-        """Send the canary, if there is one."""
+        """Run the canary, if there is one."""
         if self._canary is not None:
             self.run_began_ns = self._clock_ns()
             self._canary.check(self._runtime)
@@ -126,13 +126,13 @@ class Instance:
         return audit(run, taken, noise)
 
     def _check_once(self) -> None:
-        """Send the canary, but only once in a batch."""
+        """Run the canary, but only once per batch."""
         if not self._checked:
             self._checked = True
             self.check_device()
 
     def _run(self, batch: Batch, started_ns: int, *, alone: bool) -> None:
-        """Run rows as one batch; if it fails, in halves, so that only the rows that fail alone are failed."""
+        """Run rows as one batch. If it fails, its halves are run, so that only rows that fail alone fail."""
         cap_rows = self._cap.rows
         if batch.rows > cap_rows:
             for part in batch.split(cap_rows):
@@ -146,7 +146,7 @@ class Instance:
                 self._run(part, started_ns, alone=alone)
             return
         if isinstance(failure, ScoringTimeout):
-            # In parts it would take as long, for callers whose time is over.
+            # Running parts of it would take as long, for callers whose deadline has passed.
             logger.error("%s: a batch of %d rows took too long", _model(), batch.rows, exc_info=failure)
             for lot in batch.lots:
                 batch.lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
@@ -155,7 +155,7 @@ class Instance:
             self._run_smaller(batch, started_ns, failure, cap_rows, alone=alone)
             return
         if not isinstance(failure, InvalidInput):
-            # Before anybody is told that his row is to blame.
+            # Before a row is blamed, and its caller told so.
             self._check_once()
         if batch.rows == 1:
             self._fail(batch, failure, started_ns)
@@ -166,7 +166,7 @@ class Instance:
     def _run_smaller(
         self, batch: Batch, started_ns: int, failure: OutOfMemory, cap_rows: int, *, alone: bool
     ) -> None:
-        """Run a batch that did not fit in parts, while no other batch of the model takes memory."""
+        """Run in parts a batch that did not fit into memory, while no other batch of the model uses memory."""
         size = self._sizes.filled(batch.rows)
         smaller = self._sizes.smaller(size)
         if alone and smaller is None:
@@ -216,7 +216,7 @@ class Instance:
         return None
 
     def _look(self, inputs: list[Any], outputs: list[Any], rows: int, size: int) -> None:
-        """Look at a batch before its rows are handed back."""
+        """Check a batch before its rows are handed back."""
         for index in self._float_outputs:
             if not all_finite(outputs[index]):
                 self._look_closer(inputs, outputs, rows)
@@ -227,7 +227,7 @@ class Instance:
             self.watch.take(taken, given, range(rows + 1))
 
     def _look_closer(self, inputs: list[Any], outputs: list[Any], rows: int) -> None:
-        """Look at which rows of a batch have answers that are not finite; those that fill it up do not count."""
+        """Find the rows of a batch whose answers are not finite; padding does not count."""
         self.watch.look(
             [inputs[index][:rows] for index in self._float_inputs],
             [outputs[index][:rows] for index in self._float_outputs],
@@ -238,7 +238,7 @@ class Instance:
         arena = lane.arena
         where: np.ndarray | slice = lot.numbers
         if len(lot.numbers) == 1:
-            # An array with one number costs several times as much.
+            # An array with one number costs several times as much as a number.
             number = int(lot.numbers[0])
             where = slice(number, number + 1)
         arena.done[where] = (_OK, started_ns, self._clock_ns(), facts)
@@ -259,7 +259,7 @@ class Instance:
                 arena.outcome[number] = Outcome.TOO_LARGE
 
     def _mark_row(self, arena: Arena, index: int, number: int, error: BaseException) -> None:
-        """Mark a row without an answer: its caller can mend what the model refuses, and is told."""
+        """Mark a row as failed; if the model refuses its input, the caller is told why."""
         if isinstance(error, InvalidInput):
             logger.info("%s: a request was refused: %s", _model(), error)
             arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
@@ -277,7 +277,7 @@ class Instance:
 
 
 def _log_failure(error: BaseException) -> tuple[Outcome, int]:
-    """Write why rows have no answer into the log; returns what they are told, and the id under which it is there."""
+    """Log why rows have no answer; returns the message for their callers, and the id of the log record."""
     error_id = secrets.randbits(63)
     if isinstance(error, OutOfMemory):
         logger.error(
@@ -289,7 +289,7 @@ def _log_failure(error: BaseException) -> tuple[Outcome, int]:
 
 
 def _model() -> str:
-    """The name of the model, as that of its thread has it."""
+    """The model's name, as in the name of its thread."""
     return threading.current_thread().name
 
 
@@ -300,5 +300,5 @@ def _check_texts(texts: Sequence[Any], rows: int) -> Sequence[Any]:
 
 
 def _floats(specs: Sequence[TensorSpec]) -> list[int]:
-    """Which of these tensors may hold NaN and infinities."""
+    """The indices of tensors that may hold NaN and infinities."""
     return [i for i, spec in enumerate(specs) if not spec.variable and spec.numpy_dtype.kind == "f"]

@@ -1,4 +1,4 @@
-"""The device's side of the arenas: the lanes to the frontends, and batches of their rows."""
+"""The device's side of the arenas: lanes to the frontends, and batches of their rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_BYTES: Final = 1 << 14
 class Lane:
     """The device's side of one arena: a frontend's rows and the doorbell to it.
 
-    One thread at a time receives; any thread may hand rows back, also those of a lane that has been closed since.
+    One thread at a time receives; any thread may hand rows back, also those of a lane that was closed meanwhile.
     """
 
     arena: Arena
@@ -31,9 +31,10 @@ class Lane:
     unread: bytes = b""
     unsent: bytes = b""
     told: memoryview = field(init=False)
-    """Whether the frontend says whose its rows are."""
+    """Whether the frontend writes caller and urgency of its rows."""
     _poller: select.epoll | None = field(default=None, init=False)
-    # Another file may have the number of a doorbell that was closed; so nobody sends while it is closed.
+    # The number of a closed descriptor may be reused for another file, so nothing may be sent during or after the
+    # close.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +48,7 @@ class Lane:
         return self.doorbell.fileno()
 
     def close(self) -> None:
-        """Take leave of the frontend."""
+        """Stop watching, and close the doorbell."""
         with self._lock:
             if self._poller is not None:
                 self._poller.unregister(self.doorbell)
@@ -56,7 +57,7 @@ class Lane:
             self.unsent = b""
 
     def receive(self) -> np.ndarray | None:
-        """Row numbers that have arrived, `uint32[rows]`; None when the frontend has gone."""
+        """The row numbers that have arrived, `uint32[rows]`; None when the frontend has gone."""
         try:
             data = self.doorbell.recv(_READ_BYTES)
         except BlockingIOError:
@@ -72,12 +73,12 @@ class Lane:
         return np.frombuffer(data, np.uint32)
 
     def hand_back(self, numbers: np.ndarray, outcome: Outcome, now_ns: int) -> None:
-        """Hand rows back that were not run."""
+        """Hand rows back without running them."""
         self.arena.done[numbers] = (outcome, now_ns, now_ns, 0)
         self.send(numbers)
 
     def send(self, numbers: np.ndarray) -> None:
-        """Hand rows back; what a full doorbell does not take goes out when it is writable."""
+        """Send row numbers back; those for which the socket has no room are sent when it is writable again."""
         data = numbers.tobytes()
         with self._lock:
             if self.unsent:
@@ -88,7 +89,7 @@ class Lane:
                 self._poller.modify(self.doorbell, select.EPOLLIN | select.EPOLLOUT)
 
     def flush(self) -> None:
-        """Send what waits: the doorbell is writable."""
+        """Send what is waiting: the doorbell is writable."""
         with self._lock:
             self.unsent = push_numbers(self.doorbell, self.unsent)
             if not self.unsent and self._poller is not None:
@@ -101,10 +102,10 @@ class Batch(NamedTuple):
     Attributes:
         lots: The rows.
         rows: How many.
-        lanes: Where they came from, by the lots' keys; lanes that are closed meanwhile stay in it.
+        lanes: Their lanes, by the lots' keys; lanes that are closed meanwhile stay in it.
         reason: Why it left: one of `metrics.REASONS`.
-        turn: The turn of the device that it has; None where there are none.
-        turn_wait_ns: How long it waited for that.
+        turn: Its turn of the device; None if there are no turns.
+        turn_wait_ns: How long it waited for that turn.
     """
 
     lots: list[Lot]
@@ -115,14 +116,14 @@ class Batch(NamedTuple):
     turn_wait_ns: int = 0
 
     def tell_turn(self) -> None:
-        """Tell all frontends how long it waited for its turn; before any of its rows is handed back."""
+        """Write to the arenas how long it waited for its turn; to be called before its rows are handed back."""
         for lot in self.lots:
             arena = self.lanes[lot.lane].arena
             arena.turn_ns[lot.numbers] = self.turn_wait_ns
             arena.turned[0] = True
 
     def split(self, most_rows: int) -> list[Batch]:
-        """The same rows in batches of at most `most_rows`."""
+        """The same rows as batches of at most `most_rows`."""
         parts: list[Batch] = []
         lots: list[Lot] = []
         room = most_rows
@@ -141,7 +142,7 @@ class Batch(NamedTuple):
         return parts
 
     def apart(self, together: np.ndarray) -> list[Batch]:
-        """The same rows: those where `together`, `bool[rows]`, is set as one batch, each of the others alone."""
+        """The same rows: those where `together`, `bool[rows]`, is True as one batch, each of the others alone."""
         kept: list[Lot] = []
         parts: list[Batch] = []
         start = 0

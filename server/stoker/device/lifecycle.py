@@ -1,4 +1,4 @@
-"""The life of a servable in a device process: load, warm up, then ready."""
+"""Loading a servable in a device process: load, warm up, ready."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class LoadedModel:
     """A servable that is ready to serve.
 
     Attributes:
-        runtime: The loaded runtime, for the thread that has loaded it.
+        runtime: The runtime, for the thread that has loaded it.
         load_s: Seconds until it was loaded.
         warm_up_s: Seconds that its first batches took.
         max_batch_rows: Most rows in one batch.
-        sizes: The sizes that its batches have.
-        instances: How many batches are to run at the same time, each by a thread with a runtime of its own.
-        canary: What tells whether its device still computes; None where nothing is made up for a model.
-        sample: Rows that it is known to answer; None for zeros.
-        full_batch_s: Seconds that a batch of `max_batch_rows` takes once it is warm; 0 where there is none.
+        sizes: The allowed sizes of its batches.
+        instances: How many batches may run at the same time, each on a thread with a runtime of its own.
+        canary: Checks whether its device still works; None if no inputs can be made up for it.
+        sample: Sample rows that it is known to answer; None to use zeros.
+        full_batch_s: Seconds that a batch of `max_batch_rows` takes when warm; 0 if not measured.
     """
 
     runtime: Runtime
@@ -58,10 +58,10 @@ class LoadedModel:
 
 
 def load(servable: Servable, device: Device, threads: int) -> LoadedModel:
-    """Load a servable and run its first batches, one of each size, so that no caller pays for them.
+    """Load a servable and run its first batches, one of each size, so that no request has to wait for that.
 
     Raises:
-        LoadFailed: It cannot be loaded, it fails on zeros, or its settings contradict each other.
+        LoadFailed: It cannot be loaded, it fails on its first batches, or its settings contradict each other.
     """
     begun = time.perf_counter()
     servable = with_batch_sizes(servable, device)
@@ -89,10 +89,10 @@ def load(servable: Servable, device: Device, threads: int) -> LoadedModel:
 
 
 def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
-    """Make a further runtime of what is loaded, for the thread that calls, and run its first batches.
+    """Make another runtime of a loaded servable for the calling thread, and run its first batches.
 
     Args:
-        loaded: What is loaded; `instances` says how often it can be forked.
+        loaded: The loaded servable; `instances` says how many runtimes it may have.
         name: The model's name.
 
     Returns:
@@ -112,7 +112,7 @@ def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
 
 
 def _sample(servable: Servable, signature: Signature) -> Mapping[str, np.ndarray] | None:
-    """The rows of a model's sample input, where there is one; scripts get theirs as it is."""
+    """The rows of a model's sample input, if it has one; scripts get the sample as it is."""
     if servable.framework == "script" or signature.model_tensors is None:
         return None
     sample = find_sample_feeds(servable, signature.model_tensors.inputs)
@@ -121,7 +121,7 @@ def _sample(servable: Servable, signature: Signature) -> Mapping[str, np.ndarray
 
 def _most_rows(servable: Servable, signature: Signature) -> int:
     if signature.script is not None:
-        # It may take requests one by one only: then an answer must not wait for those behind it.
+        # The script may take requests one by one only: then its answer must not wait for others.
         return signature.script.max_requests
     if signature.tensors is not None and not any(named.tensors.batched for named in signature.named):
         return 1
@@ -131,7 +131,7 @@ def _most_rows(servable: Servable, signature: Signature) -> int:
 def _instances(servable: Servable, device: Device, runtime: Runtime) -> int:
     forks = isinstance(runtime, ForkingRuntime)
     if servable.instances is None:
-        # No script has to be made for several threads.
+        # A script need not be safe for several threads.
         several = forks and device.kind == "cuda" and servable.framework != "script"
         return GPU_INSTANCES if several else 1
     if servable.instances > 1 and not forks:
@@ -149,7 +149,7 @@ def _canary(
     sizes: BatchSizes,
     sample: Mapping[str, np.ndarray] | None,
 ) -> Canary | None:
-    """A canary for frameworks on GPUs; what a script's `run` does beside computing is not known, so it gets none."""
+    """A canary for frameworks on GPUs; none for scripts, because `run` may have side effects."""
     if device.kind == "cpu" or servable.framework == "script":
         return None
     canary = Canary(first_row(runtime.signature, sizes, sample))
@@ -168,7 +168,7 @@ def _warm_up(
     sizes: BatchSizes,
     sample: Mapping[str, np.ndarray] | None,
 ) -> int:
-    """Run a batch of the sample or of zeros of each size, the largest first: what it needs is enough for all others.
+    """Run a batch of the sample or of zeros of each size, the largest first, whose memory is enough for all others.
 
     Returns:
         The most rows for which the device has memory.
@@ -197,27 +197,27 @@ def _warm_up(
 
 
 def _full_batch_s(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.ndarray] | None) -> float:
-    """Run a full batch once more, now that its first time is over; returns the seconds that it took."""
+    """Run a full batch again, now without first-time costs; returns the seconds that it took."""
     begun = time.perf_counter()
     try:
         _run_first(runtime, name, rows, sample)
     except OutOfMemory:
-        # What fits only sometimes is found out while serving.
+        # A batch that fits only sometimes is found out while serving.
         return 0.0
     return time.perf_counter() - begun
 
 
 def run_larger_batches(loaded: LoadedModel, name: str, most: int, goes_on: Callable[[], bool]) -> None:
-    """Run batches of more rows than a servable was loaded for: each twice as large as the one before it.
+    """Run batches of more rows than a servable was loaded with, each twice as large as the one before.
 
     Args:
         loaded: The servable, on the CPU.
         name: Its name.
         most: Rows of the largest batch.
-        goes_on: Asked before each.
+        goes_on: Called before each; False stops.
 
     Raises:
-        LoadFailed: It fails on one of them; the message says how many rows are not too many.
+        LoadFailed: One of them fails; the message names the largest number of rows that works.
     """
     good = loaded.max_batch_rows
     while loaded.signature.takes == "rows" and good < most and goes_on():
@@ -225,7 +225,7 @@ def run_larger_batches(loaded: LoadedModel, name: str, most: int, goes_on: Calla
         try:
             _run_first(loaded.runtime, name, rows, loaded.sample)
         except OutOfMemory:
-            # A server takes smaller ones then.
+            # A server would use smaller batches then.
             return
         except LoadFailed as error:
             raise LoadFailed(f"{error}; serve it with max_batch_rows of at most {good}") from error

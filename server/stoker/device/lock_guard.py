@@ -1,7 +1,8 @@
-"""Ends a device process in which code holds Python's interpreter lock for ever: no thread of Python can see that.
+"""Ends a device process in which code holds Python's interpreter lock for ever: no Python thread can notice that.
 
-A regular expression that backtracks without end does so, and a native extension that loops or waits and keeps the
-lock. The timer of `faulthandler` is a thread of C that needs no lock: it writes where each thread is, and exits.
+Causes are regular expressions that backtrack without end, and native extensions that loop or block without
+releasing the lock. The timer of `faulthandler` is a C thread that needs no lock: it logs the stack of each thread
+and exits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stoker.system.process_end import GRACE_MS
 
 __all__ = ["LockGuard"]
 
-# Whoever can be seen by a thread of Python is ended by that, which says more.
+# Hangs that a Python thread can notice are handled there, with a better message; this timeout is longer.
 _LATER_MS: Final = 2000
 _PAUSE_S: Final = 0.5
 _STANDARD_ERROR: Final = 2
@@ -28,10 +29,9 @@ def _end_after(limit_s: float) -> None:
 
 
 class LockGuard:
-    """Guards one process while its models serve: there is one timer in a process, for all of them.
+    """Guards one process while its models serve: a process has one such timer, shared by its models.
 
-    A run may hold the lock for as long as a run may last at all, and of several models for as long as that of the
-    most patient one.
+    The lock may be held for as long as a run may take, with several models for as long as the longest of these.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class LockGuard:
         arm: Callable[[float], None] = _end_after,
         disarm: Callable[[], None] = faulthandler.cancel_dump_traceback_later,
     ) -> None:
-        """Guard nothing until `start`.
+        """Create it; nothing is guarded before `start`.
 
         Args:
-            arm: Sets the timer anew: the process ends after so many seconds.
+            arm: Restarts the timer: the process ends after that many seconds.
             disarm: Stops the timer.
         """
         self._arm = arm
@@ -54,23 +54,23 @@ class LockGuard:
         self._lock = threading.Lock()
 
     def add(self, number: int, timeout_ms: int) -> None:
-        """Count a model, by its number, whose callers are answered after so long."""
+        """Add a model by its number, with the time after which its callers are answered."""
         with self._lock:
             self._timeouts_ms[number] = timeout_ms
 
     def remove(self, number: int) -> None:
-        """Count a model no more; without any nothing is guarded."""
+        """Remove a model; without models nothing is guarded."""
         with self._lock:
             self._timeouts_ms.pop(number, None)
             self._set()
 
     def start(self) -> None:
-        """Guard from now on, by a thread that sets the timer anew as long as it gets the lock.
+        """Start guarding: a thread restarts the timer as long as it gets the lock.
 
-        Not while a model is loaded: reading a large file of objects may keep the lock for minutes.
+        Not while a model is loading: reading a large file of objects may hold the lock for minutes.
         """
         self._started = True
-        # A forked process would wait for a thread that it does not have, when it ends.
+        # A forked process would wait at its end for a thread that it does not have.
         os.register_at_fork(
             before=self.before_fork,
             after_in_parent=self.after_fork,
@@ -87,14 +87,14 @@ class LockGuard:
         threading.Thread(target=live, name="guard of the interpreter lock", daemon=True).start()
 
     def stop(self) -> None:
-        """Guard no more."""
+        """Stop guarding."""
         with self._lock:
             self._started = False
             self._set()
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """In the body the lock may be held for as long as it takes, for instance to free a model."""
+        """Within the context the lock may be held for any time, for instance to free a model."""
         with self._lock:
             self._suspended += 1
             self._set()
@@ -106,22 +106,22 @@ class LockGuard:
                 self._set()
 
     def renew(self) -> None:
-        """Set the timer anew."""
+        """Restart the timer."""
         with self._lock:
             self._set()
 
     def before_fork(self) -> None:
-        """Stop the timer, and let nobody set it before the fork."""
+        """Stop the timer, and prevent restarts until the fork is done."""
         self._lock.acquire()
         self._disarm()
 
     def after_fork(self) -> None:
-        """Go on in the parent."""
+        """Continue in the parent."""
         self._set()
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """What is forked does not serve."""
+        """The child does not serve, and is not guarded."""
         self._started = False
         self._lock.release()
 

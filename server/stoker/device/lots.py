@@ -1,6 +1,7 @@
-"""Rows that wait, as parts: a lot as it came, or a table of rows of several lots.
+"""Waiting rows, as parts: a lot as it arrived, or a table of rows of several lots.
 
-A *table* has one column a row, `int64[FIELDS, rows]`. What leaves is mostly a run of rows, and nothing is copied.
+A *table* has one column per row, `int64[FIELDS, rows]`. Rows that leave are mostly contiguous, so that nothing is
+copied.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE, PLACED = range(8)
 _FIELDS: Final = 8
 _FEW: Final = 32
-"""So many numbers are quicker to go through one by one."""
+"""Up to this many numbers a Python loop is faster than numpy."""
 
 
 class Lot(NamedTuple):
@@ -50,10 +51,10 @@ class Lot(NamedTuple):
         enqueued_ns: When the frontend queued them, `int64[rows]`.
         deadline_ns: When their callers stop waiting, `int64[rows]`; 0 for cancelled rows.
         arrived: The queue's virtual time when they arrived.
-        target_ns: Until when their answers are worth something, `int64[rows]`, 0 where that is their deadline; None
-            if nothing was said of any.
+        target_ns: When their answers stop being of use, `int64[rows]`, 0: at their deadline; None if none has a
+            target.
         size: Rows of the whole request of each, `int64[rows]`; None if all of them are in this lot.
-        placed: Tier and caller of each, `tier << 16 | caller` as `int64[rows]`; None if nothing is said of any.
+        placed: Tier and caller of each, `tier << 16 | caller` as `int64[rows]`; None if neither is told.
     """
 
     lane: int
@@ -95,7 +96,7 @@ class Lot(NamedTuple):
         )
 
     def due_ns(self, target_ns: int) -> np.ndarray:
-        """Until when their answers are worth something, `int64[rows]`; `target_ns` after they came if not said."""
+        """When their answers stop being of use, `int64[rows]`; `target_ns` after they were queued if not told."""
         if self.target_ns is None:
             return (
                 np.minimum(self.enqueued_ns + target_ns, self.deadline_ns) if target_ns else self.deadline_ns
@@ -105,10 +106,10 @@ class Lot(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of several lots, in an order of their own.
+    """Rows of several lots, in any order.
 
     Attributes:
-        columns: What is known of each, `int64[FIELDS, rows]`.
+        columns: The fields of each row, `int64[FIELDS, rows]`.
     """
 
     columns: np.ndarray
@@ -193,13 +194,13 @@ def placed_of(part: Part) -> np.ndarray:
 def due_of(
     lots: Sequence[Lot], target_ns: int, first_deadline_ns: int, first_target_ns: int
 ) -> tuple[np.ndarray, bool]:
-    """Until when the answers of lots are worth something, as `Lot.due_ns`, and whether that ascends.
+    """Due times of lots, as `Lot.due_ns`, and whether they ascend.
 
     Args:
         lots: The lots.
-        target_ns: The target of rows of which nothing was said.
-        first_deadline_ns: No deadline is earlier.
-        first_target_ns: No target that was said is earlier.
+        target_ns: The target of rows without one of their own.
+        first_deadline_ns: A lower bound of their deadlines.
+        first_target_ns: A lower bound of the targets that were told.
     """
     told = [lot.target_ns for lot in lots if lot.target_ns is not None]
     if len(told) < len(lots) or first_target_ns <= 0:
@@ -207,7 +208,7 @@ def due_of(
         return due_ns, _ascends(due_ns)
     due_ns = told[0] if len(told) == 1 else np.concatenate(told)
     ascends = _ascends(due_ns)
-    # The last one is the greatest then.
+    # If they ascend, the last one is the greatest.
     if (due_ns[-1] if ascends else due_ns.max()) <= first_deadline_ns:
         return due_ns, ascends
     due_ns = np.minimum(due_ns, np.concatenate([lot.deadline_ns for lot in lots]))
@@ -215,7 +216,7 @@ def due_of(
 
 
 def _due_of_some(lots: Sequence[Lot], told: Sequence[np.ndarray], target_ns: int) -> np.ndarray:
-    """Until when the answers of lots are worth something, where targets were not said of all rows."""
+    """Due times of lots of which only some rows have targets."""
     due_ns: np.ndarray
     if told:
         due_ns = np.concatenate([lot.due_ns(target_ns) for lot in lots])
@@ -227,16 +228,16 @@ def _due_of_some(lots: Sequence[Lot], told: Sequence[np.ndarray], target_ns: int
 
 
 def _ascends(times_ns: np.ndarray) -> bool:
-    # To count costs half of what asking for all or any does, where there are few.
+    # Counting costs half as much as asking for all or any, if there are few.
     return not np.count_nonzero(times_ns[1:] < times_ns[:-1])
 
 
 def joined(parts: Iterable[Part], due_ns: np.ndarray) -> np.ndarray:
-    """Parts as one table, in the order in which they are.
+    """Parts as one table, in their order.
 
     Args:
         parts: The rows; a single table among them is not copied.
-        due_ns: Until when each can be answered.
+        due_ns: The due time of each row.
     """
     tables: list[np.ndarray] = []
     lots: list[Lot] = []
@@ -256,7 +257,7 @@ def joined(parts: Iterable[Part], due_ns: np.ndarray) -> np.ndarray:
 
 
 def sized(lots: Iterable[Lot]) -> list[Lot]:
-    """Whole lots, all of which say how many rows the request of each row has."""
+    """Whole lots that all give the size of each row's request."""
     return [lot if lot.size is not None else lot._replace(size=_sizes(lot.position)) for lot in lots]
 
 
@@ -283,7 +284,7 @@ def _table_of(lots: Sequence[Lot]) -> np.ndarray:
     if len(sizes) == len(lots):
         np.concatenate(sizes, out=table[SIZE])
     else:
-        # What said nothing is of requests of one row each: see `sized`.
+        # Lots without sizes hold requests of one row: see `sized`.
         np.concatenate(
             [np.ones(len(lot.numbers), np.int64) if lot.size is None else lot.size for lot in lots],
             out=table[SIZE],
@@ -295,6 +296,6 @@ def _table_of(lots: Sequence[Lot]) -> np.ndarray:
 
 
 def _sizes(position: np.ndarray) -> np.ndarray:
-    """How many rows each row's request has, all of which are here: their places are told."""
+    """The size of each row's request, computed from the rows' positions: all of its rows are here."""
     ends = np.append(np.flatnonzero(np.diff(position) != 1), len(position) - 1)
     return np.repeat(position[ends] + 1, np.diff(ends, prepend=-1))

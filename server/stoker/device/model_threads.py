@@ -1,4 +1,4 @@
-"""The threads of one model in a device process: one for each of its instances."""
+"""The threads of one model in a device process: one per instance."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class ModelThreads:
-    """One model: a thread that loads it and serves it, and one more for each further instance.
+    """One model: a thread that loads and serves it, and another one for each further instance.
 
-    Loading happens on the serving threads, because frameworks and scripts keep thread-local state (a captured CUDA
-    graph, a TensorFlow 1 default graph, a database connection) that is set up for `run()`.
+    A model is loaded on the thread that serves it, because frameworks and scripts keep thread-local state (a
+    captured CUDA graph, a TensorFlow 1 default graph, a database connection) that `run()` needs.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class ModelThreads:
 
         Args:
             servable: The model.
-            max_delay_ms: How long its rows may wait for company.
-            metrics: Where batches are counted.
-            audit_rate: How many of all batches are audited, at most 1; 0 for none.
-            on_verdict: Called when an audit has shown that its rows must not share batches.
+            max_delay_ms: How long rows may wait for more rows.
+            metrics: Counts batches.
+            audit_rate: The share of batches that are audited, at most 1; 0 for none.
+            on_verdict: Called when an audit has shown that rows must not share batches.
             turns: The turns of its device; None if it takes none.
         """
         self._servable = servable
@@ -67,32 +67,35 @@ class ModelThreads:
         self._threads: list[threading.Thread] = []
         self._loaded: Future[LoadedModel] = Future()
         self._todo: list[SimpleQueue[Callable[[], None] | None]] = []
-        """What each thread is to do before it serves; None ends that."""
+        """Tasks for each thread before it serves; None ends them."""
         self._full_batches: list[Callable[[], None]] = []
         self._worker: Worker | None = None
         self._hang_watch: HangWatch | None = None
 
     def start(self, device: Device, threads: int) -> LoadedModel:
-        """Load the model on new threads and return once all of its instances are warm."""
+        """Load the model on new threads; returns when all of its instances are warm."""
         self._start_thread("", lambda: self._live(device, threads))
         return self._loaded.result()
 
     def serve(self) -> None:
-        """Serve from now on.
+        """Start serving.
 
-        Until then a model leaves its device alone: while another one is loaded and captures CUDA graphs, a canary
-        would spoil the capture, for CUDA forbids most calls to all threads of a process then.
+        Until then a model does not use its device: while another model is loaded and captures CUDA graphs, a canary
+        would spoil the capture, because CUDA forbids most calls on all threads of the process.
         """
         for todo in self._todo:
             todo.put(None)
 
     @property
     def wants_targets(self) -> bool:
-        """Whether it has a target."""
+        """Whether rows of the model have a target."""
         return self._servable.terms.target_ms is not None
 
     def full_batches(self) -> list[Callable[[], Future[int]]]:
-        """For each instance what runs its largest batch on its own thread, until it serves, and tells nanoseconds."""
+        """For each instance a function that runs its largest batch on its own thread and returns nanoseconds.
+
+        Only before serving.
+        """
 
         def begin(number: int) -> Future[int]:
             took: Future[int] = Future()
@@ -111,17 +114,17 @@ class ModelThreads:
         return [partial(begin, number) for number in range(len(self._full_batches))]
 
     def add_lane(self, lane: Lane) -> None:
-        """Serve a frontend from now on."""
+        """Serve a frontend's rows from now on."""
         assert self._worker is not None, "the supervisor attaches only loaded models"
         self._worker.add_lane(lane)
 
     def stop_batching(self) -> None:
-        """Let each row run alone from now on."""
+        """Run each row alone from now on."""
         assert self._worker is not None, "the supervisor knows only of loaded models"
         self._worker.stop_batching()
 
     def stop(self) -> None:
-        """Serve no more, and return when the threads have ended."""
+        """Stop serving; returns when the threads have ended."""
         assert self._worker is not None, "the supervisor unloads only loaded models"
         self._worker.stop()
         self.serve()
@@ -137,7 +140,7 @@ class ModelThreads:
         thread.start()
 
     def _live(self, device: Device, threads: int) -> None:
-        """Load the model on this thread, let the further ones do so in turn, and serve."""
+        """The main thread: load the model, have the other threads fork it one after the other, and serve."""
         try:
             loaded = load(self._servable, device, threads)
             runtimes = [loaded.runtime]
@@ -152,7 +155,7 @@ class ModelThreads:
         self._serve(0)
 
     def _fork(self, loaded: LoadedModel, number: int) -> tuple[Runtime, LoadedModel]:
-        """Have a further instance made by the thread that will serve it."""
+        """Have another instance made on the thread that will serve it."""
         forked: Future[tuple[Runtime, LoadedModel]] = Future()
 
         def live() -> None:
@@ -170,7 +173,7 @@ class ModelThreads:
     def _prepare(self, loaded: LoadedModel, runtimes: list[Runtime]) -> None:
         self._metrics.clear_gauges()
         if loaded.full_batch_s:
-            # Else a server with little to do would seem to be able to do little.
+            # Otherwise an idle server would appear to have little capacity.
             self._metrics.learn_batch_time(loaded.max_batch_rows, round(loaded.full_batch_s * 1e9))
         terms = self._servable.terms
         policy = BatchPolicy(
@@ -221,9 +224,9 @@ class ModelThreads:
             return None
 
     def _audit_policy(self, loaded: LoadedModel) -> AuditPolicy | None:
-        """How it is audited; None for scripts, whose `run` may do more than compute, and where nothing is batched.
+        """The audit policy; None for scripts, whose `run` may have side effects, and where rows are not batched.
 
-        Nor is a model with state: its answers are not those to its inputs alone.
+        None for a model with state too: its answers depend on more than its inputs.
         """
         verdict = loaded.signature.verdict
         if self._servable.framework == "script" or verdict is None or not verdict.batched:
@@ -240,7 +243,7 @@ class ModelThreads:
         try:
             self._worker.serve(self._worker.instances[number])
         except BaseException:  # noqa: BLE001  # the process ends of it
-            # A worker without its threads would leave callers waiting; a new process answers them.
+            # A process without its serving threads would leave callers waiting; a new process answers them.
             try:
                 logger.exception("a thread of model %s ended; the device process exits", self._servable.name)
             finally:
@@ -248,10 +251,10 @@ class ModelThreads:
 
 
 def _can_be_watched(servable: Servable, loaded: LoadedModel) -> bool:
-    """Whether a run that lasts long must hang.
+    """Whether a run that lasts long can be taken for hanging.
 
-    Scripts have a watchdog of their own. TensorRT may build an engine for minutes when a shape comes for the first
-    time, which happens to models of free sizes.
+    Not for scripts, which have a watchdog of their own. Not for models of free sizes with TensorRT, which may build
+    an engine for minutes when a shape comes for the first time.
     """
     free_sizes = loaded.signature.takes == "tensors"
     return servable.framework != "script" and not (

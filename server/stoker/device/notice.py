@@ -1,4 +1,4 @@
-"""What a model's worker tells frontends of its queue, so that they can refuse what would be too late."""
+"""What a model's worker reports of its queue, so that frontends can refuse requests that would be late."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def tiers_on_board(waiting: Mapping[int, int]) -> list[int]:
 
 
 def classes_on_board(waiting: Mapping[int, int], policy: BatchPolicy) -> dict[int, tuple[int, float]]:
-    """Rows and weight of those who wait, by their class; nothing where only those who have no name wait, in one tier.
+    """Rows and weight of each waiting class; empty if only unnamed callers wait, in one tier.
 
-    Of one class with a name it is said: whoever comes beside it does not wait behind all of it.
+    A single class with a name is reported too: another caller does not have to wait behind all of its rows.
     """
     if len(waiting) < 2 and not any(map(caller_of, waiting)):
         return {}
@@ -39,7 +39,7 @@ def classes_on_board(waiting: Mapping[int, int], policy: BatchPolicy) -> dict[in
 def later_on_board(queue: RowQueue, free_ns: int, full_ns: int) -> Sequence[int]:
     """How many rows are due one full batch after the device is free or later, two, and so on.
 
-    Those that are not in order yet are taken to be due as late as any.
+    Rows that are not sorted yet count as due last.
     """
     due_ns = queue.order.due_ns
     if not len(due_ns) and not queue.lots:
@@ -50,11 +50,11 @@ def later_on_board(queue: RowQueue, free_ns: int, full_ns: int) -> Sequence[int]
 
 
 class Notice:
-    """The board of one model, written to the pages of all frontends.
+    """The report of one model, written to the boards of all frontends.
 
     Args:
-        instances: What runs its batches.
-        turn: Its part in the turns of its device; None if it takes none.
+        instances: The instances that run its batches.
+        turn: Its participation in the turns of its device; None if it takes none.
     """
 
     def __init__(self, instances: Sized, turn: TurnTaking | None = None) -> None:
@@ -65,25 +65,25 @@ class Notice:
         self._ends_ns: list[int] = []
 
     def set_pages(self, pages: Iterable[memoryview]) -> None:
-        """Set where it is written."""
+        """Set the boards to write to."""
         self._pages = list(pages)
 
     def ended(self) -> None:
-        """Take note that a batch has ended; any thread may call it."""
+        """Record that a batch has ended; may be called on any thread."""
         if self._ends_ns:
             self._ends_ns.remove(min(self._ends_ns))
 
     def tell(
         self, queue: RowQueue, leaving: Sequence[Lot], now_ns: int, policy: BatchPolicy, times: ServiceTimes
     ) -> None:
-        """Tell all frontends.
+        """Write the report.
 
         Args:
-            queue: What waits.
+            queue: The waiting rows.
             leaving: The batch that leaves now; empty if none does.
             now_ns: The time.
-            policy: Settings of batching.
-            times: What batches take.
+            policy: The settings of batching.
+            times: Measured times of batches.
         """
         costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
         if costs_ns is not self._costs_ns:

@@ -1,4 +1,4 @@
-"""Which batches of a model run at the same time: those of all instances, or one alone."""
+"""Which batches of a model run concurrently: those of all instances, or a single one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Occupancy"]
 
 
 class Occupancy:
-    """Counts the batches that run, and lets one run while no other does. Any thread may call anything.
+    """Counts running batches, and lets one run alone. All methods may be called on any thread.
 
     Attributes:
-        several: Whether there are several instances; if not, nothing here does anything.
+        several: Whether there are several instances; if not, all methods do nothing.
         running: How many batches run now; 0 where there is one instance.
     """
 
@@ -24,7 +24,7 @@ class Occupancy:
         self._one_alone = False
 
     def enter(self) -> int:
-        """Begin a batch; waits while another one runs alone. Returns how many run now."""
+        """Begin a batch; waits while another one runs alone. Returns how many are running."""
         if not self.several:
             return 1
         with self._changed:
@@ -41,12 +41,12 @@ class Occupancy:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Go on with a batch that has begun, while no other one runs."""
+        """Continue a batch that has begun, while no other one runs."""
         if not self.several:
             yield
             return
         with self._changed:
-            # Before it waits for the others: one of them may want the same.
+            # Counted out before it waits for the others, one of which may want to run alone too.
             self.running -= 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._one_alone)

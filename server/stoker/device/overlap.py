@@ -1,4 +1,4 @@
-"""What is gained by running two batches on a device at once: measured before it serves, where turns are taken."""
+"""Measures what running two batches of a device concurrently gains, before serving with turns."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["WORTH", "gain", "measure_overlap"]
 logger = logging.getLogger(__name__)
 
 WORTH: Final = 0.3
-"""Two batches run at once if they do so much more in a second."""
+"""Two batches run concurrently if that gives at least this many times the throughput."""
 _TIMES: Final = 3
 
 _Begin = Callable[[], "Future[int]"]
 
 
 def measure_overlap(turns: Turns, models: Sequence[ModelThreads]) -> None:
-    """Find out how many batches are to run at once, where a model has a target and there are two to run.
+    """Find out how many batches should run concurrently, where a model has a target and two instances exist.
 
     Args:
-        turns: The turns of the device, of which one is taken at a time if nothing is measured.
+        turns: The turns of the device; one at a time if nothing is measured.
         models: The models of this process, none of which serves yet.
     """
     begins = [begin for model in models for begin in model.full_batches()]
@@ -43,10 +43,11 @@ def measure_overlap(turns: Turns, models: Sequence[ModelThreads]) -> None:
 
 
 def gain(begins: Sequence[_Begin]) -> float:
-    """How much more two batches do in a second that run at once than one behind the other.
+    """The throughput of two concurrent batches relative to one after the other.
 
     Args:
-        begins: What begins batches on threads of their own, two at least; the two longest run at once.
+        begins: Functions that start a batch on a thread of its own, at least two; the two longest batches are run
+            together.
     """
     alone_ns = [min(begin().result() for _ in range(_TIMES)) for begin in begins]
     longest = sorted(range(len(begins)), key=alone_ns.__getitem__)[-2:]

@@ -1,4 +1,4 @@
-"""Which rows leave now, and when to look again. Sans-I/O: no threads, no clock, no sockets.
+"""Which rows leave the queue now, and when to look again. Sans-I/O: no threads, no clock, no sockets.
 
 A `RowQueue` holds the rows that wait; `plan` looks at it and says what to do at `now_ns`. Contract:
 
@@ -35,7 +35,7 @@ from stoker.placed import tier_of
 __all__ = ["BatchPolicy", "Lot", "Offer", "Plan", "RowQueue", "ServiceTimes", "offer", "plan"]
 
 _MARGIN: Final = 1.5
-"""How many times its mean a batch may take, where rows have only deadlines."""
+"""By how many times its mean a batch may take longer, where rows have only deadlines."""
 
 
 def plan(
@@ -48,7 +48,7 @@ def plan(
         now_ns: The time.
         policy: Settings of batching.
         times: What batches take.
-        free_ns: When the device is expected to be free, if that is later.
+        free_ns: When the device is expected to be free, if later than now.
     """
     if not queue.rows:
         return Plan([], [], "", None)
@@ -80,9 +80,9 @@ def _leave_or_wait(
 def offer(
     queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, free_ns: int | None = None
 ) -> Offer | None:
-    """What `plan` would take now, without taking it; None if no row would run, or is waiting to.
+    """What `plan` would take now, without taking it; None if no row would run or wait to.
 
-    Rows may have to be handed back all the same: `plan` is called then too.
+    Even if it is None there may be rows to hand back, so `plan` must be called in this case too.
     """
     if policy.target_ms is not None or queue.has_targets:
         decision = decide(queue, now_ns, policy, times, now_ns if free_ns is None else max(now_ns, free_ns))
@@ -107,11 +107,11 @@ def _in_turn(
     times: ServiceTimes,
     expired: list[Lot],
 ) -> Plan:
-    """What leaves where callers or tiers may have to take turns, without targets."""
+    """What leaves where callers or tiers may have to take turns, and rows have no targets."""
     costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
     tags = _tags(queue.lots)
     placed = np.concatenate([placed_of(lot) for lot in queue.lots])
-    # In the order of tags those of one class run; stable, so that of equal ones the first to come is the first.
+    # Rows of one class run in the order of their tags; a stable sort, so equal tags stay in order of arrival.
     order = np.argsort(tags, kind="stable")
     never = np.full(len(tags), NEVER_NS)
     rows = Candidates(order, placed[order], never)
@@ -153,7 +153,10 @@ def _wait_for_company(
 
 
 def _remove_hopeless(queue: RowQueue, now_ns: int, batch_ns: int) -> list[Lot]:
-    """Remove the rows that have no time left for a batch; all stay if it is all of them: the time may be mistaken."""
+    """Remove the rows for which no batch ends before their deadline.
+
+    None if that is all rows: the times may be wrong.
+    """
     until_ns = now_ns + round(_MARGIN * batch_ns)
     if queue.first_deadline_ns > until_ns:
         return []
@@ -188,7 +191,7 @@ def _take_fairest(queue: RowQueue, rows: int) -> list[Lot]:
         batch: list[Lot] = cut(queue.lots, rows)
         queue.leave(queue.lots, rows)
         return batch
-    # Stable, so that rows with equal tags keep the order of arrival.
+    # A stable sort: rows with equal tags stay in order of arrival.
     return _take(queue, np.argsort(tags, kind="stable")[:rows], tags)
 
 
@@ -203,13 +206,14 @@ def _tags(lots: deque[Lot]) -> np.ndarray:
 
 
 def _advance(queue: RowQueue, tag: int) -> None:
-    # Only an overfull queue needs the virtual time: rows that arrive later compete with those left behind.
-    # It moves by one a batch at least, else a stream of small requests would keep it, and a large one, in place.
+    # Only an overfull queue needs the virtual time: rows that arrive later compete with those left behind. It
+    # advances by at least one per batch, otherwise a stream of small requests would hold it still and starve a
+    # large one.
     queue.virtual_time = max(queue.virtual_time + 1, tag)
 
 
 def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[Lot]:
-    """Remove and return the rows at these places of all lots; `tags` are their virtual start times."""
+    """Remove and return the rows at these indices over all lots; `tags` are their virtual start times."""
     chosen = np.zeros(len(tags), bool)
     chosen[places] = True
     _advance(queue, int(tags[places].max()))

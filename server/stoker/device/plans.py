@@ -1,4 +1,4 @@
-"""How batches may be made up, what is to be done now, and what would be."""
+"""Values of planning: the settings of batching, a plan, and an offer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ class BatchPolicy:
 
     Attributes:
         max_batch_rows: Most rows in one batch.
-        max_delay_ms: How long a row may wait for company while the device is free; 0 adds no delay.
-        buckets: The sizes up to which batches are filled, ascending; empty if they run as they come.
-        target_ms: How long after it was queued an answer is worth something; None if nothing is said of that.
-        late: What becomes of rows that will miss their targets, but not their deadlines: `answer` runs them when
-            there is nothing else to do, and in the padding of batches; `refuse` hands them back at once.
-        hold: For which part of the time that it could still wait a batch waits for company while the device is free,
-            from 0 to 1.
-        weights: Weights of callers by their numbers, 1 for those that are not in it; rows bring them along.
-        tier_block_ms: The longest batch with rows of a lower tier while those of a higher one have come in the last
-            second; None is half of the smallest target of those.
-        tier_floor: Which part of the device's time rows of lower tiers get while they wait, even if one of a higher
-            tier always does.
+        max_delay_ms: How long a row may wait for more rows while the device is free; 0 adds no delay.
+        buckets: The sizes to which batches are padded, ascending; empty if they run unpadded.
+        target_ms: The default target: how long after it was queued an answer is of use; None for none.
+        late: What happens to rows that will miss their target but not their deadline: `answer` runs them when
+            nothing else waits, and in the padding of batches; `refuse` hands them back at once.
+        hold: The fraction of its slack for which a batch waits for more rows while the device is free, 0 to 1.
+        weights: Weights of callers by number, 1 for callers without an entry; filled from the rows.
+        tier_block_ms: The longest batch with rows of a lower tier while rows of a higher one have come in the last
+            second; None: half of the smallest target of those.
+        tier_floor: The share of device time that lower tiers get while their rows wait, even if higher tiers always
+            have rows.
     """
 
     max_batch_rows: int = 256
@@ -60,10 +59,11 @@ class Plan(NamedTuple):
     """What to do now.
 
     Attributes:
-        batch: Lots to run as one batch; empty if none is to leave now.
-        expired: Lots to hand back unrun: cancelled, past their deadline, or sure to be past it when they are done.
+        batch: Lots to run as one batch; empty if none leaves now.
+        expired: Lots to hand back unrun: cancelled, past their deadline, or certain to be past it at the end of a
+            batch.
         reason: One of `metrics.REASONS` or `TARGET_REASONS` if there is a batch, else an empty string.
-        look_again_ns: When to call `plan` again if nothing arrives; None means only on arrival.
+        look_again_ns: When to call `plan` again if no row arrives; None: not before one arrives.
     """
 
     batch: list[Lot]
@@ -73,15 +73,15 @@ class Plan(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a queue would run now.
+    """What a queue would run now, as offered to the other models of its device.
 
     Attributes:
-        rows: Rows of the batch; 0 while they wait for company.
+        rows: Rows of the batch; 0 while it waits for more rows.
         cost_ns: Expected time of the batch.
-        latest_ns: When it has to begin, so that all of its rows are in time.
-        tier: The highest of its rows: 0 for high, 1 for normal, 2 for low; 3 for those that are late already.
-        losing: Whether others that wait miss their targets by it.
-        look_again_ns: When to ask again if nothing arrives; None means only on arrival, or when a device is free.
+        latest_ns: When it has to start so that all of its rows are in time.
+        tier: The highest tier of its rows: 0 for high, 1 for normal, 2 for low; 3 for rows that are late already.
+        losing: Whether running it makes other waiting rows miss their targets.
+        look_again_ns: When to ask again if no row arrives; None: not before one arrives or a device is free.
     """
 
     rows: int

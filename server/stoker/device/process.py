@@ -1,7 +1,7 @@
 """The device process: one device, the models on it, a thread for each instance of a model.
 
-Started by the supervisor as `python -m stoker.device.process --control-fd N`. What they tell each other is in
-`stoker.control.device_messages`. It ends when the control channel does.
+Started by the supervisor as `python -m stoker.device.process --control-fd N`. Their messages are in
+`stoker.control.device_messages`. The process ends when the control channel does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _ModelHost:
         self._models: dict[int, ModelThreads] = {}
         self.runs_script = False
         self._failure: OperatorError | None = None
-        """Why nothing could be loaded."""
+        """Why loading failed."""
         self._lock_guard = LockGuard()
 
     def serve(self) -> int:
@@ -87,7 +87,7 @@ class _ModelHost:
             case StopBatching(number):
                 self._models[number].stop_batching()
             case UnloadModel(number):
-                # A batch may be under way for callers that have gone.
+                # A batch of callers that have gone may still be running.
                 threading.Thread(target=self._unload, args=(number,), daemon=True).start()
             case LogSettings():
                 change_log_settings(message)
@@ -119,7 +119,7 @@ class _ModelHost:
             except OperatorError as error:
                 self._channel.send(Failed(str(error), error.code, error.exit_code, model.number))
                 failure = error.with_traceback(None)
-                # What it had of itself on the device is room for the others.
+                # Its memory on the device becomes free for the other models.
                 gc.collect()
         if not self._models:
             self._failure = failure
@@ -164,13 +164,13 @@ class _ModelHost:
         with self._lock_guard.suspended():
             self._lock_guard.remove(number)
             del model
-            # Frameworks' objects refer to each other in circles.
+            # Objects of frameworks have reference cycles.
             gc.collect()
         self._channel.send(Unloaded(number))
 
 
 def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> Turns | None:
-    """The turns of the device; None where entry scripts run, whose time is not the device's."""
+    """The turns of the device; None in processes of entry scripts, whose run time is not the device's."""
     try:
         if any(model.servable.framework == "script" for model in start.models):
             return None
@@ -186,9 +186,10 @@ def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> Turns | No
 
 
 def _leave_ending_to_the_supervisor() -> None:
-    """Let SIGTERM and SIGINT, which may go to a whole process group, do nothing: the supervisor drains first.
+    """Let SIGTERM and SIGINT do nothing here: they may go to a whole process group, and the supervisor drains first.
 
-    They are not ignored, or whatever a script starts would ignore them too: a handler does not outlive `exec`.
+    A handler rather than SIG_IGN, which child processes of a script would inherit: a handler does not survive
+    `exec`.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

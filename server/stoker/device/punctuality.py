@@ -1,4 +1,4 @@
-"""How many rows of a batch were answered in time, by their tier."""
+"""Counts rows that were answered in time, by tier."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def count_answers(
     elapsed_ns: int,
     expected_ns: int,
 ) -> None:
-    """Count them, and how well the time of the batch was foreseen.
+    """Count the rows of a batch, and the error of its predicted time.
 
     Args:
-        metrics: Where.
-        batch: What has run.
-        policy: Settings of batching.
-        started_ns: When it began.
+        metrics: The counters.
+        batch: The batch that has run.
+        policy: The settings of batching.
+        started_ns: When it started.
         elapsed_ns: How long it took.
-        expected_ns: How long it was expected to take.
+        expected_ns: The predicted time.
     """
     target_ns, ended_ns = round((policy.target_ms or 0) * 1e6), started_ns + elapsed_ns
     for lot in batch.lots:

@@ -1,11 +1,11 @@
-"""Which rows leave where several callers wait, or rows of several tiers: whose turn it is.
+"""Which rows leave where several callers or tiers wait.
 
 1. Rows of the highest tier that waits are looked at first. Of these the largest feasible batch leaves, but one that
-   takes no longer than half of the smallest target, so that a caller who has just missed it is in the next.
-2. Which of them: the next row is always of the caller who has had least of the device; see `stoker.device.shares`.
-3. What room there is goes to lower tiers, as far as nobody above is late by it, and the batch stays within
-   `tier_block_ms`. It does so too while no higher row waits, but one has come in the last second.
-4. Lower tiers that wait are owed `tier_floor` of the device's time: once that is half of a batch, that is theirs.
+   takes no longer than half of the smallest target, so that a caller who has just missed it is in the next. 2.
+   Which of them: the next row is always of the caller who has had least of the device; see `stoker.device.shares`.
+   3. What room there is goes to lower tiers, as far as nobody above is late by it, and the batch stays within
+   `tier_block_ms`. It does so too while no higher row waits, but one has come in the last second. 4. Lower tiers
+   that wait are owed `tier_floor` of the device's time: once that is half of a batch, that is theirs.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from stoker.placed import CALLER_BITS, tier_of
 __all__ = ["NEVER_NS", "Candidates", "classes_of", "pick", "served_of"]
 
 NEVER_NS: Final = 1 << 61
-"""When rows without targets are due."""
+"""Due time of rows without targets."""
 _MANY: Final = 512
-"""So many rows and more are quicker sorted than counted one by one."""
+"""From this many rows on, sorting is faster than counting one by one."""
 _LEAST_PART: Final = 4
-"""A caller's own target makes batches as short as such a part of the model's would, at most."""
+"""A caller's own target shortens batches to no less than this part of what the model's target allows."""
 
 
 class Candidates(NamedTuple):
-    """Rows that wait.
+    """Waiting rows.
 
     Attributes:
-        places: Where they are, in the order in which those of one class run, `int64[rows]`.
+        places: Their indices in the queue, in the order in which rows of one class run, `int64[rows]`.
         placed: The class of each.
-        due: Until when each can be answered, ascending.
+        due: The due time of each, ascending.
     """
 
     places: np.ndarray
@@ -47,21 +47,21 @@ class Candidates(NamedTuple):
     due: np.ndarray
 
     def where(self, mask: np.ndarray) -> Candidates:
-        """Those where `mask`, `bool[rows]`, is set."""
+        """The rows where `mask`, `bool[rows]`, is True."""
         return Candidates(self.places[mask], self.placed[mask], self.due[mask])
 
     def since(self, due_ns: int) -> Candidates:
-        """Those that are due then or later."""
+        """The rows that are due at this time or later."""
         first = int(self.due.searchsorted(due_ns))
         return Candidates(self.places[first:], self.placed[first:], self.due[first:]) if first else self
 
 
 class _Turn(NamedTuple):
-    """What is the same for all steps of one decision.
+    """The values that are the same in all steps of one decision.
 
     Attributes:
-        shares: What callers have had.
-        policy: Settings of batching.
+        shares: What classes have used of the device.
+        policy: The settings of batching.
         costs_ns: Expected times of batches of 0 rows up to the most.
         free_ns: When the device is free.
         block_rows: The most rows of a batch with rows of a lower tier.
@@ -75,10 +75,10 @@ class _Turn(NamedTuple):
 
 
 def classes_of(placed: np.ndarray) -> dict[int, int]:
-    """How many rows there are of each class, those of higher tiers first; there is a row at least."""
+    """How many rows each class has, higher tiers first; there must be at least one row."""
     first = int(placed.min())
     if tier_of(first) == tier_of(int(placed.max())):
-        # Callers are few, and numbered from 0 on.
+        # There are few callers, and they are numbered from 0.
         counts = np.bincount(placed - first)
         values = counts.nonzero()[0]
         return dict(zip((values + first).tolist(), counts[values].tolist(), strict=True))
@@ -106,17 +106,18 @@ def pick(
     """Choose a batch.
 
     Args:
-        shares: What callers have had.
-        rows: The rows that wait, none of them hopeless.
-        lasts_ns: How long the answer of each is worth something, from when it came.
+        shares: What classes have used of the device.
+        rows: The waiting rows, all of which can still be in time.
+        lasts_ns: The target of each row, as a duration from when it was queued.
         now_ns: The time.
         free_ns: When the device is free.
-        policy: Settings of batching.
-        times: What batches take.
-        costs_ns: That, for 0 rows up to the most.
+        policy: The settings of batching.
+        times: Measured times of batches.
+        costs_ns: Expected times of batches of 0 rows up to the most.
 
     Returns:
-        The places of its rows, ascending; None if one class waits and no higher one is to be reckoned with: there is
+        The places of its rows, ascending; None if one class waits and no higher one is to be reckoned with: there
+            is
         nothing to choose then.
     """
     classes = classes_of(rows.placed)
@@ -143,13 +144,13 @@ def pick(
 
 
 def _from_the_top(turn: _Turn, rows: Candidates, tiers: Sequence[int], limit: int) -> Candidates:
-    """A batch of rows of these tiers that begins with the highest, those rows first that matter most."""
+    """A batch of rows of these tiers, filled from the highest tier on, in it those rows first that matter most."""
     if len(tiers) == 1:
         return _of_tier(turn, rows, limit)
     of = rows.placed >> CALLER_BITS
     chosen = _of_tier(turn, rows.where(of == tiers[0]), limit)
     for tier in tiers[1:]:
-        # As long as none of those above is late by it.
+        # As long as no row of a higher tier becomes late by it.
         longest = largest_within(int(chosen.due.min()) - turn.free_ns, turn.costs_ns)
         room = min(turn.block_rows, longest) - len(chosen.places)
         if room > 0:
@@ -159,7 +160,7 @@ def _from_the_top(turn: _Turn, rows: Candidates, tiers: Sequence[int], limit: in
 
 
 def _of_tier(turn: _Turn, rows: Candidates, room: int, beside: int = 0) -> Candidates:
-    """The largest feasible batch of one tier, with so many rows in it already."""
+    """The largest batch of one tier that is in time, given how many rows are in the batch already."""
     costs_ns = turn.costs_ns[beside : beside + room + 1]
     count = largest_feasible(numbers_of(rows.due), turn.free_ns, costs_ns)
     if not count:
@@ -176,15 +177,15 @@ def _of_tier(turn: _Turn, rows: Candidates, room: int, beside: int = 0) -> Candi
 
 
 def _owed(turn: _Turn, rows: Candidates, lower: Sequence[int]) -> Candidates | None:
-    """A batch of lower tiers that is owed to them; None if it is not their turn."""
+    """A batch of lower tiers that have not had their guaranteed share; None if they have."""
     owed_ns = turn.shares.owed_ns
     if owed_ns <= 0 or not lower:
         return None
     of_lower = rows.where(rows.placed >= lower[0] << CALLER_BITS)
     batch = _from_the_top(turn, of_lower, lower, turn.block_rows)
-    # As little as is charged for them, where nothing is known yet.
+    # The least that is charged for a row, if its time is not known yet.
     cost_ns = max(len(batch.places), turn.costs_ns[len(batch.places)])
-    # Half of it: so they have as often more than their part as less.
+    # Half of it, so that they are above their share as often as below.
     return batch if owed_ns >= cost_ns / 2 else None
 
 

@@ -1,4 +1,4 @@
-"""Rows that wait for a device: in lots as they arrived, and once it matters in the order in which they are due."""
+"""The waiting rows of a model: in lots as they arrived, and, where that matters, sorted by due time."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["Lot", "RowQueue"]
 
 @dataclass(slots=True)
 class RowQueue:
-    """Rows that wait.
+    """The waiting rows of a model.
 
     Attributes:
-        lots: Those that are not in order, as they arrived.
-        rows: How many there are, the late ones and those to be handed back among them.
+        lots: Unsorted rows, as they arrived.
+        rows: How many rows there are in total, including late ones and those to be handed back.
         virtual_time: See `stoker.device.planner`.
-        order: Those with targets that were left waiting.
-        late: Those that will miss their targets.
-        over: Those that are to be handed back unrun by the next plan.
-        late_limit_rows: Most rows that may be late; of more, those that came first are given up.
-        has_targets: Whether any row has come with a target of its own.
-        shares: What its callers have had, once any row has said whose it is, or how urgent; None before.
-        all_hopeless: Whether all that waited was found not to be in time, though it would be if batches took no time.
-        longest_rows: The most rows of a request, as far as anything was said of that.
-        decided: What was decided last and is not carried out yet, with what it was decided for; None if the rows are
-            others since.
+        order: Rows with targets that were left waiting, sorted.
+        late: Rows that will miss their targets.
+        over: Rows that the next plan hands back unrun.
+        late_limit_rows: Most late rows; beyond that, the oldest are handed back.
+        has_targets: Whether a row with a target of its own has ever come.
+        shares: What classes have used of the device; None until a row tells its caller or urgency.
+        all_hopeless: Whether no waiting row was found to be in time, although some would be if batches took no
+            time.
+        longest_rows: The most rows of one request, as far as requests tell their size.
+        decided: The last decision and its arguments, if not carried out yet; None if rows have changed since.
     """
 
     lots: deque[Lot] = field(default_factory=deque)
@@ -49,7 +49,7 @@ class RowQueue:
     all_hopeless: bool = False
     shares: Shares | None = None
     decided: tuple[Any, ...] | None = None
-    # No row of the lots is over before, nor misses a target that was said before; whether none was said of any.
+    # Lower bounds of the deadlines and of the told targets of the lots, and whether no target was told.
     _first_deadline_ns: int = NEVER_NS
     _first_target_ns: int = NEVER_NS
     _untold: bool = False
@@ -75,11 +75,11 @@ class RowQueue:
             position: Each row's place within its request.
             enqueued_ns: When they were queued.
             deadline_ns: When their callers stop waiting.
-            target_ns: Until when their answers are worth something; 0 for those without a target. None leaves that
-                to the policy.
-            size: How many rows each one's whole request has; None if all of them are here.
+            target_ns: When their answers stop being of use; 0 for rows without a target. None uses the policy's
+                target for all.
+            size: The size of each row's request; None if all rows of their requests are here.
             tier: 0 for high, 1 for normal, 2 for low; None if all are normal.
-            caller: Whose each is; None if all are of the caller 0.
+            caller: The caller of each; None if all are of the caller 0.
         """
         if not len(numbers):
             return
@@ -103,17 +103,17 @@ class RowQueue:
 
     @property
     def first_deadline_ns(self) -> int:
-        """No deadline of any lot is earlier."""
+        """A lower bound of the deadlines of the lots."""
         return self._first_deadline_ns
 
     def leave(self, lots: deque[Lot], rows: int) -> None:
-        """Have what is left of the lots when so many rows have been taken out."""
+        """Keep what is left of the lots after this many rows were removed."""
         self.lots = lots
         self.rows -= rows
         self.decided = None
 
     def tried(self) -> RowQueue:
-        """A queue with the same lots, for somebody who only tries what would happen; it has nothing else."""
+        """A queue with the same lots for a trial, without anything else."""
         queue = RowQueue(deque(self.lots), self.rows, self.virtual_time)
         queue._first_deadline_ns = self._first_deadline_ns  # of its own class
         if self.shares is not None:
@@ -121,7 +121,7 @@ class RowQueue:
         return queue
 
     def first_due_ns(self, target_ns: int) -> int:
-        """When the first row is due that is not late; rows of which nothing was said have this target."""
+        """When the first row that is not late is due; `target_ns` is the target of rows without one of their own."""
         due_ns = min(self._first_deadline_ns, self._first_target_ns)
         if self._untold and target_ns:
             untold = (least(lot.enqueued_ns) for lot in self.lots if lot.target_ns is None)
@@ -129,11 +129,11 @@ class RowQueue:
         return min(due_ns, int(self.order.due_ns[0])) if len(self.order) else due_ns
 
     def oldest_ns(self) -> int:
-        """When the first of those came that are not late."""
+        """When the oldest row that is not late was queued."""
         return min(least(part.enqueued_ns) for part in (*self.lots, *self.order.parts))
 
     def drop_lane(self, lane: int) -> int:
-        """Forget the rows of a lane whose frontend has gone; returns how many."""
+        """Remove the rows of a lane whose frontend has gone; returns how many."""
         before = self.rows
         self.keep_lots(lot for lot in self.lots if lot.lane != lane)
         self.order.drop_lane(lane)
@@ -154,7 +154,7 @@ class RowQueue:
         return lots
 
     def take_in_time(self) -> list[Lot]:
-        """Remove and return all that is not late."""
+        """Remove and return all rows that are not late."""
         rows = self.late.rows
         lots = list(self.lots)
         if len(self.order):
@@ -164,17 +164,17 @@ class RowQueue:
         return lots
 
     def keep_lots(self, lots: Iterable[Lot]) -> None:
-        """Have these lots instead of the others."""
+        """Replace the unsorted lots by these."""
         self._forget_lots()
         for lot in lots:
             self.lots.append(lot)
             self._see(lot)
 
     def refresh(self, deadlines: Callable[[int, np.ndarray], np.ndarray]) -> None:
-        """See which rows have been given up since they came.
+        """Read again which rows have been cancelled.
 
         Args:
-            deadlines: Returns the deadlines that rows of a lane have now, given its key and their numbers.
+            deadlines: Returns the present deadlines of a lane's rows, given its key and their numbers.
         """
         self._first_deadline_ns = NEVER_NS
         for lot in self.lots:
@@ -187,7 +187,7 @@ class RowQueue:
         self.decided = None
 
     def sort_in(self, target_ns: int) -> DueOrder:
-        """Put the lots in order; rows of which nothing was said have this target."""
+        """Sort the lots in; `target_ns` is the target of rows without one of their own."""
         if self.lots:
             lots: Sequence[Lot] = list(self.lots)
             first_ns = self._first_deadline_ns
@@ -198,12 +198,12 @@ class RowQueue:
         return self.order
 
     def give_up(self, parts: Collection[Part], until_ns: int, *, late: bool) -> None:
-        """Take note that rows, which are in order no more, miss their targets.
+        """Move rows that miss their targets, and are not in `order` any more, to `late` or `over`.
 
         Args:
             parts: The rows.
-            until_ns: Those with earlier deadlines are over.
-            late: Whether the others may be late; if not, they are over too.
+            until_ns: Rows with earlier deadlines have expired.
+            late: Whether the others may be late; if not, they are handed back too.
         """
         if not late:
             self.over += parts
@@ -231,7 +231,7 @@ class RowQueue:
 
     @property
     def waiting(self) -> dict[int, int]:
-        """How many rows wait for their targets, by their class: those that are late wait for nobody's."""
+        """How many rows wait for their targets, by class; late rows are not counted."""
         if self.shares is None:
             return {NORMAL: self.rows - self.late.rows - sum(part.rows for part in self.over)}
         placed = [placed_of(part) for part in (*self.lots, *self.order.parts)]

@@ -1,7 +1,8 @@
-"""Which row of each sequence may run: one at a time, in the order in which they have come.
+"""Which row of each sequence may run: one at a time, in order of arrival.
 
-A row is not queued before the one in front of it has been handed back, whatever became of that: so no batch has two
-rows of a sequence, and a row goes on from the state of the one before it. The planner knows nothing of sequences.
+A row is not queued before the previous row of its sequence has been handed back, whatever its outcome. So no batch
+has two rows of a sequence, and each row continues from the state that the previous one left. The planner knows
+nothing of sequences.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class SequenceRow(NamedTuple, Generic[_Lane]):
     """A row of a sequence.
 
     Attributes:
-        lane: Where it came from.
-        number: Its number there.
-        key: The sequence.
-        start: Whether it begins the sequence.
+        lane: The lane that it came from.
+        number: Its row number there.
+        key: The sequence's key.
+        start: Whether it starts the sequence.
     """
 
     lane: _Lane
@@ -34,29 +35,29 @@ class SequenceRow(NamedTuple, Generic[_Lane]):
 
 
 Decision = tuple[SequenceRow[_Lane], Literal["unknown", "full"] | None]
-"""A row whose turn has come, and why it may not run; None if it may."""
+"""A row that is decided on, and the reason if it may not run; None if it may."""
 
 
 class SequenceGate(Generic[_Lane]):
-    """The rows of sequences that are in a device process. One thread at a time uses it.
+    """The rows of sequences in a device process. One thread at a time may use it.
 
     Args:
-        states: The sequences that there are.
+        states: The states of the sequences.
     """
 
     def __init__(self, states: SequenceStates) -> None:
         self._states = states
         self._lines: dict[Key, deque[SequenceRow[_Lane]]] = {}
-        """The rows of each sequence that are here; the first one runs, or waits to."""
+        """The rows of each sequence that are here; the first one runs, or waits to run."""
         self._running: dict[tuple[_Lane, int], Key] = {}
 
     @property
     def busy(self) -> Container[Key]:
-        """The sequences of which rows are here."""
+        """The sequences that have rows here."""
         return self._lines
 
     def arrive(self, row: SequenceRow[_Lane]) -> list[Decision[_Lane]]:
-        """Take a row in; returns what is decided now."""
+        """Add a row; returns the rows that are decided on now."""
         line = self._lines.get(row.key)
         if line is not None:
             line.append(row)
@@ -65,7 +66,10 @@ class SequenceGate(Generic[_Lane]):
         return self._next(row.key)
 
     def hand_back(self, lane: _Lane, number: int) -> list[Decision[_Lane]]:
-        """Take note that a row is over; returns what is decided now. Rows that did not pass are none here."""
+        """Record that a row is finished; returns the rows that are decided on now.
+
+        Rows that were refused are not in the gate.
+        """
         key = self._running.pop((lane, number), None)
         if key is None:
             return []
@@ -74,9 +78,10 @@ class SequenceGate(Generic[_Lane]):
         return self._next(key)
 
     def drop_lane(self, lane: _Lane) -> list[Decision[_Lane]]:
-        """Forget the rows of a lane, whose frontend has gone.
+        """Remove the rows of a lane whose frontend has gone.
 
-        Sequences of which one was about to run end: whether it has, nobody can be told any more.
+        Sequences of which a row was running or queued end: whether that row has changed the state can no longer be
+        told.
         """
         decisions = []
         for key, line in list(self._lines.items()):
@@ -92,7 +97,7 @@ class SequenceGate(Generic[_Lane]):
         return decisions
 
     def _next(self, key: Key) -> list[Decision[_Lane]]:
-        """Let the first row of a sequence run that may; those in front of it are refused."""
+        """Let the first row of a sequence run that may; the refused ones before it are returned too."""
         line, decisions = self._lines[key], []
         while line:
             row = line[0]

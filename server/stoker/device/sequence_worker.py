@@ -21,15 +21,15 @@ _REFUSED: Final = {"unknown": Outcome.UNKNOWN_SEQUENCE, "full": Outcome.TOO_MANY
 
 
 class _SequenceLane(Lane):
-    """A lane that tells which rows are handed back, whatever has become of them; on any thread."""
+    """A lane that reports which rows are handed back, whatever their outcome; on any thread."""
 
     def __init__(self, lane: Lane, on_back: Callable[[Lane, np.ndarray], None]) -> None:
         super().__init__(lane.arena, lane.doorbell)
         self._on_back = on_back
 
     def send(self, numbers: np.ndarray) -> None:
-        """Hand rows back."""
-        # Before the frontend hears of it: it may use their numbers again at once.
+        """Hand rows back, and report them."""
+        # Reported before the frontend hears of it, which may use the row numbers again at once.
         self._on_back(self, numbers)
         super().send(numbers)
 
@@ -43,11 +43,11 @@ class SequenceWorker(Worker):
         self._states = runtime.states
         self._gate: SequenceGate[Lane] = SequenceGate(self._states)
         self._counted = self._states.counts
-        # Filled by all instances, emptied by the leader.
+        # Filled by the threads of all instances, emptied by the leader.
         self._back: deque[tuple[Lane, np.ndarray]] = deque()
 
     def add_lane(self, lane: Lane) -> None:
-        """Serve a frontend's rows from now on; callable from any thread."""
+        """Serve a frontend's rows from now on; may be called on any thread."""
         super().add_lane(_SequenceLane(lane, self._note_back))
 
     def _note_back(self, lane: Lane, numbers: np.ndarray) -> None:
@@ -59,7 +59,7 @@ class SequenceWorker(Worker):
 
     def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
         del fd, queued
-        # A number may have been handed back, and be another row by now.
+        # A row number may have been handed back and used for another row by now.
         self._take_back()
         words = lane.arena.inputs[-1][numbers].tolist()
         self._carry_out(
@@ -69,7 +69,7 @@ class SequenceWorker(Worker):
         )
 
     def _carry_out(self, decisions: Iterable[Decision[Lane]]) -> bool:
-        """Queue rows, and hand those back that may not run; returns whether any was queued."""
+        """Queue rows that may run, and hand back those that may not; returns whether any was queued."""
         queued: dict[int, tuple[Lane, list[int]]] = {}
         for row, refusal in decisions:
             if refusal is None:
@@ -98,12 +98,12 @@ class SequenceWorker(Worker):
         self._let_pass()
         todo = super()._lead(most_s)
         if not isinstance(todo, Batch):
-            # What was handed back without being run lets others pass, which nobody rings for.
+            # A row that was handed back unrun may let others pass, for which no doorbell rings.
             self._let_pass()
         return todo
 
     def _take_back(self) -> bool:
-        """Queue the rows that were behind those that have been handed back; returns whether there were any."""
+        """Queue the rows that were waiting for handed-back rows; returns whether there were any."""
         decisions: list[Decision[Lane]] = []
         while self._back:
             lane, numbers = self._back.popleft()
@@ -112,7 +112,7 @@ class SequenceWorker(Worker):
         return self._carry_out(decisions)
 
     def _let_pass(self) -> None:
-        """Queue the rows whose turn has come, and end the sequences that are idle."""
+        """Queue the rows whose turn has come, and end idle sequences."""
         if self._take_back():
             self._look_again_ns = 0
         self._states.expire(self._gate.busy)

@@ -1,8 +1,8 @@
-"""What batches take on a device, learned by running them: as they are likely to be, not as they are on average.
+"""Learned times of batches on a device: as they are likely to be, not as they are on average.
 
-A plan that must be in time asks for a quantile of the times. Where batches have a few sizes, the buckets, each has a
-window of its own last times. Where they run as they come, there is one line, `a + b * rows`, and the quantile of the
-last times over what the line says of them. Until there is enough, the mean of a power of two of rows counts.
+Planning for targets needs a quantile of the times. If batches have few sizes (buckets), each has a window of its
+last times. If they run unpadded, a line `a + b * rows` is fitted, and the quantile is of the ratios of the last
+times to that line. Until there is enough data, the mean for the power of two of the rows is used.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import numpy as np
 __all__ = ["ServiceTimes", "filled", "worthwhile"]
 
 _WINDOW: Final = 64
-"""Of so many last times the quantile is taken."""
+"""The quantile is of this many last times."""
 _ENOUGH: Final = 8
-"""From so many times on the line is believed: as many as a warm-up without buckets runs batches."""
+"""From this many times on the line is used: as many batches as a warm-up without buckets runs."""
 _FORGETTING: Final = 0.98 ** np.arange(_WINDOW)[::-1]
 _KEPT_WEIGHT: Final = 0.03
-"""What the mean of a power of two weighs in the line, beside last times of 1: sizes that no longer run are kept."""
+"""Weight of a power of two's mean in the fit, against 1 for each recent time: keeps sizes that no longer occur."""
 _HICCUP: Final = 3.0
-"""A time of so many times the line is in the quantile, but does not move the line."""
+"""A time above this multiple of the line counts for the quantile, but does not move the line."""
 _MOST_BESIDE: Final = 2
 _DOUBT: Final = 0.9
 
 
 class ServiceTimes:
-    """Learned time of one batch by its size.
+    """Learned times of one batch by its size.
 
-    One thread at a time may learn, while another one asks.
+    One thread at a time may learn, while another one reads.
 
     Args:
         buckets: The sizes that batches have, ascending; empty if they run as they come.
-        quantile: Which of the last times is expected.
+        quantile: Which quantile of the last times is expected.
 
     Attributes:
-        running: How many other batches a new one would run beside now: what `costs_ns` is asked for.
+        running: How many other batches would run beside a new one: `costs_ns` is for this number.
     """
 
     def __init__(self, buckets: Sequence[int] = (), quantile: float = 0.9) -> None:
@@ -47,18 +47,18 @@ class ServiceTimes:
         self._means = _Means()
         self._quantile = quantile
         self._buckets = tuple(buckets)
-        # By how many other batches were on the device when one began: 0, 1, or more.
+        # By how many other batches were running when one began: 0, 1, or more.
         self._learned: list[_Line | _Rings | None] = [None] * (_MOST_BESIDE + 1)
         self._costs: dict[tuple[int, tuple[int, ...], int], tuple[int, list[int]]] = {}
         self._trust = 1.0
 
     def learn(self, rows: int, elapsed_ns: int, beside: int = 0) -> None:
-        """Take in that a batch of `rows`, those that fill it up included, took `elapsed_ns`.
+        """Learn that a batch of `rows`, with its padding, took `elapsed_ns`.
 
         Args:
             rows: Its size.
             elapsed_ns: Its time.
-            beside: How many other batches ran on the device when it began.
+            beside: How many other batches were running on the device when it began.
         """
         self._means.learn(rows, elapsed_ns)
         place = min(beside, _MOST_BESIDE)
@@ -71,15 +71,15 @@ class ServiceTimes:
             self._costs.clear()
 
     def learn_mean(self, rows: int, elapsed_ns: int) -> None:
-        """As `learn`, where nothing but means is asked for: this costs a quarter of that."""
+        """As `learn`, for users that need the means only: a quarter of the cost."""
         self._means.learn(rows, elapsed_ns)
 
     def known_ns(self, rows: int) -> float | None:
-        """Mean time of batches of about `rows`, whatever ran beside them; None if there was none."""
+        """Mean time of batches of about `rows`, whatever ran beside them; None if there were none."""
         return self._means.known_ns(rows)
 
     def mean_ns(self, rows: int) -> int:
-        """Mean time of batches of about `rows`; of the nearest larger known size, else the largest known, else 0."""
+        """Mean time of batches of about `rows`; of the next larger known size, else of the largest known, else 0."""
         return self._means.mean_ns(rows)
 
     def expected_ns(self, rows: int, beside: int = 0) -> int:
@@ -89,11 +89,11 @@ class ServiceTimes:
         return int((self._means.mean_ns(rows) if found is None else found) * self._trust)
 
     def costs_ns(self, most: int, buckets: tuple[int, ...] = ()) -> list[int]:
-        """Expected times of batches of 0 to `most` rows now, never falling; those between buckets are filled up."""
+        """Expected times of batches of 0 to `most` rows now, never decreasing; sizes between buckets are padded."""
         beside = self.running
         key = most, buckets, beside
         learned = self._beside(beside)
-        # Another number when times are others; 0 while what was learned is not believed.
+        # Changes when the times change; 0 while the learned times are distrusted.
         edition = 0 if learned is None else learned.edition(self._quantile)
         kept = self._costs.get(key)
         if kept is not None and edition and kept[0] == edition:
@@ -106,17 +106,17 @@ class ServiceTimes:
                 [*(bucket for bucket in buckets if bucket < most), most] if buckets else range(1, most + 1)
             ):
                 costs += [max(costs[-1], self.expected_ns(size, beside))] * (size - len(costs) + 1)
-        # Another thread may learn meanwhile: this plan goes on with the times that it began with.
+        # Another thread may be learning: this plan continues with the times that it began with.
         self._costs[key] = edition, costs
         return costs
 
     def doubt(self) -> None:
-        """Believe a little less: nothing that waits could be in time, so nothing runs that would mend the times."""
+        """Lower the expectations a little: if no row can be in time, nothing runs that would correct them."""
         self._trust *= _DOUBT
         self._costs.clear()
 
     def _beside(self, beside: int) -> _Line | _Rings | None:
-        """What was learned beside so many batches, or about so many: fewer first."""
+        """Times learned with this many batches beside, or with the nearest number: smaller ones first."""
         first = self._learned[0]
         if not beside and first is not None:
             return first
@@ -178,7 +178,7 @@ class _Rings:
         return self._upto(known[: at + 1], quantile)
 
     def _upto(self, sizes: list[int], quantile: float) -> float:
-        """The expected time of the largest of these sizes: at least that of each smaller one."""
+        """The expected time of the largest of these sizes, at least that of each smaller one."""
         return max(self._one(size, quantile) for size in sizes)
 
     def _one(self, size: int, quantile: float) -> int:
@@ -190,7 +190,7 @@ class _Rings:
 
 
 class _Line:
-    """`a + b * rows` by least squares of relative errors, and by how much times lie above it."""
+    """`a + b * rows` by least squares of relative errors, with a quantile of the ratios of times to it."""
 
     def __init__(self) -> None:
         self._rows = np.zeros(_WINDOW)
@@ -214,7 +214,7 @@ class _Line:
     def edition(self, quantile: float) -> int:
         if self._count < _ENOUGH:
             return 0
-        # Each new time moves a full window little: it is fitted again after a few.
+        # A new time moves a full window little, so the line is fitted again only after a few.
         if self._count - self._fitted > min(self._count, _WINDOW) // 16 or not self._fitted:
             self._fit(quantile)
         return self._fitted
@@ -254,12 +254,12 @@ class _Line:
 
 
 def _least_squares(rows: np.ndarray, ns: np.ndarray, weights: np.ndarray) -> tuple[float, float, float]:
-    """The line through these points that neither falls nor begins below zero, and from which rows on it holds."""
+    """The line through these points that neither falls nor starts below zero, and from how many rows it is valid."""
     total, at, of = float(weights.sum()), float(weights @ rows), float(weights @ ns)
     square, both = float(weights @ (rows * rows)), float(weights @ (rows * ns))
     spread = total * square - at * at
     if spread <= 1e-6 * total * square:
-        # One size only: others are likely to take as long, larger ones in proportion.
+        # A single size: smaller ones are assumed to take as long, larger ones in proportion.
         size, mean_ns = at / total, of / total
         return 0.0, mean_ns / size, size
     b = (total * both - at * of) / spread
@@ -272,14 +272,14 @@ def _least_squares(rows: np.ndarray, ns: np.ndarray, weights: np.ndarray) -> tup
 
 
 def filled(rows: int, buckets: tuple[int, ...]) -> int:
-    """The size at which a batch of `rows` runs: that of its bucket, if there are any."""
+    """The size at which a batch of `rows` runs: padded to its bucket, if there are buckets."""
     return buckets[bisect_left(buckets, rows)] if buckets else rows
 
 
 def worthwhile(rows: int, buckets: tuple[int, ...], times: ServiceTimes) -> int:
-    """How many of `rows` to run as one batch: the next smaller bucket, if more of its rows are done in a second.
+    """How many of `rows` to run as one batch: the next smaller bucket, if that gives a higher throughput.
 
-    Filled up, 140 rows may take the time of 256. In that time 128 and the other 12 are done, and another 100.
+    Padded, 140 rows may take the time of 256. In that time 128 and the other 12 can run, and another 100.
     """
     place = bisect_left(buckets, rows)
     if not 0 < place < len(buckets) or buckets[place] == rows:

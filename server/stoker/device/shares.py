@@ -1,8 +1,8 @@
-"""What callers have had of a device, so that those who wait get equal parts of its time, or parts by their weights.
+"""What callers have used of a device, so that waiting callers get equal parts of its time, or parts by weight.
 
-A virtual token counter (Sheng et al., OSDI 2024) in device time: each *class*, which is a caller within a tier, has a
-virtual time that grows by the device time of its rows, divided by the caller's weight, and the one with the least is
-served next. Who comes back after a pause has the time of those who went on: pauses earn nothing.
+A virtual token counter (Sheng et al., OSDI 2024) in device time: each *class*, a caller within a tier, has a
+virtual time that grows by the device time of its rows divided by the caller's weight, and the class with the least
+is served next. A class that returns after a pause starts from the time of the active ones: pauses earn nothing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from stoker.placed import caller_of, tier_of
 __all__ = ["Shares"]
 
 _SEEN_NS: Final = 1_000_000_000
-"""So long after its last row a tier is reckoned with."""
+"""How long after its last row a tier is still taken into account."""
 
 
 @dataclass(slots=True)
 class Shares:
-    """What the classes of one model have had in one device process.
+    """What the classes of one model have used in one device process.
 
     Attributes:
         used_ns: The virtual time of each class that ever waited.
         waiting: The classes that waited behind the last batch.
-        level_ns: By tier, the least virtual time among those who waited: nobody comes back with less.
+        level_ns: By tier, the least virtual time among the classes that waited: a returning class starts at least
+            there.
         seen: By tier, when a row of it last waited, and the smallest target of such rows then.
-        owed_ns: Device time that rows of lower tiers have yet to get.
+        owed_ns: Guaranteed device time that rows of lower tiers have not had yet.
     """
 
     used_ns: dict[int, float] = field(default_factory=dict)
@@ -39,13 +40,13 @@ class Shares:
     owed_ns: float = 0.0
 
     def copy(self) -> Shares:
-        """The same, for somebody who only tries what would happen."""
+        """A copy for a trial."""
         return dataclasses.replace(
             self, used_ns=dict(self.used_ns), level_ns=dict(self.level_ns), seen=dict(self.seen)
         )
 
     def see(self, now_ns: int, targets_ns: Mapping[int, int]) -> None:
-        """Take note of which tiers wait now, each with the smallest target of its rows."""
+        """Record which tiers wait now, each with the smallest target of its rows."""
         for tier, target_ns in targets_ns.items():
             known = self.seen.get(tier)
             # Rows with shorter targets may come again.
@@ -54,7 +55,10 @@ class Shares:
             self.seen[tier] = (now_ns, smallest_ns)
 
     def target_above_ns(self, now_ns: int, tier: int) -> int | None:
-        """The smallest target of rows of higher tiers that wait, or did in the last second; None if none did."""
+        """The smallest target of rows of higher tiers that wait now or did in the last second.
+
+        None if there are none.
+        """
         targets = [
             target_ns
             for other, (at_ns, target_ns) in self.seen.items()
@@ -70,11 +74,11 @@ class Shares:
     def divide(
         self, counts: Mapping[int, int], rows: int, row_ns: float, weights: Mapping[int, float]
     ) -> dict[int, int]:
-        """How many rows of each class are in the next batch: always the next one of the class with the least time.
+        """How many rows of each class are in the next batch: each row is of the class with the least virtual time.
 
         Args:
-            counts: How many rows of each class wait, which are all of one tier.
-            rows: How many there is room for.
+            counts: How many rows wait by class; all classes must be of one tier.
+            rows: The room in the batch.
             row_ns: Device time of a row.
             weights: Weights of callers.
         """
@@ -84,15 +88,15 @@ class Shares:
             return dict.fromkeys(counts, rows)
         classes = list(counts)
         virtual_ns = [self.virtual_ns(placed) for placed in classes]
-        # From the least on: after months a row is little beside the sum.
+        # Relative to the least: after months a row's time is lost in the precision of the sum.
         least_ns = min(virtual_ns)
         begins = [begin_ns - least_ns for begin_ns in virtual_ns]
         steps = [max(1.0, row_ns) / _weight(weights, placed) for placed in classes]
         most = [counts[placed] for placed in classes]
         lines = list(zip(begins, steps, most, strict=True))
         level = _level(lines, rows)
-        # Whole rows that bring each up to there at most. Where times lie so far apart that a row is nothing beside
-        # them, the level is some rows off: there is room for no more all the same.
+        # Whole rows that lift each class to at most this level. If virtual times are so far apart that a row's time
+        # is lost in precision, the level is some rows off, but the room is still used.
         left, taken = rows, []
         for begin, step, upto in lines:
             more = min(left, int(min(max(0.0, (level - begin) / step), upto) + 1e-9))
@@ -113,14 +117,14 @@ class Shares:
         policy_weights: Mapping[int, float],
         tier_floor: float,
     ) -> None:
-        """Take note of a batch that leaves.
+        """Charge a batch that leaves.
 
         Args:
             served: How many of its rows each class has.
-            left: The classes that go on waiting.
-            cost_ns: What the batch is expected to take.
+            left: The classes that still wait.
+            cost_ns: The expected time of the batch.
             policy_weights: Weights of callers.
-            tier_floor: The part of device time that lower tiers get while they wait.
+            tier_floor: The share of device time that lower tiers get while they wait.
         """
         row_ns = max(1.0, cost_ns / max(1, sum(served.values())))
         begun = {placed: self.virtual_ns(placed) for placed in {*served, *left}}
@@ -142,7 +146,7 @@ class Shares:
     def _owe(self, served: Mapping[int, int], highest: int, row_ns: float, tier_floor: float) -> None:
         lower_rows = sum(rows for placed, rows in served.items() if tier_of(placed) > highest)
         all_ns = row_ns * sum(served.values())
-        # What they have had beyond it is theirs: room that nobody else needs is no advance.
+        # Time beyond it is not charged: using room that nobody else needs is no advance.
         self.owed_ns = max(-all_ns, self.owed_ns + tier_floor * all_ns - lower_rows * row_ns)
 
 
@@ -151,11 +155,11 @@ def _weight(weights: Mapping[int, float], placed: int) -> float:
 
 
 def _level(lines: Iterable[tuple[float, float, int]], rows: int) -> float:
-    """Up to which virtual time so many rows fill the classes, if rows could be cut.
+    """The virtual time to which this many rows lift the classes, if rows were divisible.
 
     Args:
-        lines: Of each class its virtual time, by how much a row moves it, and how many rows it has.
-        rows: Fewer than they have together.
+        lines: For each class its virtual time, the increase per row, and its number of rows.
+        rows: Fewer than all of them.
     """
     marks = [
         mark for begin, step, most in lines for mark in ((begin, 1 / step), (begin + most * step, -1 / step))

@@ -1,7 +1,7 @@
-"""Learn a model's signature by loading it on the CPU as a server would, in a process of its own.
+"""Finds a model's signature by loading it on the CPU as a server would, in a separate process.
 
-The process keeps the framework's memory, threads, log lines and crashes away from the caller, which may have
-initialised the framework in its own way.
+The separate process keeps the framework's memory, threads, log lines and crashes away from the caller, which may
+have initialised the framework differently.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ __all__ = ["learn_signature"]
 
 _PROBED_ROWS: Final = 2
 _LARGEST_BATCH_S: Final = 0.5
-"""Batches grow up to the largest one while they are together not longer than this."""
-# What frameworks say of operators and layouts that only their kernels for a GPU have, of memory, and who lacks them.
+"""Batches grow towards the largest one while together they take no longer than this."""
+# Parts of framework errors that concern only the CPU or this machine: operators and layouts that exist for GPUs
+# only, memory, missing packages.
 _MAY_LOAD_ELSEWHERE: Final = re.compile(
     r"NOT_IMPLEMENTED|Could not find an implementation|No OpKernel|Unimplemented|NHWC|CUDA|cuDNN|\bGPU|"
     r"no memory for|bad_alloc|out of memory|ended with status|No module named|pip install",
@@ -43,7 +44,7 @@ def learn_signature(
     check: Callable[[dict[str, Any]], None] = lambda _: None,
     image: ImageInput | None = None,
 ) -> dict[str, Any] | None:
-    """Find out what a model takes and gives that is being registered, and refuse what a server would refuse.
+    """Find the signature of a model that is being registered, and refuse models that a server would refuse.
 
     Args:
         name: Its name.
@@ -51,12 +52,13 @@ def learn_signature(
         original: The model in it.
         copy: The copy of it.
         folder: The folder with the copy, and a sample input if there is one.
-        note: Told in a sentence why a signature stays open, and which setting the model needs.
-        check: Refuses a signature by raising an OperatorError.
+        note: Called with a sentence if a signature stays open: why, and which setting the model needs.
+        check: Raises an OperatorError for a signature that is refused.
         image: How its input is made from images; None if it takes none.
 
     Returns:
-        The signature as `stoker.tensors.Signature.to_json` gives it; None for scripts, which say when they are served
+        The signature as `stoker.tensors.Signature.to_json` gives it; None for scripts, which say when they are
+            served
         what they take, and for a model that may need a GPU, or TensorFlow, which is not there.
 
     Raises:
@@ -90,13 +92,13 @@ def _explain_failure(
     check: Callable[[dict[str, Any]], None],
     image: ImageInput | None,
 ) -> None:
-    """Say why the copy of a model cannot be loaded on the CPU; the arguments are those of `learn_signature`.
+    """Explain why the copy of a model cannot be loaded on the CPU; the arguments are those of `learn_signature`.
 
-    Returns if the model may load on a GPU.
+    Returns normally if the model may load on a GPU.
 
     Raises:
-        RepositoryError: The original can be loaded.
-        LoadFailed: Neither can it.
+        RepositoryError: The original can be loaded, so its copy lacks something.
+        LoadFailed: Neither can be loaded.
         OperatorError: `check` refuses it.
     """
     try:
@@ -106,7 +108,7 @@ def _explain_failure(
             raise
         note(f"Registering without a signature, because the model does not load on the CPU here: {error}")
         return
-    # The copy may have failed for the reason that `check` knows.
+    # The copy may have failed for the reason for which `check` refuses the original.
     check(signature)
     raise RepositoryError(
         f"{original.path} needs files beside it, such as its weights, of which only those called NAME.onnx.data or "
@@ -127,7 +129,8 @@ def _probe_signature(
         image: How its input is made from images; None if it takes none.
 
     Returns:
-        Its signature as `stoker.tensors.Signature.to_json` gives it, and why batches of the usual size are too large
+        Its signature as `stoker.tensors.Signature.to_json` gives it, and why batches of the usual size are too
+            large
         for it; empty if they are not.
 
     Raises:
@@ -166,7 +169,7 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
         framework=described["framework"],
         path=Path(described["path"]),
         model_dir=Path(described["model_dir"]),
-        # Trying out whether rows are independent at the largest size takes long for large models.
+        # Testing whether rows are independent takes long at the largest size of large models.
         max_batch_rows=_PROBED_ROWS,
         max_body_bytes=settings.max_body_bytes,
         terms=Terms(image=None if described["image"] is None else read_image_input(described["image"])),
@@ -188,7 +191,7 @@ def _main() -> int:
         answer = {"error": str(error)}
     except Exception as error:  # noqa: BLE001  # as the device process says it
         answer = {"error": f"{described['name']} cannot be loaded: {error!r}"}
-    # Models may print while they load; the answer is the last line.
+    # Models may print while they load; the result is the last line.
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
     return 0
 

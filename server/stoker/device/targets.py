@@ -1,12 +1,12 @@
-"""Which rows with targets leave now: as many as can be answered in time, while others are waiting too.
+"""Which rows with targets leave now: as many as can be answered in time, counting rows that wait behind them.
 
 The rules, all against the time `free_ns` at which the device is expected to be free:
 
-1. A row is hopeless if its target lies before the end of a batch of the rows that its request still lacks.
-2. If all that waits fits in a batch that ends before the earliest target, all of it leaves.
-3. Else the largest feasible batch leaves: the largest n for which n rows have targets behind the end of a batch of n;
-   those with earlier targets are lost by it. Unless serving in order of the targets, in batches as large as the first
-   of them allows, answers more for its time: then the first batch of that leaves, and nothing is lost yet.
+1. A row is hopeless if its target lies before the end of a batch of the rows that its request still lacks. 2. If
+all that waits fits in a batch that ends before the earliest target, all of it leaves. 3. Else the largest feasible
+batch leaves: the largest n for which n rows have targets behind the end of a batch of n;
+   those with earlier targets are lost by it. Unless serving in order of the targets, in batches as large as the
+   first of them allows, answers more for its time: then the first batch of that leaves, and nothing is lost yet.
 
 Of those that are in time the ones with the earliest targets run.
 """
@@ -24,18 +24,18 @@ from stoker.device.lots import DUE, LANE, POSITION, SIZE
 __all__ = ["Choice", "choose", "hopeless", "largest_feasible", "largest_within", "numbers_of"]
 
 _WORTH: Final = 0.75
-"""What device time costs when batches are compared: so much of the rows that the largest batches do in it."""
+"""Price of device time when batches are compared: this part of the rows that the largest batches would run in it."""
 _MANY: Final = 2048
-"""Of so many rows it costs more to make Python's numbers of all times than to look at a few of them."""
+"""From this many rows on, converting all times to Python numbers costs more than reading a few of them."""
 _LOOK_AHEAD: Final = 3
-"""How many batches are looked ahead."""
+"""How many batches are planned ahead."""
 
 
 class Choice(NamedTuple):
     """A batch.
 
     Attributes:
-        start, stop: Which rows of the table leave.
+        start, stop: The range of rows of the table that leave.
         reason: Why.
     """
 
@@ -45,15 +45,15 @@ class Choice(NamedTuple):
 
 
 def numbers_of(times_ns: np.ndarray) -> Sequence[int]:
-    """Times as numbers of Python's, which a few of are looked at."""
+    """Times as Python numbers, of which a few are read."""
     return times_ns.tolist() if len(times_ns) <= _MANY else times_ns.data
 
 
 def hopeless(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.ndarray:
-    """Of which rows' requests what is missing takes too long, `bool[rows]`.
+    """Rows whose requests lack too many rows to be in time, `bool[rows]`.
 
     Args:
-        table: Rows that wait, one at least, ascending in `DUE`.
+        table: Waiting rows, at least one, ascending in `DUE`.
         free_ns: When the device is free.
         costs_ns: Expected times of batches of 0 rows up to the most.
     """
@@ -71,10 +71,10 @@ def hopeless(table: np.ndarray, free_ns: int, costs_ns: Sequence[int]) -> np.nda
 
 
 def choose(due: Sequence[int], free_ns: int, costs_ns: Sequence[int]) -> Choice:
-    """Which rows leave, where not all of them can or where one of them would be late.
+    """Choose the rows that leave, where not all of them can, or where one of them would be late.
 
     Args:
-        due: Until when each can be answered, ascending; none is hopeless.
+        due: The due time of each row, ascending; each can be in time alone.
         free_ns: When the device is free.
         costs_ns: Expected times of batches of 0 rows up to the most.
     """
@@ -93,15 +93,15 @@ def choose(due: Sequence[int], free_ns: int, costs_ns: Sequence[int]) -> Choice:
 
 
 def largest_within(limit_ns: int, costs_ns: Sequence[int]) -> int:
-    """The most rows of a batch that ends within a time; one at least."""
+    """The most rows of a batch that ends within a given time; at least one."""
     return max(1, bisect_right(costs_ns, limit_ns) - 1)
 
 
 def largest_feasible(due: Sequence[int], free_ns: int, costs_ns: Sequence[int]) -> int:
-    """The most rows of which a batch is in time for all of its rows.
+    """The most rows of a batch that is in time for all of its rows.
 
     Args:
-        due: Until when each can be answered, ascending.
+        due: The due time of each row, ascending.
         free_ns: When the device is free.
         costs_ns: Expected times of batches of 0 rows up to the most.
     """
@@ -110,12 +110,12 @@ def largest_feasible(due: Sequence[int], free_ns: int, costs_ns: Sequence[int]) 
 
 
 def _largest(due: Sequence[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
-    """The largest feasible batch of the rows from `begin` on, as its first row and the one behind its last."""
+    """The largest batch in time, of the rows from `begin` on, as the indices of its first row and behind its last."""
     end = len(due)
     low, high = 0, min(len(costs_ns) - 1, end - begin)
     rows = high
     while low < high:
-        # So many rows are in time if the first of the last of them is.
+        # n rows are in time if the first of the last n rows is.
         if due[end - rows] >= free_ns + costs_ns[rows]:
             low = rows
         else:
@@ -126,7 +126,7 @@ def _largest(due: Sequence[int], begin: int, free_ns: int, costs_ns: Sequence[in
 
 
 def _in_order(due: Sequence[int], begin: int, free_ns: int, costs_ns: Sequence[int]) -> tuple[int, int]:
-    """The largest batch that begins with the first row that is not hopeless; as `_largest`."""
+    """The largest batch that begins with the first row that can be in time; as `_largest`."""
     start = bisect_left(due, free_ns + costs_ns[1], begin)
     if start == len(due):
         return start, start
@@ -141,7 +141,7 @@ def _worth(
     batch: Callable[[Sequence[int], int, int, Sequence[int]], tuple[int, int]],
     first: tuple[int, int],
 ) -> float:
-    """How many rows are answered by batches made so, the first of which is known, less what their time is worth."""
+    """How many rows batches made in this way answer, given the first one, minus the price of their time."""
     cap = len(costs_ns) - 1
     price = _WORTH * cap / max(1, costs_ns[cap])
     worth = 0.0

@@ -1,4 +1,4 @@
-"""Rows whose frontend says whose they are, and how urgent, on their way into the queue."""
+"""Queues rows whose frontend writes their caller and urgency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["callers_of", "push_rows", "push_told"]
 def push_rows(
     queue: RowQueue, lane: int, numbers: np.ndarray, queued: np.ndarray, policy: BatchPolicy, *, told: bool
 ) -> None:
-    """Queue rows of a frontend; see `push_told`, which does it where the frontend says whose they are."""
+    """Queue rows of a frontend; uses `push_told` if the frontend writes caller and urgency."""
     if told:
         push_told(queue, lane, numbers, queued, policy)
     else:
@@ -29,16 +29,16 @@ def push_told(
     """Queue rows.
 
     Args:
-        queue: Where they go.
+        queue: The queue.
         lane: Key of their lane.
         numbers: Row numbers.
-        queued: What the arena says of them, `int64[rows, 6]`; see `stoker.arena`.
-        policy: Settings of batching; it takes over the weights of the rows' callers.
+        queued: The rows' columns in the arena, `int64[rows, 6]`; see `stoker.arena`.
+        policy: The settings of batching, to which the weights of the rows' callers are added.
     """
     deadline_ns, enqueued_ns, position, target_ns, size, placed = queued.T
     if policy.target_ms is not None and not target_ns.all():
         target_ns = np.where(target_ns, target_ns, enqueued_ns + round(policy.target_ms * 1e6))
-    # As long as nobody is told apart, the planner need not look at that.
+    # As long as callers are not told apart, the planner need not look at them.
     apart = queue.shares is not None or bool((placed != NORMAL).any())
     if apart:
         for value in {*placed.tolist()}:
@@ -57,7 +57,7 @@ def push_told(
 
 
 def callers_of(lots: Sequence[Lot]) -> dict[int, int]:
-    """How many of these rows each caller has, by their numbers."""
+    """How many of these rows each caller has, by caller number."""
     counts: dict[int, int] = {}
     for lot in lots:
         if lot.placed is None:

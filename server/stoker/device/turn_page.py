@@ -1,8 +1,8 @@
-"""What the device processes of a device know of each other: offers and device time of each model, in shared memory.
+"""What the device processes of a device share: each model's offer and device time, in shared memory.
 
-All processes of a server map one memfd. It has a part for each device, with a slot for each model in each process,
-which that process alone writes. Locks on ranges of its bytes are those of open file descriptions: each process opens
-it anew, and what one holds the kernel lets go when it ends, however that is.
+All processes of a server map one memfd. It has a part for each device, with a slot for each model of each process,
+written by that process alone. Locks on byte ranges belong to open file descriptions: each process opens the file
+anew, and the kernel releases its locks when it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _HEAD_WORDS: Final = 32
 _DEVICE_WORDS: Final = _HEAD_WORDS + _SLOTS * _SLOT_WORDS
 _BYTES: Final = -(-_DEVICES * _DEVICE_WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 
-# Words of a device's head, behind its name.
+# Words of a device's header, after its name.
 _NEEDED, _TURNS, _SEVERAL, _EDITION, _NEXT, _ENDS = 8, 9, 10, 11, 12, 12 + MOST_TURNS
-# Words of a slot: whose it is, what it is, what it offers.
+# Words of a slot: its owner, the model's facts, and its offer.
 _OWNER, _THREADS, _ASKS, _SEQUENCE, _ROWS, _COST, _LATEST, _TIER, _USED, _RUNNING = range(10)
 
-# Bytes that are locked, beyond those that are there.
+# Offsets of the bytes that are locked, beyond the data.
 _REGISTER: Final = 1 << 40
 _LIVES: Final = _REGISTER + 1
 _PER_DEVICE: Final = 1 << 20
@@ -45,10 +45,10 @@ _FLOCK: Final = "hhqqi0q"
 
 
 class ByteLock:
-    """A lock on one byte of the file, or on others, of an open file description of its own.
+    """A lock on one byte of the file at a time, with an open file description of its own.
 
     Attributes:
-        fd: Its descriptor.
+        fd: The descriptor of that.
     """
 
     def __init__(self, fd: int, place: int) -> None:
@@ -57,15 +57,15 @@ class ByteLock:
         self._place = place
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor, which releases the lock."""
         os.close(self.fd)
 
     def lock(self, place: int | None = None, *, shared: bool = False) -> None:
-        """Wait until it can be had, or, shared, until nobody has it for himself."""
+        """Wait for the lock: exclusive, or shared."""
         self._lock(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, place)
 
     def try_lock(self, place: int | None = None) -> bool:
-        """Take it, if nobody has it."""
+        """Take the lock if it is free; returns whether it was."""
         try:
             self._lock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, place)
         except (BlockingIOError, PermissionError):
@@ -73,7 +73,7 @@ class ByteLock:
         return True
 
     def unlock(self, place: int | None = None) -> None:
-        """Let it go, whether it is held or not; any thread may."""
+        """Release the lock, whether it is held or not; on any thread."""
         self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
 
     def _lock(self, command: int, kind: int, place: int | None) -> None:
@@ -86,7 +86,7 @@ class SlotFacts(NamedTuple):
 
     Attributes:
         threads: How many batches of it may run at once.
-        asks: Whether turns are to be taken because of it.
+        asks: Whether it makes turns necessary.
     """
 
     threads: int
@@ -94,7 +94,7 @@ class SlotFacts(NamedTuple):
 
 
 class Slot:
-    """What one model in one process says of itself. One thread at a time writes."""
+    """One model's slot in one process. One thread at a time writes it."""
 
     def __init__(self, words: memoryview, number: int) -> None:
         self.number = number
@@ -102,29 +102,29 @@ class Slot:
 
     @property
     def owner(self) -> int:
-        """The number of its process; 0 if it is nobody's."""
+        """The number of its process; 0 if the slot is free."""
         return self._words[_OWNER]
 
     @property
     def active(self) -> bool:
-        """Whether it wants the device, or has it."""
+        """Whether the model wants the device or is using it."""
         return bool(self._words[_ROWS] or self._words[_RUNNING])
 
     @property
     def used_ns(self) -> int:
-        """How much of the device it has used, by its share."""
+        """Device time that the model has used, divided by its share."""
         return self._words[_USED]
 
     def charge(self, used_ns: int) -> None:
-        """Set that."""
+        """Set `used_ns`."""
         self._words[_USED] = used_ns
 
     def set_running(self, batches: int) -> None:
-        """Set how many of its batches have the device."""
+        """Set how many of its batches are running on the device."""
         self._words[_RUNNING] = batches
 
     def publish(self, offer: Offer | None) -> None:
-        """Say what it would run; None for nothing."""
+        """Write the model's offer; None for none."""
         words = self._words
         words[_SEQUENCE] += 1
         if offer is None:
@@ -135,7 +135,7 @@ class Slot:
         words[_SEQUENCE] += 1
 
     def offer(self) -> Offer | None:
-        """What it would run; None for nothing, or where it is being written all the time."""
+        """Read the model's offer; None if there is none, or if it is being written all the time."""
         words = self._words
         for _ in range(100):
             before = words[_SEQUENCE]
@@ -147,35 +147,36 @@ class Slot:
         return None
 
     def take(self, owner: int, facts: SlotFacts) -> None:
-        """Make it a process's."""
+        """Assign the slot to a process."""
         self._words[:] = memoryview(bytes(8 * _SLOT_WORDS)).cast("q")
         self._words[_THREADS], self._words[_ASKS] = facts.threads, facts.asks
         self._words[_OWNER] = owner
 
     def clear(self) -> None:
-        """Make it nobody's."""
+        """Free the slot."""
         self._words[_OWNER] = 0
         self.publish(None)
 
     @property
     def facts(self) -> SlotFacts:
-        """What its process has said of it."""
+        """The facts that its process has written."""
         return SlotFacts(self._words[_THREADS], bool(self._words[_ASKS]))
 
 
 class DevicePage:
-    """The part of one device, for one process.
+    """The part of one device, as used by one process.
 
     Attributes:
-        process: The number of this process among those of the server.
-        needed: A word that is 1 where batches take turns: more could run at once than may, and somebody asks for it.
+        process: The number of this process within the server.
+        needed: A word that is 1 where batches take turns: more batches could run at once than allowed, and a model
+            asks for turns.
     """
 
     def __init__(self, fd: int, device: str) -> None:
-        """Find it, or begin it.
+        """Find the device's part, or create it.
 
         Args:
-            fd: Shared memory, of any size; it may be closed afterwards.
+            fd: Shared memory of any size; may be closed afterwards.
             device: The name of the device.
 
         Raises:
@@ -207,10 +208,10 @@ class DevicePage:
         return bool(self._head[_SEVERAL])
 
     def join(self, facts: SlotFacts) -> Slot:
-        """Enter a model of this process.
+        """Add a model of this process.
 
         Raises:
-            OSError: There are too many.
+            OSError: There are too many models.
         """
         with self._registering():
             self._bury()
@@ -222,13 +223,13 @@ class DevicePage:
         return slot
 
     def leave(self, slot: Slot) -> None:
-        """Take a model out."""
+        """Remove a model."""
         with self._registering():
             slot.clear()
             self._settle()
 
     def close(self) -> None:
-        """Take no more part: all that this process has is free."""
+        """Remove this process: all of its slots become free."""
         self._life.close()
         self._lock.close()
 
@@ -239,45 +240,45 @@ class DevicePage:
             self._settle()
 
     def entered(self) -> list[Slot]:
-        """The slots that are a process's."""
+        """The slots in use."""
         edition = self._head[_EDITION]
         if edition != self._entered[0]:
             self._entered = edition, [slot for slot in self._slots if slot.owner]
         return self._entered[1]
 
     def named(self, turn: int) -> int:
-        """Which process was named for a turn, and has not come yet; 0 for none."""
+        """The process that was named for the next turn and has not come yet; 0 for none."""
         return self._head[_NEXT + turn]
 
     def name(self, turn: int, process: int) -> None:
-        """Name one; who has the turn does."""
+        """Name a process; done by the holder of the turn."""
         self._head[_NEXT + turn] = process
 
     @property
     def free_ns(self) -> int:
-        """When a turn is expected to be free; 0 if one is."""
+        """When a turn is expected to be free; 0 if one is free."""
         return min(self._head[_ENDS : _ENDS + self.turns].tolist())
 
     def set_end(self, turn: int, ends_ns: int) -> None:
-        """Set when a turn is expected to be free; 0 if it is."""
+        """Set when a turn is expected to be free; 0 if it is free."""
         self._head[_ENDS + turn] = ends_ns
 
     def bury_the_dead(self) -> None:
-        """Take out the models of processes that have ended."""
+        """Free the slots of processes that have ended."""
         with self._registering():
             self._bury()
             self._settle()
 
     def lock_on(self, place: int) -> ByteLock:
-        """A lock of its own on a byte."""
+        """A new lock on a byte."""
         return ByteLock(self._lock.fd, place)
 
     def turn_place(self, turn: int) -> int:
-        """The byte whose lock is the turn."""
+        """The offset of the byte whose lock is the turn."""
         return _FIRST_TURN + self._place * _PER_DEVICE + turn
 
     def door_place(self, turn: int, process: int) -> int:
-        """The byte that a process has locked while it comes for a turn."""
+        """The offset of the byte that a process keeps locked while it comes for a turn."""
         return _FIRST_TURN + self._place * _PER_DEVICE + MOST_TURNS * (process + 1) + turn
 
     @contextmanager
@@ -296,7 +297,7 @@ class DevicePage:
 
     def _bury(self) -> None:
         for process in {slot.owner for slot in self._slots} - {0, self.process}:
-            # A description has its own lock alone: to take one and let it go again does no harm.
+            # Locks belong to one open file description, so taking and releasing one here does no harm.
             if self._life.try_lock(_LIVES + process):
                 self._life.unlock(_LIVES + process)
                 for slot in self._slots:
@@ -304,7 +305,7 @@ class DevicePage:
                         slot.clear()
 
     def _settle(self) -> None:
-        """Find out whether turns are needed, and by how many processes."""
+        """Compute whether turns are needed, and for how many processes."""
         self._head[_EDITION] += 1
         facts = [slot.facts for slot in self.entered()]
         self._head[_SEVERAL] = len({slot.owner for slot in self.entered()}) > 1

@@ -1,4 +1,4 @@
-"""How the leader of a model's queue plans where batches take turns."""
+"""How the leader of a model's queue plans where batches take turns on the device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from stoker.device.turns import Turn
 __all__ = ["TurnTaking"]
 
 _REFRESH_NS: Final = 1_000_000
-"""How long before a turn is expected to be free a model that waits for it says anew what it would run."""
+"""How long before a turn is expected to be free a waiting model updates its offer."""
 
 
 class TurnTaking:
-    """The part in the turns of a device that the worker of a model takes.
+    """A model's participation in the turns of its device.
 
     Attributes:
-        wake_fd: Is readable when a turn was given; it is read when that is taken.
+        wake_fd: Becomes readable when a turn was given; it is read when the turn is taken.
         begun: Whether it has ever had a turn.
         waited_ns: How long the last turn was waited for.
     """
@@ -30,12 +30,12 @@ class TurnTaking:
 
     @property
     def needed(self) -> bool:
-        """Whether batches take turns now, or this model has offered one."""
+        """Whether batches take turns now, or this model has made an offer."""
         return self._turn.needed or self._turn.offer is not None
 
     @property
     def free_ns(self) -> int:
-        """When a turn is expected to be free; 0 for now, or where nobody takes turns."""
+        """When a turn is expected to be free; 0 for now, or where there are no turns."""
         return self._turn.free_ns if self._turn.needed else 0
 
     @property
@@ -45,13 +45,13 @@ class TurnTaking:
 
     @property
     def given(self) -> bool:
-        """Whether there is a turn that was not taken yet."""
+        """Whether there is a turn that has not been taken yet."""
         return bool(self._turn.given)
 
     def plan(
         self, queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes
     ) -> tuple[Plan, int | None]:
-        """Plan if there is a turn, else offer what would run; returns the turn too."""
+        """Plan if there is a turn, otherwise offer what would run; returns the turn too."""
         turn = self._turn
         number = turn.take()
         if number is not None:
@@ -63,13 +63,13 @@ class TurnTaking:
         offered = offer(queue, now_ns, policy, times, free_ns)
         if offered is None or not offered.rows or not turn.needed:
             turn.withdraw()
-            # What cannot be in time by then is handed back already now.
+            # Rows that cannot be in time then are handed back now.
             return plan(queue, now_ns, policy, times, free_ns if turn.needed else None), None
         number = turn.ask(offered, now_ns)
         if number is not None:
             self._begin(now_ns)
             return plan(queue, now_ns, policy, times, free_ns), number
-        # What comes until shortly before is in the next offer.
+        # Rows that arrive until shortly before are part of the next offer.
         self._offer_again_ns = free_ns - _REFRESH_NS
         return Plan([], [], "", self._offer_again_ns if self._offer_again_ns > now_ns else None), None
 
@@ -90,10 +90,10 @@ class TurnTaking:
         Args:
             number: The turn.
             elapsed_ns: How long the device was used.
-            queue: What the model would go on with, if nobody else offers that.
+            queue: The waiting rows, from which the next offer is made.
             now_ns: The time.
-            policy: Settings of batching.
-            times: What batches take.
+            policy: The settings of batching.
+            times: Measured times of batches.
         """
         offered = None
         if queue is not None and queue.rows and policy is not None and times is not None:
@@ -101,5 +101,5 @@ class TurnTaking:
         self._turn.give_back(number, elapsed_ns, offered if offered is not None and offered.rows else None)
 
     def leave(self) -> None:
-        """Take no more part."""
+        """Stop participating."""
         self._turn.leave()

@@ -1,11 +1,12 @@
-"""The turns of a device: which model's batch has it next, among those of this process and of others.
+"""The turns of a device: which model's batch runs next, among those of this process and of others.
 
-A model that has rows offers what it would run, and waits until it is given a turn. Whoever gives a turn back gives it
-to the next: the arbiter picks among the offers of that moment. So within a process nothing waits but threads. Where
-several processes share the device, a turn is the lock on a byte of shared memory, and who has it picks among the
-offers of all of them; if that is another process's, it is named and the lock let go. Others that come across it wait
-at the door of the one that is named, a byte which that one has locked until it has come. A process that ends, however
-that is, leaves its turn to the next, for the kernel lets its locks go.
+A model that has rows offers the batch that it would run, and waits until it is given a turn. The thread that gives
+a turn back passes it on: the arbiter picks among the present offers. So within a process only threads wait. Where
+several processes share the device, a turn is a lock on a byte of shared memory, and its holder picks among the
+offers of all processes. If another process is picked, it is named, and the lock is released. Others that take the
+lock meanwhile give way to the named process: they wait at its *door*, a byte that the named process keeps locked
+until it has come. When a process ends, however it ends, its turn passes to the next, because the kernel releases
+its locks.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ __all__ = ["Turn", "Turns"]
 
 class _State(Enum):
     AWAY = 0
-    """Another process may have it."""
+    """The turn may be held by another process."""
     COMING = 1
-    """The thread of the turn waits for it."""
+    """The turn's thread is waiting for it."""
     HERE = 2
 
 
 class Turn:
-    """One model's part in the turns. The thread that leads its queue asks, any of its threads gives back.
+    """One model's participation. The thread that leads its queue asks for turns.
+
+    Any of its threads may give one back.
 
     Attributes:
         wake_fd: An eventfd that is written when a turn was given.
-        asked_ns: Since when it has been waiting; None while it is not.
+        asked_ns: Since when it has been waiting; None while it does not wait.
     """
 
     def __init__(self, turns: Turns, slot: Slot, share: float, needed: memoryview) -> None:
@@ -60,22 +63,22 @@ class Turn:
 
     @property
     def free_ns(self) -> int:
-        """When a turn is expected to be free; 0 if one is."""
+        """When a turn is expected to be free; 0 if one is free."""
         return self._turns.free_ns
 
     @property
     def other_ns(self) -> int:
-        """The longest batch that another model offers; 0 if none does."""
+        """The longest batch that another model offers; 0 if there is none."""
         return self._turns.longest_beside(self)
 
     def poller(self) -> select.epoll:
-        """One that watches its eventfd."""
+        """A poller for its eventfd."""
         poller = select.epoll()
         poller.register(self.wake_fd, select.EPOLLIN)
         return poller
 
     def take(self) -> int | None:
-        """The turn that was given, if one was."""
+        """Take the turn that was given; None if none was."""
         if not self.given:
             return None
         with contextlib.suppress(BlockingIOError):
@@ -83,18 +86,18 @@ class Turn:
         return self.given.pop()
 
     def ask(self, offer: Offer, now_ns: int) -> int | None:
-        """Offer to run a batch; returns the turn if it has one at once."""
+        """Offer a batch; returns the turn if it is given at once."""
         if self.asked_ns is None:
             self.asked_ns = now_ns
         return self._turns.ask(self, offer, now_ns)
 
     def waited_ns(self, now_ns: int) -> int:
-        """End waiting, because there is a turn; returns how long it was."""
+        """Stop waiting, because there is a turn; returns how long it was."""
         asked_ns, self.asked_ns = self.asked_ns, None
         return 0 if asked_ns is None else now_ns - asked_ns
 
     def withdraw(self) -> None:
-        """Offer nothing."""
+        """Withdraw the offer."""
         self.asked_ns = None
         if self.offer is not None:
             self._turns.withdraw(self)
@@ -105,12 +108,12 @@ class Turn:
         Args:
             number: The turn.
             elapsed_ns: How long the device was used.
-            offer: What the model would run next; None leaves what it has offered.
+            offer: What the model would run next; None keeps its present offer.
         """
         self._turns.give_back(self, number, elapsed_ns, offer)
 
     def leave(self) -> None:
-        """Take no more part."""
+        """Stop participating."""
         self.withdraw()
         for number in self.given:
             self.give_back(number, 0)
@@ -119,12 +122,12 @@ class Turn:
 
 
 class Turns:
-    """The turns of a device, as one process sees them. Any thread may call anything.
+    """The turns of a device, for one process. All methods may be called on any thread.
 
     Args:
-        page: What the processes of the device know of each other.
+        page: What the processes of the device share.
         clock_ns: The time.
-        asked_for: Whether turns are taken whatever the models.
+        asked_for: Whether turns are taken even if no model asks for them.
     """
 
     def __init__(
@@ -142,20 +145,20 @@ class Turns:
 
     @property
     def free_ns(self) -> int:
-        """When a turn is expected to be free; 0 if one is."""
+        """When a turn is expected to be free; 0 if one is free."""
         return self._page.free_ns
 
     def longest_beside(self, turn: Turn) -> int:
-        """The longest batch that a model other than this one's offers; 0 if none does."""
+        """The longest batch that a model other than this one offers; 0 if there is none."""
         offers = [slot.offer() for slot in self._known() if slot is not turn.slot]
         return max((offer.cost_ns for offer in offers if offer is not None), default=0)
 
     def join(self, share: float, facts: SlotFacts) -> Turn:
-        """Let a model take part.
+        """Let a model participate.
 
         Args:
             share: Weight of its device time in conflicts.
-            facts: What the others are told of it.
+            facts: What the other processes are told of it.
         """
         slot = self._page.join(facts._replace(asks=facts.asks or self._asked_for))
         turn = Turn(self, slot, share, self._page.needed)
@@ -164,17 +167,17 @@ class Turns:
         return turn
 
     def set_turns(self, turns: int) -> None:
-        """Set how many batches run at once."""
+        """Set how many batches may run at once."""
         self._page.set_turns(turns)
 
     def leave(self, turn: Turn) -> None:
-        """Take a model out."""
+        """Remove a model."""
         with self._changed:
             del self._models[turn.slot.number]
         self._page.leave(turn.slot)
 
     def stop(self) -> None:
-        """Let all turns go; threads that wait for turns of other processes end when they have them."""
+        """Release all turns; threads that wait for turns of other processes end once they get them."""
         with self._changed:
             self._stopped = True
             for number in list(self._locked):
@@ -203,24 +206,24 @@ class Turns:
         with self._changed:
             turn.slot.charge(turn.slot.used_ns + round(elapsed_ns / turn.share))
             if offer is not None:
-                # Before it has no turn any more: it was not away, and so has no less to make up for.
+                # Before it gives up its turn: the process was not away, so it is not treated as returning.
                 self._publish(turn, offer)
                 turn.asked_ns = self._clock_ns()
             turn.running -= 1
             turn.slot.set_running(turn.running)
             self._states[number] = _State.AWAY
             if self._page.several and number not in self._locked:
-                # It was this process's alone when it was taken.
+                # When it was taken, the device belonged to this process alone.
                 self._try(number, self._clock_ns())
             else:
                 self._give(number, self._clock_ns())
 
     def come(self, number: int, lock: ByteLock) -> None:
-        """Wait until this process has a turn that other processes have too, and give it to one of its models.
+        """Wait until this process gets a turn that other processes take too, and give it to one of its models.
 
         Args:
             number: The turn.
-            lock: The calling thread's, for the doors of the others.
+            lock: The calling thread's lock, for the doors of other processes.
         """
         page = self._page
         own_door = page.door_place(number, page.process)
@@ -231,7 +234,7 @@ class Turns:
             with self._changed:
                 self._locked.add(number)
                 passed = self._arrive(number, passed, absent)
-                # While it waits at another one's door nobody may wait at its own.
+                # While it waits at another process's door, nobody may wait at its own.
                 lock.unlock(own_door)
                 if not passed:
                     return
@@ -239,12 +242,12 @@ class Turns:
             lock.unlock(page.door_place(number, passed))
 
     def _arrive(self, number: int, passed: int, absent: set[int]) -> int:
-        """Give a turn that was come for to one of this process, or leave it to another one.
+        """Pass on a turn that has arrived: to a model of this process, or to another process.
 
         Args:
             number: The turn.
-            passed: At whose door was waited last; 0 for nobody's.
-            absent: Who did not come; it is brought up to date.
+            passed: The process at whose door was waited last; 0 for none.
+            absent: Processes that did not come; updated here.
 
         Returns:
             Who is to have it, and is to be waited for; 0 if nobody is.
@@ -265,13 +268,13 @@ class Turns:
         return self._give(number, self._clock_ns(), absent, own=named == page.process)
 
     def wait_for_work(self, number: int) -> bool:
-        """Wait until a turn is to be come for; False if there will be none."""
+        """Wait until a turn has to be fetched; False if there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._states[number] is _State.COMING)
             return not self._stopped
 
     def _try(self, number: int, now_ns: int, asking: Turn | None = None) -> None:
-        """Take a turn if nobody has it; else have it come for."""
+        """Take a turn if it is free; otherwise have its thread wait for it."""
         if self._page.several:
             named = self._page.named(number)
             if named not in (0, self._page.process) or not self._keeper(number).turn.try_lock():
@@ -289,14 +292,14 @@ class Turns:
         own: bool = False,
         asking: Turn | None = None,
     ) -> int:
-        """Give a turn that is here to whoever is to have it; returns the process that was named, or 0.
+        """Give a turn that is held to the next model; returns the process that was named instead, or 0.
 
         Args:
             number: The turn.
             now_ns: The time.
             absent: Processes that do not come.
-            own: Whether one of this process's is to have it, if it has any.
-            asking: The model that finds out by itself if it is given a turn.
+            own: Whether to prefer a model of this process, if it has one that wants to run.
+            asking: The model that is asking, and needs no notification if it is given the turn.
         """
         page = self._page
         chosen = self._pick(now_ns, absent, own=own)
@@ -337,7 +340,7 @@ class Turns:
 
     def _publish(self, turn: Turn, offer: Offer) -> None:
         if turn.offer is None and not turn.running:
-            # Who comes back begins where the least of the others stands.
+            # A returning model starts at the least usage among the others.
             floor = [slot.used_ns for slot in self._known() if slot is not turn.slot and slot.active]
             if floor:
                 turn.slot.charge(max(turn.slot.used_ns, min(floor)))
@@ -353,8 +356,9 @@ class Turns:
             self._keepers[number].turn.unlock()
 
     def _send(self, number: int) -> None:
-        """Have a turn come for."""
-        # Now, not when its thread runs: who names this process before that would think that it does not come.
+        """Have the turn's thread fetch it."""
+        # Set now, not when the thread runs: a process that names this one before would conclude that it does not
+        # come.
         self._keeper(number).doors.try_lock(self._page.door_place(number, self._page.process))
         self._states[number] = _State.COMING
         self._changed.notify_all()
@@ -366,11 +370,11 @@ class Turns:
 
 
 class _Keeper:
-    """The thread that waits for one turn, of those that other processes have too.
+    """The thread that waits for one turn, where other processes take turns too.
 
     Attributes:
         turn: The lock that is the turn.
-        doors: A lock for the doors of processes.
+        doors: A lock for the doors of other processes.
     """
 
     def __init__(self, turns: Turns, page: DevicePage, number: int) -> None:

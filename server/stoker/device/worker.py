@@ -1,9 +1,9 @@
-"""A model's batches: threads that turn the rows of many frontends into them, and run them.
+"""The threads of a model that form batches of the rows of many frontends, and run them.
 
-Doorbells in, planner, runtime, doorbells out. Where a model has several instances, their threads take turns (leader
-and followers): one waits for rows and plans; when it has a batch, it lets the next one lead, and runs the batch. So
-one batch is gathered and copied while another one is computed. While all of them run batches nobody looks for rows:
-these gather, and make up the next batch.
+Rows come in by doorbells, are planned, run, and go back by doorbells. Where a model has several instances, their
+threads alternate (leader and followers): the leader waits for rows and plans; when it has a batch, it lets the next
+thread lead, and runs the batch. So one batch is gathered and copied while another one is computed. While all
+threads run batches nobody receives rows: they accumulate, and form the next batch.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ _FLUSH_S: Final = 0.05
 
 
 class _CheckDevice:
-    """What the leader has to do instead of a batch when it is time for the canary."""
+    """The leader's task in place of a batch, when the canary is due."""
 
 
 class Worker:
     """Serves one model with all threads that call `serve`, each for an instance of its own.
 
-    Locks are taken in this order: the leader's, then one of a lane or that of what is counted. The only thread of a
-    single instance always leads, and takes the leader's only when it ends.
+    Lock order: the leader's lock first, then a lane's or the one of the counters. The only thread of a single
+    instance always leads, and takes the leader's lock only when it ends.
 
     Attributes:
-        instances: All instances; each belongs to the thread that has added it. None is added once one serves.
+        instances: All instances; each belongs to the thread that has added it. None is added after serving has
+            begun.
     """
 
     def __init__(
@@ -71,14 +72,14 @@ class Worker:
         """Make the first instance.
 
         Args:
-            runtime: What the first instance runs.
-            policy: Settings of batching.
-            metrics: Where batches are counted; nobody else writes what is counted here.
+            runtime: The runtime of the first instance.
+            policy: The settings of batching.
+            metrics: The counters, written here only.
             clock_ns: The time.
-            sizes: The sizes of batches; None lets them run as they come.
-            canary: Tells whether the device still computes; None if that is not asked.
-            audit: How running batches are audited; None if they are not.
-            turn: Its part in the turns of its device; None if it takes none.
+            sizes: The allowed sizes of batches; None for any.
+            canary: Checks whether the device still works; None for no checks.
+            audit: How batches are audited; None for no audits.
+            turn: Its participation in the turns of its device; None if it takes none.
         """
         self._turn = None if turn is None else TurnTaking(turn)
         self._metrics, self._clock_ns = metrics, clock_ns
@@ -89,17 +90,17 @@ class Worker:
         self._occupancy = Occupancy()
         self.instances: list[Instance] = []
         self.add_instance(runtime)
-        # The leader's; whoever leads next finds it as it was left.
+        # Used by the leader; the next one continues from this state.
         self._leader = threading.Lock()
         self._queue = RowQueue()
         self._times = ServiceTimes(self._sizes.buckets)
         self._notice = None if policy.target_ms is None else Notice(self.instances, self._turn)
         self._poller = select.epoll() if turn is None else turn.poller()
-        # Never changed, only replaced: a batch keeps the lanes of the moment when it left.
+        # Replaced and never changed: a batch keeps the lanes of the moment when it left.
         self._lanes: dict[int, Lane] = {}
         self._look_again_ns: int | None = None
         self._lone_rows = self._left = 0
-        # Everybody's.
+        # Used by all threads.
         self._counting = threading.Lock()
         self._active_ns = clock_ns()
         self._arriving = threading.Lock()
@@ -113,7 +114,7 @@ class Worker:
         return fd
 
     def add_instance(self, runtime: Runtime) -> Instance:
-        """Make a further instance, for the thread that calls."""
+        """Make another instance, for the calling thread."""
         instance = Instance(
             runtime, self._sizes, self._cap, self._occupancy.alone, self._canary, self._clock_ns
         )
@@ -122,22 +123,22 @@ class Worker:
         return instance
 
     def teach(self, times: Iterable[tuple[int, int]]) -> None:
-        """Let it know what batches take: rows and nanoseconds of each that was run before it serves."""
+        """Record times of batches that were run before it serves: rows and nanoseconds of each."""
         for rows, elapsed_ns in times:
             self._times.learn(rows, elapsed_ns)
 
     def add_lane(self, lane: Lane) -> None:
-        """Serve a frontend's rows from now on; callable from any thread."""
+        """Serve a frontend's rows from now on; may be called on any thread."""
         with self._arriving:
             self._new_lanes.append(lane)
             self._wake()
 
     def stop_batching(self) -> None:
-        """Let each row run alone from the next batch on; callable from any thread."""
+        """Run each row alone from the next batch on; may be called on any thread."""
         self._cap.stop_batching()
 
     def stop(self) -> None:
-        """Let `serve` return, after the batches that are under way; callable from any thread."""
+        """Make `serve` return after the batches in progress; may be called on any thread."""
         with self._arriving:
             self._stopped = True
             self._wake()
@@ -150,7 +151,7 @@ class Worker:
         """Serve until `stop` is called; when all threads have returned, no frontend can be served any more.
 
         Args:
-            instance: The one of this thread; by default the first.
+            instance: The instance of the calling thread; by default the first.
         """
         while not self._stopped:
             self.turn(instance=instance)
@@ -174,8 +175,8 @@ class Worker:
         """Lead until rows have come, then run at most one batch.
 
         Args:
-            most_s: How long to wait for rows, for tests; None does not limit it.
-            instance: What runs the batch; by default the first.
+            most_s: How long to wait for rows, for tests; None for no limit.
+            instance: The instance that runs the batch; by default the first.
 
         Returns:
             When to look again, for tests; 0 if rows are left that could leave at once.
@@ -193,7 +194,7 @@ class Worker:
         return self._look_again_ns
 
     def _wait_s(self, most_s: float | None) -> float | None:
-        """How long the leader may sleep if nothing comes."""
+        """How long the leader may sleep if no row arrives."""
         if self._turn is not None and self._turn.given:
             return 0
         if self._look_again_ns is not None:
@@ -241,15 +242,15 @@ class Worker:
                 return Batch(lots, rows, self._lanes, todo.reason)
             return Batch(lots, rows, self._lanes, todo.reason, number, turn.waited_ns)
         if turn is not None and number is not None:
-            # Nobody wants any more what it was asked for.
+            # The requests for which it asked have been cancelled.
             turn.end(number, 0)
         return None if events or left_rows else self._check_if_idle()
 
     def _end_turn(self, number: int, elapsed_ns: int) -> None:
-        """Give a turn back; what waits competes with the others for the next one."""
+        """Give a turn back; the waiting rows compete with other models for the next one."""
         assert self._turn is not None, "it has one"
         if self._occupancy.several:
-            # Another thread leads, and has offered what waits.
+            # Another thread leads, and has offered the waiting rows.
             self._turn.end(number, elapsed_ns)
             return
         for fd, event in self._poller.poll(0):
@@ -257,16 +258,16 @@ class Worker:
         self._turn.end(number, elapsed_ns, self._queue, self._clock_ns(), self._cap.policy, self._times)
 
     def _check_if_idle(self) -> _CheckDevice | None:
-        """The canary, if it is time for it."""
+        """Return the canary's task if the canary is due."""
         now_ns = self._clock_ns()
         if self._canary is None or now_ns < self._active_ns + self._canary.idle_ns:
             return None
-        # Else the next leader would send it too.
+        # Otherwise the next leader would run it too.
         self._active_ns = now_ns
         return _CheckDevice()
 
     def _linger(self) -> None:
-        """After lone rows, look for the next one a little while before sleeping."""
+        """After single rows, poll for the next one for a short time instead of sleeping."""
         until_ns = self._clock_ns() + AWAKE_NS
         while self._clock_ns() < until_ns:
             if self._poller.poll(0):
@@ -286,7 +287,7 @@ class Worker:
             return
         lane = self._lanes[fd]
         if event & select.EPOLLHUP:
-            # The frontend has gone: what it queued is not worth running.
+            # The frontend has gone: its rows are not worth running.
             self._drop(fd)
             return
         if event & select.EPOLLOUT:
@@ -295,7 +296,7 @@ class Worker:
             self._receive(fd, lane)
 
     def _note_lanes(self) -> None:
-        """Let late rows take no more than half of any frontend's arena: in the rest there is room for fresh ones."""
+        """Limit late rows to half of the smallest arena, so that new rows find room."""
         if self._notice is not None:
             self._notice.set_pages(lane.arena.words("board") for lane in self._lanes.values())
         capacities = [lane.arena.capacity for lane in self._lanes.values()]
@@ -335,13 +336,13 @@ class Worker:
             self._notice.ended()
         if batch.turn is not None:
             self._end_turn(batch.turn, elapsed_ns)
-        # Counted only when the callers have their answers already.
+        # Counted only after the callers have their answers.
         with self._counting:
             self._count(instance, batch, started_ns, elapsed_ns, sharing)
         if instance.watch.taken is not None:
             self._audit(instance, elapsed_ns)
         if not self._occupancy.several:
-            # Nobody leads meanwhile.
+            # No thread leads meanwhile.
             lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
             self._lone_rows = self._lone_rows + 1 if lone else 0
 
@@ -358,7 +359,7 @@ class Worker:
             self._times.learn(size, elapsed_ns, sharing - 1)
         else:
             self._times.learn_mean(size, elapsed_ns)
-        # Beside others it has had a part of the device.
+        # A batch that ran beside others had only a part of the device.
         self._metrics.learn_batch_time(size, elapsed_ns // sharing)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
         self._metrics.count_busy(elapsed_ns // sharing, callers_of(batch.lots))
@@ -373,11 +374,11 @@ class Worker:
             self._metrics.count_non_finite(instance.watch.non_finite_rows)
             instance.watch.non_finite_rows = 0
         if self._auditor is not None:
-            # Beside a row that runs alone there is only what fills its bucket up.
+            # A row that runs alone has only padding beside it.
             instance.watch.takes = self._auditor.schedule.count(elapsed_ns) and not self._cap.separate
 
     def _audit(self, instance: Instance, elapsed_ns: int) -> None:
-        """Audit the row that was kept of the last batch, unless somebody waits for the device."""
+        """Audit the row that was kept of the last batch, unless rows wait for the device."""
         taken, instance.watch.taken = instance.watch.taken, None
         assert taken is not None, "the caller has looked"
         assert self._auditor is not None, "nothing is kept for nobody"
