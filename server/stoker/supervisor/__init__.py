@@ -1,1 +1,1 @@
-"""The supervisor: from settings to processes that serve, and which versions of models these serve."""
+"""The supervisor: starts the processes of a server from its settings, and decides which versions they serve."""

@@ -1,4 +1,4 @@
-"""What frontends ask of their supervisor for their callers: the index, loading, unloading, settings, a new server."""
+"""Requests that frontends pass on to their supervisor: index, loading, unloading, settings, reload."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Requests:
-    """Answers what frontends ask; see `stoker.gateway.administration`."""
+    """Answers requests of frontends; see `stoker.gateway.administration`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Requests:
         live: LiveSettings,
         pipelines: Collection[str] = (),
     ) -> None:
-        """Answer with what these do; `reload` replaces the server, and `pipelines` are served beside models."""
+        """Create it with the objects that carry requests out; `reload` replaces the server."""
         self._live, self._pipelines = live, pipelines
         self._rollout = rollout
         self._frontends = frontends

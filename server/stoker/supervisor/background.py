@@ -1,4 +1,4 @@
-"""What a supervisor does beside its loop's callbacks, until it stops: restarts after a delay, and other tasks."""
+"""The background tasks of a supervisor: delayed restarts, periodic checks, and blocking calls in threads."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ class Background:
         await self._stop.wait()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in a task of its own."""
+        """Run a coroutine as a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def repeat(self, what: str, period_s: float, look: Callable[[], Awaitable[bool]]) -> None:
-        """Look at something again and again, in a task of its own; a look that fails is not the last.
+        """Call something periodically, in a task of its own; it goes on after an exception.
 
         Args:
-            what: What the log calls it.
-            period_s: How long after a look the next one begins.
-            look: Says whether to look again.
+            what: Its name in the log.
+            period_s: The pause after each call.
+            look: The function; returns whether to go on.
         """
         self.spawn(self._repeat(what, period_s, look))
 
     def later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
-        """Run something after a delay, unless the server stops before."""
+        """Call something after a delay, unless the server stops before."""
         self.spawn(self._start_later(delay_s, start))
 
     def restart(
@@ -74,14 +74,14 @@ class Background:
         start: Callable[[], Awaitable[None]],
         reason: str = "",
     ) -> None:
-        """Start a process again that has ended; what the system has no room for now is tried until it has.
+        """Restart a process that has ended, with growing delays; repeated while the system has no resources for it.
 
         Args:
-            who: What the log calls it.
-            child: What has ended.
+            who: Its name in the log.
+            child: The process that has ended.
             backoff: The delays before its starts.
-            start: Starts it; an OSError is of the system, and may not come again.
-            reason: Why it has ended, where more is known than its exit says.
+            start: Starts it; an OSError means that the system lacks resources, and the start is tried again.
+            reason: Why it has ended, if more is known than its exit status.
         """
         delay_s = backoff.delay_s(child.lived_s)
         shown = f" ({reason})" if reason else ""
@@ -101,7 +101,7 @@ class Background:
                 again = await look()
                 trouble = ""
             except Exception as error:
-                # Of what fails alike each time, one traceback says all.
+                # Of an error that repeats itself, one traceback is enough.
                 if repr(error) != trouble:
                     logger.exception("%s failed; it is tried again every %g s", what, period_s)
                 trouble = repr(error)
@@ -123,13 +123,13 @@ class Background:
 
 
 async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Call what may block for long beside the event loop.
+    """Call a function that may block for long, on a thread of its own.
 
-    The end of the process does not wait for it, as it would for the threads of an executor: a disk or a driver may
+    The end of this process does not wait for it, as it would for an executor's threads: a disk or a driver may
     never answer.
     """
     outcome: Future[_T] = Future()
-    # From now on nobody can cancel it: whoever gives up waiting leaves it to its thread.
+    # From now on it cannot be cancelled: a caller that stops waiting leaves the thread running.
     outcome.set_running_or_notify_cancel()
 
     def work() -> None:
@@ -146,16 +146,16 @@ async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """What the processes of both kinds share with their supervisor.
+    """What the supervision of frontends and of device processes share.
 
     Attributes:
         metrics_fd: The memory of the metrics.
         page: The supervisor's page in it.
-        background: Starts processes again.
-        changes: Is told when something has changed with a process.
-        turns_fd: The memory in which device processes take turns.
-        traces: Which requests are traced; None if traces are sent nowhere.
-        regions_fd: The memory in which frontends note what is registered of callers' shared memory.
+        background: Restarts processes.
+        changes: Is notified when a process has changed.
+        turns_fd: The memory of the device processes' turns.
+        traces: Which requests are traced; None if there is no receiver of traces.
+        regions_fd: The memory of the table of callers' shared memory.
     """
 
     metrics_fd: int
@@ -163,7 +163,7 @@ class Supervision:
     traces: TraceSettings | None = None
     background: Background = field(default_factory=Background)
     changes: Changes = field(default_factory=Changes)
-    # Device processes give it its size: only they know what they write there.
+    # Device processes set its size: only they know its layout.
     turns_fd: int = field(default_factory=lambda: os.memfd_create("stoker-turns", os.MFD_CLOEXEC))
-    # And so do frontends; it takes no memory before.
+    # Frontends do the same here; it takes no memory before.
     regions_fd: int = field(default_factory=lambda: os.memfd_create("stoker-regions", os.MFD_CLOEXEC))

@@ -18,9 +18,9 @@ def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = 
         host: The address.
         port: The port; 0 takes a free one.
         count: How many.
-        inherited: Sockets of a predecessor. Those of this address and port are used, all of them: connections wait in
-            each. The others are closed. Further ones listen only when their frontends do: until then the predecessor
-            takes all connections.
+        inherited: Sockets of a predecessor. All those of this address and port are used, because connections may be
+            waiting in each; the others are closed. New sockets listen only when their frontends do: until then the
+            predecessor accepts all connections.
 
     Raises:
         InvalidSettings: The address is unknown or the port is taken.
@@ -33,8 +33,7 @@ def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = 
         if kept:
             address = kept[0].getsockname()
         elif port:
-            # SO_REUSEPORT would let a second server of the same user share the port: make sure that it is
-            # free.
+            # With SO_REUSEPORT a second server of the same user could share the port: check that it is free.
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -58,7 +57,7 @@ def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = 
 
 
 def listens(sock: socket.socket) -> bool:
-    """Whether a socket takes connections; one that only keeps its port does not."""
+    """Whether a socket listens; one that only reserves its port does not."""
     return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 

@@ -1,4 +1,4 @@
-"""How much memory the frontends have for large bodies of requests: what helps, and what the machine can give."""
+"""How much memory frontends may use for large request bodies, from the settings and the machine's memory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _ENOUGH_BODIES: Final = 8
 _LEAST_BODIES: Final = 2
 _STEP_BYTES: Final = 1 << 20
 _PART: Final = 4
-"""A body takes up to three times its length while it is read. So bodies that fill this part of the memory leave some
-for the device processes, whatever is in them."""
+"""Decoding a body takes up to three times its length, so bodies that fill this part of the memory leave enough for
+the device processes, whatever they contain."""
 
 
 class BodyMemory(NamedTuple):
-    """What was chosen.
+    """The result.
 
     Attributes:
-        budget_bytes: What the large bodies of each frontend may add up to.
+        budget_bytes: The budget of each frontend for large bodies.
         memory_bytes: The memory that the server may use.
         frontends: How many frontends there are.
-        scarce: Whether that leaves too little for the rest: bodies could fill the memory.
+        scarce: Whether that could leave too little memory for everything else.
     """
 
     budget_bytes: int
@@ -43,19 +43,19 @@ class BodyMemory(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to do where it is scarce."""
+        """What the operator can do if memory is scarce."""
         return "lower max_body_mb or the number of frontends, or give the server more memory"
 
 
 def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> BodyMemory:
     """Divide the memory: a quarter of it for the bodies of all frontends.
 
-    A frontend needs no more than 1 GiB, or eight bodies of the largest size. It has room for two of these in any
-    case, so that one can be received.
+    A frontend gets no more than 1 GiB or eight bodies of the largest size, whichever is more, and always room for
+    two of these, so that one can be received.
 
     Args:
         settings: The server's settings.
-        memory_bytes: How much the server may use; None looks.
+        memory_bytes: How much the server may use; None to find out.
     """
     memory = main_memory()[0] if memory_bytes is None else memory_bytes
     frontends, largest = settings.frontend_count, settings.max_body_bytes

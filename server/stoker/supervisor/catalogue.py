@@ -1,6 +1,6 @@
-"""Which versions of which models a server has, where each is in its life, and which one callers mean.
+"""The versions of all models of a server, the state of each, and which one callers mean.
 
-Pure bookkeeping: `rollout` moves versions through their lives, frontends are told what is written here.
+Pure bookkeeping: `rollout` changes the states, and frontends are told the result.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Version:
     """One version of a model.
 
     Attributes:
-        standing: What has become of it.
-        served: What frontends score with. While a changed version is loaded again, that is the one before.
+        standing: Its state.
+        served: What frontends score with. While a changed version is being loaded again, that is the earlier load.
         failed: The fingerprint of the files that could not be loaded.
     """
 
@@ -50,7 +50,7 @@ class Version:
     failed: str | None = None
 
     def enter(self, state: State, reason: str = "") -> None:
-        """Enter a state of which there is no error to tell."""
+        """Enter a state without an error."""
         self.standing = Standing(self.standing.slot, state, reason)
 
     def leave(self) -> None:
@@ -58,14 +58,14 @@ class Version:
         self.standing, self.served = dataclasses.replace(self.standing, state="UNLOADING"), None
 
     def fail(self, error: Exception) -> None:
-        """Record that it could not be loaded; where one of its number is served, that goes on."""
+        """Record a failed load; if an earlier load of the same version is served, it stays in use."""
         state = "END" if self.served is None else self.standing.state
         code = error.code if isinstance(error, OperatorError) else OperatorError.code
         self.standing = Standing(self.standing.slot, state, shown_reason(error), code)
 
 
 def shown_reason(error: Exception) -> str:
-    """What is shown of an error as the reason why a version is not available."""
+    """The text of an error as shown in the reason for a version's state."""
     return str(error)[:_REASON_CHARS]
 
 
@@ -76,11 +76,11 @@ class Model:
     Attributes:
         name: Its name.
         versions: All versions that the server has had so far, by number.
-        chosen: The versions that the policy or somebody chose to be served.
-        wished: What the labels are meant to mean.
-        labels: What they mean now: a label moves when its new version is available.
-        default: The version that is meant where none is named; None if nothing is served.
-        canary: How requests that name no version go to the versions with labels.
+        chosen: The versions that the policy or a request chose to be served.
+        wished: The configured meaning of the labels.
+        labels: Their present meaning: a label moves once its new version is available.
+        default: The version for requests that name none; None if nothing is served.
+        canary: The weights by which requests that name no version go to the versions with labels.
     """
 
     name: str
@@ -93,30 +93,30 @@ class Model:
 
     @property
     def wanted(self) -> set[int]:
-        """The versions that should be served: those that were chosen, and all that should have a label."""
+        """The versions that should be served: the chosen ones, and all that should have a label."""
         return self.chosen | set(self.wished.values())
 
     @property
     def unwanted(self) -> list[int]:
-        """The versions to unload: neither chosen nor, after `settle`, meant by a label."""
+        """The versions to unload: not chosen and, after `settle`, without a label."""
         return sorted(set(self.available).difference(self.wanted, self.labels.values()))
 
     @property
     def available(self) -> list[int]:
-        """The versions that are served, ascending."""
+        """The available versions, ascending."""
         return sorted(
             number for number, version in self.versions.items() if version.standing.state == "AVAILABLE"
         )
 
     def wish(self, labels: Mapping[str, int], there: Collection[int]) -> dict[str, int]:
-        """Assign the labels, each as soon as its version is available.
+        """Set the meaning of the labels, which each take effect once their version is available.
 
-        A label may be moved before its version has come: until then it goes on meaning what it means, unless that is
-        the version which has gone.
+        A label may be moved before its version exists: it then keeps its present meaning, unless that version is
+        gone.
 
         Args:
             labels: What they should mean.
-            there: The versions that there are.
+            there: The versions that exist.
 
         Returns:
             The labels that wait for their version.
@@ -129,9 +129,10 @@ class Model:
         return waiting
 
     def settle(self) -> None:
-        """Update labels and default to what they should be, as far as those versions are available.
+        """Update labels and default as far as the versions that they should mean are available.
 
-        A version that is served only because it has a label (a canary, say) is never the default for lack of another.
+        A version that is served only because of a label (a canary, for example) never becomes the default for lack
+        of another.
         """
         available = self.available
         meant = {label: self._meant(label, number) for label, number in sorted(self.wished.items())}
@@ -143,44 +144,44 @@ class Model:
             self.default = max(self.chosen.intersection(available), default=None)
 
     def _meant(self, label: str, wished: int) -> int | None:
-        """The version that a label means now; None for none."""
+        """The version that a label means now; None if it means none."""
         available, before = self.available, self.labels.get(label)
         if wished in available or before in available:
             return wished if wished in available else before
-        # At the start frontends have it before it is loaded: who asks is told to come again, not that it is unknown.
+        # At the start frontends know a version before it is loaded: callers get "not ready" rather than "unknown".
         version = self.versions.get(wished)
         coming = version is not None and version.standing.state == "LOADING" and version.served is not None
         return wished if coming else None
 
     @property
     def shares(self) -> dict[str, int]:
-        """The weights of versions, by number; a label whose version is not available has none, nor has one of 0."""
+        """The weights of versions by number, without labels whose version is not available or whose weight is 0."""
         shares: dict[str, int] = {}
         for number, weight in self._amounts(self.canary.weights):
             shares[str(number)] = shares.get(str(number), 0) + weight
         return shares
 
     def _amounts(self, by_label: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-        """The available versions that labels mean, with what is said of the labels, but for 0."""
+        """The available versions of the labels with their configured weights, except 0."""
         for label, amount in by_label.items():
             number = self.meant_by(label)
             if amount and number in self.available:
                 yield number, amount
 
     def meant_by(self, label: str) -> int | None:
-        """The version that a label means now; `default` means the default if it is no label."""
+        """The version that a label means now; `default` means the default if there is no label of that name."""
         return self.labels.get(label, self.default if label == DEFAULT_LABEL else None)
 
     def named(self, version: int | None, label: str | None) -> int | None:
-        """The version that frontends ask for a number, which there may not be, for a label, or for neither."""
+        """The version for a number, which may not exist, for a label, or for neither."""
         if version is not None:
             return version
         return self.default if label is None else self.labels.get(label)
 
     def predecessor(self, number: int) -> int | None:
-        """Return the available version whose place another one takes as soon as it is available; None if none has it.
+        """Return the available version that another one will replace once it is available; None if there is none.
 
-        That may be an earlier load of the same version.
+        It may be an earlier load of the same version.
         """
         available = self.available
         if number in available:
@@ -194,7 +195,7 @@ class Model:
         return next((old for old in moved if old in available), None)
 
     def route(self) -> Route:
-        """Return what frontends are told."""
+        """Return the message for frontends."""
         return Route(
             self.name,
             self.default,
@@ -213,7 +214,7 @@ class Model:
         )
 
     def index(self) -> Iterator[dict[str, str]]:
-        """Return one entry for each version, as the model repository extension has them."""
+        """Return one entry per version, in the form of the model repository extension."""
         for number, version in sorted(self.versions.items()):
             entry = {
                 "name": self.name,
@@ -225,9 +226,9 @@ class Model:
 
 
 class Slots:
-    """The slots of the metrics: each version keeps its own, so that its counters go on when it is loaded again.
+    """The slots of the metrics: each version keeps its own, so that its counters continue when it is loaded again.
 
-    When all have been given out, the one whose version was unloaded longest ago is given to another.
+    When all slots are taken, the one whose version was unloaded longest ago is reused.
     """
 
     def __init__(self) -> None:
@@ -235,11 +236,11 @@ class Slots:
         self._free: list[tuple[str, int]] = []
 
     def keep(self, name: str, version: int, slot: int) -> None:
-        """Give a version the slot that it was prepared with, before any was taken."""
+        """Record the slot with which a version was prepared, before any was taken."""
         self._slots[name, version] = slot
 
     def take(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
-        """Return the slot of a version, and which version has lost it.
+        """Return the slot for a version, and which other version has lost it.
 
         Raises:
             InvalidSettings: All are in use.
@@ -262,7 +263,7 @@ class Slots:
         return self._slots[key], loser
 
     def give_back(self, name: str, version: int) -> None:
-        """Mark the slot of an unloaded version as one that may be reused when no other is left."""
+        """Mark the slot of an unloaded version as one that may be reused when no other is free."""
         key = (name, version)
         if key in self._slots and key not in self._free:
             self._free.append(key)
@@ -274,7 +275,7 @@ class Catalogue:
     Attributes:
         models: By name.
         only: The model that is meant where a path names none.
-        pipelines: By the names of pipelines their slots in the metrics.
+        pipelines: The slots of pipelines in the metrics, by name.
     """
 
     def __init__(
@@ -284,12 +285,12 @@ class Catalogue:
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
         pipelines: Sequence[Pipeline] = (),
     ) -> None:
-        """Create it with the versions that are loaded first.
+        """Create it with the versions that are loaded at the start.
 
         Args:
             models: These versions.
-            offers: By name what says which of them are served only because they have a label.
-            broken: Further versions by name and number that were to be loaded, and why they are not.
+            offers: By model which of its versions are served only because of a label.
+            broken: Further versions by name and number that should be loaded, and why they are not.
             pipelines: The pipelines of these models.
         """
         self.models: dict[str, Model] = {}
@@ -298,7 +299,7 @@ class Catalogue:
             servable = deployed.servable
             model = self.models.setdefault(servable.name, Model(servable.name))
             self._slots.keep(servable.name, servable.version, deployed.slot)
-            # Frontends have the services of all versions from their start, and refuse requests until they are loaded.
+            # Frontends have the services of all versions from the start, and refuse requests until they are loaded.
             model.versions[servable.version] = Version(Standing(deployed.slot, "LOADING"), deployed)
             model.chosen.add(servable.version)
         for (name, version), error in broken.items():
@@ -323,20 +324,20 @@ class Catalogue:
 
     @property
     def served(self) -> list[Deployed]:
-        """All versions that frontends score with, or will as soon as they are loaded."""
+        """All versions that frontends score with, or will score with once they are loaded."""
         versions = (version for model in self.models.values() for version in model.versions.values())
         return [version.served for version in versions if version.served is not None]
 
     @property
     def labels(self) -> dict[str, dict[str, int]]:
-        """What the labels of each model mean now."""
+        """The present meaning of the labels of each model."""
         return {name: model.labels for name, model in self.models.items()}
 
     def index(self, offers: Mapping[str, Offer] = MappingProxyType({})) -> list[dict[str, str]]:
-        """Return an entry for each version and each model without one, as the model repository extension has them.
+        """Return an entry per version, and one per model without any, in the form of the model repository extension.
 
         Args:
-            offers: By name what could be loaded besides what the server has had so far.
+            offers: By model what could be loaded besides what the server knows already.
         """
         entries = [entry for model in self.models.values() for entry in model.index()]
         entries += [self._entry(pipeline) for pipeline in self._pipelines]
@@ -351,7 +352,7 @@ class Catalogue:
         return sorted(entries, key=lambda entry: (entry["name"], int(entry.get("version", 0))))
 
     def _entry(self, pipeline: Pipeline) -> dict[str, str]:
-        """A pipeline in the index: it is served while the models of all of its steps are."""
+        """A pipeline's entry in the index: served while the models of all of its steps are."""
         entry = {"name": pipeline.name, "version": str(VERSION), "state": "READY"}
         for step in pipeline.steps:
             model = self.models.get(step.model)
@@ -361,9 +362,9 @@ class Catalogue:
         return entry
 
     def slot_of(self, name: str, version: int) -> tuple[int, str | None]:
-        """Return the slot of a version that is to be loaded, and the model that has lost one, if one has.
+        """Return the slot for a version that is to be loaded, and the model that has lost one, if any.
 
-        The version that has lost its slot is forgotten.
+        The version that has lost its slot is removed.
 
         Raises:
             InvalidSettings: All slots are in use.
@@ -379,5 +380,5 @@ class Catalogue:
         return slot, lost_name
 
     def release_slot(self, name: str, version: int) -> None:
-        """Record that a version has been unloaded, or could not be loaded."""
+        """Record that a version was unloaded, or could not be loaded."""
         self._slots.give_back(name, version)

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 _Sent = TypeVar("_Sent")
 _Received = TypeVar("_Received")
 
-# A process that yields the cores may be given none for a while, where they are busy.
+# On busy cores a process that yields may not be scheduled for a while.
 _STACKS_S: Final = 2.0
 _LAST_STACKS_S: Final = 1.0
 _KEY: Final = re.compile(r"STOKER_\w+_KEY")
 
 _ENVIRONMENT: Final = {
-    # glibc would map and unmap the memory of each body above 128 KiB, and fault in every page of it again.
+    # glibc would map and unmap the memory of each body above 128 KiB, and fault in each of its pages again.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
@@ -44,7 +44,7 @@ def _without_keys(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class Backoff:
-    """Growing delays between restarts; a process that lived long enough starts over."""
+    """Growing delays between restarts; they start over once a process has run for long enough."""
 
     _FIRST_S: Final = 0.25
     _LONGEST_S: Final = 30.0
@@ -90,18 +90,18 @@ class Child(Generic[_Sent, _Received]):
         variables: Mapping[str, str] = MappingProxyType({}),
         expendable: int = 100,
     ) -> Child[_Sent, _Received]:
-        """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is the supervisor's to answer.
+        """Start `python -m module --control-fd N` in a session of its own: Ctrl-C is handled by the supervisor.
 
-        Its environment is this process's with `variables` added, and without keys: frontends are told them, and an
-        entry script that prints its environment into the log does not print them.
-        Where memory runs out, the kernel ends it `expendable` thousandths of the memory sooner than this process.
+        Its environment is this process's with `variables` added and keys removed: frontends get keys by message,
+        and an entry script that prints its environment must not print them into the log. When memory runs out, the
+        kernel prefers to kill it over this process, as if it used `expendable` thousandths more of the memory.
         """
         python = interpreter or Path(sys.executable)
         channel, far = ControlChannel.pair(codec)
         try:
             process = await asyncio.create_subprocess_exec(
                 python,
-                # A folder of the operator must not come before the installed packages.
+                # A folder of the operator must not take precedence over the installed packages.
                 "-P",
                 "-m",
                 module,
@@ -110,12 +110,12 @@ class Child(Generic[_Sent, _Received]):
                 pass_fds=(far.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
-                # What an entry script prints belongs in the log when it prints it: unbuffered.
+                # Unbuffered, so that what an entry script prints is in the log at that time.
                 env={
                     **_ENVIRONMENT,
                     **variables_for(python, {**_without_keys(os.environ), **variables}),
                     "PYTHONUNBUFFERED": "1",
-                    # One log, one form.
+                    # All processes log in the same format.
                     LOG_FORMAT_VARIABLE: log_format(),
                 },
             )
@@ -128,22 +128,22 @@ class Child(Generic[_Sent, _Received]):
 
     @property
     def lived_s(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the start."""
         return asyncio.get_running_loop().time() - self.started_s
 
     def describe_exit(self) -> str:
-        """Say in words how it ended."""
+        """Describe in words how it ended."""
         code = self.process.returncode
         if code is None:
             return "is running"
         if code < 0:
-            # Signals of the real-time kind have no names but those of the first and the last.
+            # Real-time signals have no names, except for the first and the last.
             known = {number.value: number.name for number in signal.Signals}
             return f"was ended by {known.get(-code, f'signal {-code}')}"
         return f"exited with code {code}"
 
     def send(self, message: _Sent, fds: Sequence[int] = ()) -> None:
-        """Send it a message; one that cannot be sent ends it, for its successor gets everything anew."""
+        """Send it a message; if that fails, it is killed, because its successor is told everything anew."""
         try:
             self.channel.send(message, fds)
         except OSError as error:
@@ -155,8 +155,9 @@ class Child(Generic[_Sent, _Received]):
         """Close the control channel, which tells the process to exit; kill it if it does not.
 
         Args:
-            timeout_s: How long it may take.
-            busy: It may not hear, because it imports or loads: then killing it is no news.
+            timeout_s: How long it may take to exit.
+            busy: Whether it may be importing or loading, and so not listening: killing it is not logged as a fault
+                then.
         """
         self._stop_reading()
         self.channel.close()
@@ -169,12 +170,12 @@ class Child(Generic[_Sent, _Received]):
             await self.process.wait()
 
     def kill(self) -> None:
-        """End it at once, with whatever it has started itself."""
+        """Kill it at once, with the processes that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def kill_where_it_hangs(self) -> None:
-        """Let a process write the stacks of its threads into the log, then end it as `kill` does."""
+        """Have a process log the stacks of its threads, then kill it as `kill` does."""
         call_later = asyncio.get_running_loop().call_later
 
         def ask_again() -> None:
@@ -214,7 +215,7 @@ class Child(Generic[_Sent, _Received]):
 
         async def wait() -> None:
             await self.process.wait()
-            # What it said before it ended is still in the channel; its own children may hold that open.
+            # Its last messages are still in the channel, which its own child processes may keep open.
             with contextlib.suppress(OSError):
                 while not self._ended and (received := self.channel.receive()) is not None:
                     on_message(self, received[0])

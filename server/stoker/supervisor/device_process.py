@@ -1,4 +1,4 @@
-"""One device process as the supervisor knows it, over all its restarts."""
+"""One device process as known to the supervisor, over all its restarts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class DeviceProcess:
 
     Attributes:
         group: Its models.
-        quiet: Whether it loads its models behind everything else that runs on the cores.
+        quiet: Whether it loads its models at low priority.
         child: The process, while it runs.
-        timer: How long it may take to load its models.
-        report: Which device it chose.
-        failure: Why it ended, or could not be started.
-        failed: By number the models that it could not load at first, and has no more.
-        loaded: Whether it has once loaded all its models; only then it is started again with all when it ends.
-        ended: Whether it has ended for good.
-        unloading: Numbers of models that it has been told to unload.
+        timer: The time limit of the model that it is loading.
+        report: The device that it chose.
+        failure: Why it ended or could not be started.
+        failed: By number the models that it could not load at first, and has removed.
+        loaded: Whether it has loaded all its models once; only then it is restarted with all of them when it ends.
+        ended: Whether it will not be restarted.
+        unloading: Numbers of the models that it was told to unload.
     """
 
     group: Group
@@ -47,7 +47,7 @@ class DeviceProcess:
 
 
 class ReportedFailure(OperatorError):
-    """A failure that a device process reported, with the code and the exit code that it has there."""
+    """A failure that a device process reported, with its error code and exit code."""
 
     def __init__(self, message: str, code: str, exit_code: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The device processes of a server: started, watched, started again; each with the models of a group."""
+"""The device processes of a server: started, watched and restarted, each with the models of a group."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class DeviceProcesses:
     """All device processes.
 
     Attributes:
-        processes: Those that run, or will again.
-        replicas: What they have loaded.
+        processes: Those that run or will be restarted.
+        replicas: The models that they have loaded.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class DeviceProcesses:
         on_verdict: Callable[[Deployed, Verdict], None],
         device_batches: int | None = None,
     ) -> None:
-        """Begin with none.
+        """Create it without processes.
 
         Args:
-            supervision: The metrics, and whoever waits for changes.
+            supervision: Shared parts of the supervision.
             on_loaded: Called when a replica can be used.
-            on_lost: Called when one cannot be used any more.
-            on_verdict: Called when something else is known of whether a model's rows may share batches.
-            device_batches: How many batches compute on a device at once; None to find out.
+            on_lost: Called when a replica cannot be used any more.
+            on_verdict: Called when the verdict on whether a model's rows may share batches has changed.
+            device_batches: How many batches a device runs concurrently; None to find out.
         """
         self.processes: list[DeviceProcess] = []
         self.replicas = Replicas([])
@@ -80,13 +80,13 @@ class DeviceProcesses:
         self._on_lost = on_lost
         self._on_verdict = on_verdict
         self._verdicts: dict[int, Verdict] = {}
-        """By a model's number what was found out of it while it served; its later processes must heed it."""
+        """By a model's number what was found out about it while it served, which its later processes must respect."""
 
     async def start(self, models: Sequence[Deployed], *, quiet: bool = False) -> list[DeviceProcess]:
-        """Start the processes for models that are loaded together, and return before they are.
+        """Start the processes for models that are loaded together; returns before they are loaded.
 
         Raises:
-            InvalidSettings: There would be too many.
+            InvalidSettings: There would be too many processes.
         """
         taken = [process.group.page for process in self.processes]
         started = [DeviceProcess(formed, quiet) for formed in group(models, taken)]
@@ -98,9 +98,9 @@ class DeviceProcesses:
         return started
 
     async def unload(self, model: Deployed) -> None:
-        """Take a model out of all processes, and end those that have no other one.
+        """Remove a model from all processes, and end those that have no other model.
 
-        No frontend may use it any more. Returns when nothing of it is left.
+        No frontend may use it any more. Returns when it is unloaded everywhere.
         """
         for process in list(self.processes):
             if not process.group.has(model.number) and model.number not in process.failed:
@@ -121,12 +121,12 @@ class DeviceProcesses:
         self._note_ready(model)
 
     def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
-        """Give a process its ends of an arena and a doorbell."""
+        """Pass a process its ends of an arena and a doorbell."""
         if process.child is not None:
             process.child.send(lane, fds)
 
     def is_loading(self, process: DeviceProcess) -> bool:
-        """Whether a process that runs has not loaded all its models yet."""
+        """Whether a running process has not loaded all its models yet."""
         return len(self.replicas.in_group(process.group)) < len(process.group.members)
 
     async def _end(self, process: DeviceProcess) -> None:
@@ -152,12 +152,12 @@ class DeviceProcesses:
             SUPERVISOR_END,
             lambda _, message: self._on_message(process, message),
             lambda child: self._on_exit(process, child),
-            # Only entry scripts have these, and an entry script has its processes for itself.
+            # Only entry scripts have variables of their own, and each has a process of its own.
             interpreter=first.interpreter,
             variables=first.servable.environment_variables,
         )
         if process not in self.processes:
-            # Its last model was unloaded while it was started.
+            # Its last model was unloaded while it was starting.
             await child.end(_END_TIMEOUT_S, busy=True)
             return
         process.child = child
@@ -197,7 +197,7 @@ class DeviceProcesses:
                 assert_never(message)
 
     def _on_verdict_changed(self, process: DeviceProcess, number: int, verdict: Verdict) -> None:
-        """What one replica has found out holds for all of them, and for those that take their places."""
+        """A verdict of one replica holds for all replicas, and for processes that replace them."""
         if not process.group.has(number):
             return
         model = process.group.model(number)
@@ -248,7 +248,7 @@ class DeviceProcesses:
         if not process.group.has(number):
             return
         if process.loaded:
-            # It has been loaded before: the process is started again, with all that it has, until it is again.
+            # It was loaded before, so the process is restarted with all its models until this one loads again.
             process.failure = error
             if process.child is not None:
                 process.child.kill()
@@ -256,7 +256,7 @@ class DeviceProcesses:
         self._give_up(process, process.group.model(number), error)
 
     def _refuse(self, process: DeviceProcess, number: int, error: OperatorError) -> None:
-        """Have a model no longer that is loaded, but cannot be served."""
+        """Remove a model that is loaded, but cannot be served."""
         assert process.child is not None, "it is alive"
         if process.loaded or len(process.group.members) == 1:
             process.failure = error
@@ -267,7 +267,7 @@ class DeviceProcesses:
         self._give_up(process, process.group.model(number), error)
 
     def _give_up(self, process: DeviceProcess, model: Deployed, error: OperatorError) -> None:
-        """Let a process go on without a model that could not be loaded; it ends by itself if it has no other one."""
+        """Let a process continue without a model that could not be loaded; it ends by itself if it has no other."""
         process.failed[model.number] = error
         process.group.remove(model)
         if process.group.members:
@@ -275,7 +275,7 @@ class DeviceProcesses:
         self._changes.tell()
 
     def _heeded(self, child: DeviceChild, message: Loaded) -> Signature:
-        """The signature of what a process has loaded, which is told what an earlier one had found out."""
+        """The signature of a loaded model, corrected by what an earlier process has found out."""
         verdict = self._verdicts.get(message.number)
         if verdict is None:
             return message.signature
@@ -283,7 +283,7 @@ class DeviceProcesses:
         return dataclasses.replace(message.signature, verdict=verdict)
 
     def _on_late(self, process: DeviceProcess, model: Deployed) -> None:
-        """Give up a model that does not get loaded; in a driver, say, it could not be interrupted."""
+        """Give up a model that takes too long to load; it may hang in a driver, where it cannot be interrupted."""
         if process.child is None or process.ended:
             return
         name, version = model.servable.name, model.servable.version
@@ -325,7 +325,7 @@ class DeviceProcesses:
         self._changes.tell()
 
     def _give_up_what_failed(self, process: DeviceProcess, child: DeviceChild) -> None:
-        """Of a process that has ended while it loaded, give up the model that it was loading, or all of them."""
+        """After a process has ended while loading, give up the model that it was loading, or all of them."""
         if process.failed and not process.group.members:
             return
         current = None if process.timer is None else process.timer.current
@@ -333,7 +333,7 @@ class DeviceProcesses:
             f"the device process {child.describe_exit()} while it loaded "
             f"{process.group if current is None else current.servable.name}"
         )
-        # Before it has a device, it has nothing to do with any single one.
+        # Before it has a device, the failure is not that of any one model.
         one = process.report is not None and current is not None and process.group.has(current.number)
         for model in [current] if one and current is not None else process.group.models:
             self._give_up(process, model, failure)
@@ -344,7 +344,7 @@ class DeviceProcesses:
 
 
 def _check_image(model: Deployed, signature: Signature) -> None:
-    """Refuse a model whose signature its image input does not fit; only now is it known."""
+    """Refuse a model whose image input does not fit its signature, which is known only now."""
     if model.terms.image is not None:
         try:
             image_layout(model.terms.image, signature)

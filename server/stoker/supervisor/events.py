@@ -1,4 +1,4 @@
-"""What has happened to versions lately, and what was decided on them: for the log, and for those who ask later."""
+"""Recent events of versions, and decisions about them: for the log and for the API."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Events:
     """The last thousand events, for as long as the server runs."""
 
     def __init__(self, clock_s: Callable[[], float] = time.time) -> None:
-        """Begin with none; `clock_s` gives seconds since 1970."""
+        """Create it empty; `clock_s` returns seconds since 1970."""
         self._clock_s = clock_s
         self._kept: deque[dict[str, Any]] = deque(maxlen=_KEPT)
 
     def note(self, model: str, version: int | None, event: str, text: str = "", **details: Any) -> None:
-        """Keep an event.
+        """Add an event.
 
         Args:
             model: Name of the model.
-            version: The version; None if it is of none.
-            event: What has happened, in a word.
-            text: More of it, for people.
-            details: More of it, as JSON can hold it.
+            version: The version; None if the event concerns no single version.
+            event: The kind of event, one word.
+            text: A description for people.
+            details: Further details, serialisable as JSON.
         """
         moment = datetime.fromtimestamp(self._clock_s(), UTC).isoformat(timespec="milliseconds")
         entry: dict[str, Any] = {"time": moment.replace("+00:00", "Z"), "model": model, "event": event}
@@ -43,10 +43,10 @@ class Events:
         self._kept.append({**entry, **details})
 
     def tell(self, level: int, model: str, version: int, event: str, text: str, **details: Any) -> None:
-        """Keep an event, and write it into the log with this level."""
+        """Add an event, and log it with this level."""
         logger.log(level, "%s version %d: %s", model, version, text)
         self.note(model, version, event, text, **details)
 
     def listed(self, model: str | None = None) -> list[Mapping[str, Any]]:
-        """Return those of one model or of all, the oldest first."""
+        """Return the events of one model or of all, the oldest first."""
         return [entry for entry in self._kept if model in (None, entry["model"])]

@@ -1,4 +1,4 @@
-"""The processes of a server joined: frontends and device processes, with arenas and doorbells between them."""
+"""The processes of a server, and the arenas and doorbells that join frontends and device processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BUSY_END_TIMEOUT_S: Final = 0.5
 
 
 class Fleet:
-    """All processes of a server but its supervisor.
+    """All processes of a server except its supervisor.
 
     Attributes:
         devices: The device processes.
@@ -62,16 +62,16 @@ class Fleet:
         on_request: Callable[[FrontendChild, Ask], None],
         quiet_start: bool = False,
     ) -> None:
-        """Create it with no process running.
+        """Create it without processes.
 
         Args:
             settings: The server's settings.
             catalogue: What is served.
             keys_dir: The folder of the keys.
             sockets: Listening sockets, one for each frontend.
-            supervision: The metrics, and whoever waits for changes.
-            on_request: Called when a frontend asks something.
-            quiet_start: Whether frontends take connections only when told to; see `FrontendProcesses.listen`.
+            supervision: Shared parts of the supervision.
+            on_request: Called with a frontend's request.
+            quiet_start: Whether frontends accept connections only when told to; see `FrontendProcesses.listen`.
         """
         self._changes, self._background = supervision.changes, supervision.background
         self.devices = DeviceProcesses(
@@ -91,17 +91,17 @@ class Fleet:
         )
         self._comparing = Comparing(self.frontends, self.devices.replicas, self._changes)
         self._answer_bytes: dict[int, int] = {}
-        """By a model's number the room that its answers need, if that is more than its signature says."""
+        """By a model's number the bytes that its answers need, if that is more than its signature says."""
 
     @property
     def children(self) -> list[Child[Any, Any]]:
-        """All processes that run."""
+        """All running processes."""
         devices = [process.child for process in self.devices.processes if process.child is not None]
         return [*devices, *self.frontends.children]
 
     @property
     def pids(self) -> dict[int, int]:
-        """The processes that run, by their pages of the metrics."""
+        """The ids of the running processes, by their pages of the metrics."""
         devices = {process.group.page: process.child for process in self.devices.processes}
         frontends = {process.page: process.child for process in self.frontends.processes}
         children = (devices | frontends).items()
@@ -110,11 +110,11 @@ class Fleet:
     async def start(
         self, models: Sequence[Deployed], *, all_needed: bool
     ) -> tuple[list[ModelReport], dict[int, OperatorError]]:
-        """Start everything with these models, and return when every frontend scores with those that can be loaded.
+        """Start everything with these models; returns when every frontend scores with those that can be loaded.
 
         Args:
             models: The models.
-            all_needed: Whether nothing is to be served if one of them cannot be loaded.
+            all_needed: Whether to fail if one of them cannot be loaded.
 
         Returns:
             What the operator is told of each of them, and by number why others could not be loaded; of these
@@ -126,12 +126,12 @@ class Fleet:
         started = await self.devices.start(models)
         await self.frontends.start()
         failed = await self._joined(started, models, all_needed=all_needed)
-        # Now: a device process that ends while frontends begin to listen is started again, and reports nothing anew.
+        # Now, because a device process that ends while frontends begin to listen is restarted without a new report.
         reports = [self.devices.replicas.report(model) for model in models if model.number not in failed]
         return reports, failed
 
     async def end(self) -> None:
-        """End all processes; those that load or import something hear nothing, and are killed sooner."""
+        """End all processes; those that are loading or importing do not listen, and are killed sooner."""
         devices, frontends = self.devices, self.frontends
         busy: dict[Child[Any, Any] | None, bool] = {
             process.child: devices.is_loading(process) for process in devices.processes
@@ -146,10 +146,10 @@ class Fleet:
         )
 
     async def add(self, model: Deployed) -> None:
-        """Load a model in processes of its own, and return when every frontend can score with it.
+        """Load a model in processes of its own; returns when every frontend can score with it.
 
         Raises:
-            OperatorError: It could not be loaded; nothing is left of it then.
+            OperatorError: It could not be loaded; everything of it was removed.
         """
         self.frontends.serve(model)
         try:
@@ -160,13 +160,13 @@ class Fleet:
             raise
 
     async def remove(self, model: Deployed) -> None:
-        """Stop serving a model to which nobody is sent any more, and return when nothing is left of it."""
+        """Stop serving a model that no route names any more; returns when everything of it is removed."""
         await self.frontends.retire(model)
         await self.devices.unload(model)
         self._answer_bytes.pop(model.number, None)
 
     async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
-        """Run sampled requests through two versions; None if one takes or gives what the other does not."""
+        """Run sampled requests through two versions; None if their tensors differ."""
         return await self._comparing.compare(old, new)
 
     def publish(self, route: Route) -> None:
@@ -176,7 +176,7 @@ class Fleet:
     async def _joined(
         self, started: Sequence[DeviceProcess], models: Sequence[Deployed], *, all_needed: bool
     ) -> dict[int, OperatorError]:
-        """Wait until all replicas of these models are joined with all frontends; returns those that cannot be.
+        """Wait until all replicas of these models are attached to all frontends; returns those that cannot be.
 
         Raises:
             OperatorError: One of them could not be loaded, and all are needed.
@@ -220,14 +220,14 @@ class Fleet:
         self.frontends.tell(VerdictChanged(model.number, verdict))
 
     def _on_outgrown(self, frontend: FrontendProcess, generation: int, answer_bytes: int) -> None:
-        """Join a frontend and a replica anew, with larger rows; from now on all that are joined get such."""
+        """Attach a frontend to a replica with larger rows; later attachments get rows of this size too."""
         for process, replica in self._of_generation(generation):
             known = self._answer_bytes.get(replica.model.number, 0)
             self._answer_bytes[replica.model.number] = max(known, answer_bytes)
             self._attach(process, replica, frontend)
 
     def _on_attach_failed(self, frontend: FrontendProcess, generation: int) -> None:
-        """Join a frontend and a replica after a while: connections have ended by then, and left their descriptors."""
+        """Attach a frontend to a replica again later, when closed connections have freed descriptors."""
         child = frontend.child
 
         async def attach_again() -> None:
@@ -238,14 +238,14 @@ class Fleet:
         self._background.later(_ATTACH_AGAIN_S, attach_again)
 
     def _of_generation(self, generation: int) -> Iterator[tuple[DeviceProcess, Replica]]:
-        """The replica with this number and its process, if it is still there."""
+        """The replica with this generation and its process, if it still exists."""
         for process in self.devices.processes:
             for replica in self.devices.replicas.in_group(process.group):
                 if replica.generation == generation:
                     yield process, replica
 
     def _attach(self, process: DeviceProcess, replica: Replica, frontend: FrontendProcess) -> None:
-        """Make an arena and a doorbell and give each side its end; where there is no room now, try again later."""
+        """Make an arena and a doorbell and send each side its end; without resources for it, try again later."""
         if process.child is None or frontend.child is None:
             return
         try:

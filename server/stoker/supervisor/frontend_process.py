@@ -1,4 +1,4 @@
-"""One frontend as its supervisor sees it, over all its restarts."""
+"""One frontend as known to its supervisor, over all its restarts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class FrontendProcess:
 
     Attributes:
         page: Its page of the metrics.
-        sockets: Where it listens.
-        mailbox: Where connections arrive that others hand on to it; None if there is no other.
+        sockets: Its listening sockets.
+        mailbox: Where it receives connections from other frontends; None if there is only one frontend.
         child: The process, while it runs.
-        beats: How often its event loop was seen to have turned.
-        still_looks: How many looks in a row have found that it has not since.
+        beats: The last count of turns of its event loop that was seen.
+        still_looks: How many checks in a row have found no progress of that count.
         started: Whether it can be attached to replicas.
-        listening: Whether it takes connections.
-        attached: The generations of the replicas that it scores with.
-        serving: The numbers of the models that it has.
-        compared: By ticket what it has found of versions that it was asked to compare.
+        listening: Whether it accepts connections.
+        attached: The generations of the replicas that are attached.
+        serving: The numbers of its models.
+        compared: By ticket the results of comparisons that it was asked for.
     """
 
     page: int

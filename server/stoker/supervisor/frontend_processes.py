@@ -1,4 +1,4 @@
-"""The frontends of a server: started, watched, started again, and told what is served."""
+"""The frontends of a server: started, watched, restarted, and told what is served."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ logger = logging.getLogger(__name__)
 
 _HUNG_LOOKS: Final = 30
 _EXPENDABLE: Final = 300
-"""More than device processes: a frontend is soon back, a model may load for minutes."""
+"""More than for device processes: a frontend starts fast, while a model may load for minutes."""
 
 
 class FrontendProcesses:
     """All frontends.
 
     Attributes:
-        processes: One for each group of sockets.
+        processes: One per group of sockets.
     """
 
     def __init__(
@@ -85,23 +85,24 @@ class FrontendProcesses:
         *,
         quiet_start: bool = False,
     ) -> None:
-        """Create it with no process running.
+        """Create it without processes.
 
         Args:
             settings: The server's settings.
             catalogue: What is served.
             keys_dir: The folder of the keys.
             sockets: Listening sockets, at least one for each frontend.
-            supervision: The metrics, and whoever waits for changes.
-            on_started: Called when one can be attached to replicas.
-            on_request: Called when one asks something.
-            on_outgrown: Called when answers of a replica do not fit: the frontend, the replica's generation, and the
-                room in bytes that they should have.
-            on_attach_failed: Called when one has no room to be attached: the frontend, and the replica's generation.
-            quiet_start: Whether they take connections only once `listen` is called: somebody else serves on the
-                sockets until then.
+            supervision: Shared parts of the supervision.
+            on_started: Called when a frontend can be attached to replicas.
+            on_request: Called with a frontend's request.
+            on_outgrown: Called when answers of a replica do not fit their rows: with the frontend, the replica's
+                generation, and the bytes that they need.
+            on_attach_failed: Called when a frontend has no resources to be attached: with the frontend, and the
+                replica's generation.
+            quiet_start: Whether they accept connections only once `listen` is called, because another server
+                accepts on the sockets until then.
         """
-        # A predecessor may have had more frontends: connections wait in the sockets of each.
+        # A predecessor may have had more frontends; connections may be waiting in each of its sockets.
         self.processes = _processes(min(settings.frontend_count, len(sockets)), sockets)
         self._settings = settings
         self._large_bodies_bytes = body_memory(settings).budget_bytes
@@ -122,7 +123,7 @@ class FrontendProcesses:
 
     @property
     def children(self) -> list[FrontendChild]:
-        """The processes that run."""
+        """The running processes."""
         return [process.child for process in self.processes if process.child is not None]
 
     async def start(self) -> None:
@@ -131,7 +132,7 @@ class FrontendProcesses:
             await self._start(process)
 
     async def listen(self) -> None:
-        """Let all of them take connections, if they do not yet, and return when they do."""
+        """Let all of them accept connections, and return when they do."""
         if self._quiet:
             self._quiet = False
             for process in self.processes:
@@ -147,7 +148,7 @@ class FrontendProcesses:
             self._send(process, Serve(self._service_rules(process, model)))
 
     async def retire(self, model: Deployed) -> None:
-        """Remove a model that no route names any more, and return when its last requests are answered."""
+        """Retire a model that no route names any more; returns when its last requests are answered."""
         self._models.pop(model.number, None)
         self.tell(Retire(model.number))
         await self._changes.until(
@@ -155,35 +156,36 @@ class FrontendProcesses:
         )
 
     def attach(self, process: FrontendProcess, replica: AttachReplica, fds: Sequence[int]) -> None:
-        """Give a frontend its ends of an arena and a doorbell."""
+        """Pass a frontend its ends of an arena and a doorbell."""
         self._send(process, replica, fds)
 
     def ask(self, process: FrontendProcess, question: Compare) -> None:
-        """Have a frontend compare versions; `FrontendProcess.compared` has the answer."""
+        """Ask a frontend to compare versions; the answer is put into `FrontendProcess.compared`."""
         self._send(process, question)
 
     def detach(self, generation: int) -> None:
-        """Tell all that a replica has gone."""
+        """Tell all frontends that a replica is gone."""
         self.tell(DetachReplica(generation))
 
     def have(self, generations: set[int]) -> bool:
-        """Whether all that have started score with these replicas; the others get them when they start."""
+        """Whether all started frontends are attached to these replicas; others will be when they start."""
         return all(generations <= process.attached for process in self.processes if process.started)
 
     def tell(self, message: ToFrontend) -> None:
-        """Send all of them a message."""
+        """Send a message to all frontends."""
         for process in self._running():
             self._send(process, message)
 
     def reply(self, asker: FrontendChild, reply: Reply | Refusal) -> None:
-        """Answer what a frontend has asked; its successor, if it has one by now, has not asked it."""
+        """Send a frontend the answer to its request; not to its successor, which has not asked."""
         if asker in self.children:
             asker.send(reply)
 
     def end_hung(self) -> None:
-        """End those whose event loops do not turn any more; to be called once a second.
+        """Kill frontends whose event loops have stopped turning; to be called once a second.
 
-        The looks count, not the time between them: whoever stops a whole server for a while, stops these too.
+        It counts calls rather than time: if the whole server is suspended for a while, no frontend is killed for
+        that.
         """
         for process in self._running():
             beats = self._memory.page(process.page).beats
@@ -196,7 +198,7 @@ class FrontendProcesses:
                 process.child.kill_where_it_hangs()
 
     def close_sockets(self) -> None:
-        """Close the listening sockets: while they are open, connections are accepted that nobody serves."""
+        """Close the listening sockets: while they are open, connections would be accepted that nobody serves."""
         for process in self.processes:
             for sock in (*process.sockets, *(process.mailbox or ())):
                 sock.close()
@@ -229,12 +231,12 @@ class FrontendProcesses:
         child.send(self._start_message(process), fds)
 
     def _mailboxes(self, process: FrontendProcess) -> list[int]:
-        """Where a frontend finds connections that others hand on, and where it hands on its own, to each of all."""
+        """Where a frontend receives connections from others, then where it sends its own to each of all."""
         ways = [each.mailbox.door.fileno() for each in self.processes if each.mailbox is not None]
         return [] if process.mailbox is None else [process.mailbox.inbox.fileno(), *ways]
 
     def _forward_connections(self, ended: FrontendProcess) -> None:
-        """Let others serve what was handed to a frontend that has ended: its successor may be long in coming."""
+        """Hand the connections in the mailbox of a frontend that has ended to the others: it may not be back soon."""
         if ended.mailbox is None:
             return
         receivers = [
@@ -324,7 +326,7 @@ class FrontendProcesses:
             case Started():
                 process.started = True
                 self._on_started(process)
-                # Only now: a frontend that replaces another one finds connections waiting.
+                # Only now: a frontend that replaces another one may find connections waiting.
                 if not self._quiet:
                     self._send(process, Listen())
             case Listening():

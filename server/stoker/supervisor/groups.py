@@ -1,4 +1,4 @@
-"""Which models share a device process."""
+"""Assigns models to device processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Group:
 
     @property
     def short_name(self) -> str:
-        """What tells its process from others in the log: its model, or the device where it has several."""
+        """The name of its process in the log: its model, or the device if it has several models."""
         return str(self) if len(self.members) == 1 else self.device
 
     def model(self, number: int) -> Deployed:
@@ -47,7 +47,7 @@ class Group:
         return any(model.number == number for model in self.models)
 
     def remove(self, model: Deployed) -> None:
-        """Take a model out."""
+        """Remove a model."""
         self.members = [member for member in self.members if member[0].number != model.number]
 
     def __str__(self) -> str:
@@ -55,17 +55,18 @@ class Group:
 
 
 def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group]:
-    """Form the device processes for models that are loaded together.
+    """Divide models that are loaded together into device processes.
 
     The replicas of a model run in different processes. ONNX models and SavedModels share the first process of a
-    device, those of them that have a second replica there its second one, and so on. An entry script gets
-    processes of its own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name)
-    and its Python must not hold the interpreter against other models. So do a model of scikit-learn, whose file is
-    code too, a model with a virtual environment, and a SavedModel with settings of TensorFlow that are its process's.
+    device, those that have a second replica there its second one, and so on. An entry script gets processes of its
+    own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name), and its Python code
+    must not hold the interpreter lock while other models need it. The same is true of a model of scikit-learn, whose
+    file is code too, of a model with a virtual environment, and of a SavedModel with process-wide settings of
+    TensorFlow.
 
     Args:
         models: The models.
-        taken: Pages of the metrics that other device processes have.
+        taken: Pages of the metrics that other device processes use.
 
     Raises:
         InvalidSettings: There would be more processes than the metrics have pages for.

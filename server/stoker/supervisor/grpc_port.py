@@ -1,4 +1,4 @@
-"""What a server with gRPC needs before it starts: its packages, its certificate, and its port."""
+"""Checks and reservations before a server with gRPC starts: packages, certificate and port."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PACKAGES: Final = ("google.protobuf", "hpack")
 def reserve_grpc_port(
     settings: ServerSettings, beside: socket.socket, inherited: Sequence[socket.socket] = ()
 ) -> socket.socket:
-    """Check what the frontends will need to serve gRPC, and take its port from everybody else.
+    """Check what the frontends need to serve gRPC, and reserve its port.
 
-    Each frontend listens there itself (SO_REUSEPORT); the socket that is returned does not listen, and keeps other
-    servers away while a frontend is restarted.
+    Each frontend listens on the port itself (SO_REUSEPORT). The socket that is returned does not listen; it keeps
+    other servers away while a frontend is restarted.
 
     Args:
         settings: The server's, with `grpc_port`.
-        beside: A listening socket of HTTP, on whose address gRPC is served too.
-        inherited: Sockets of a predecessor; one that keeps this port goes on doing so.
+        beside: A listening socket of HTTP, whose address gRPC uses too.
+        inherited: Sockets of a predecessor; one that reserves this port is used again.
 
     Raises:
         InvalidSettings: There is no port, a package is missing, the certificate or its key cannot be used, or the
@@ -48,7 +48,7 @@ def reserve_grpc_port(
         sock.close()
     sock = socket.socket(beside.family)
     try:
-        # Without SO_REUSEPORT: a second server of the same user must not share the port.
+        # Without SO_REUSEPORT, because a second server of the same user must not share the port.
         with socket.socket(beside.family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

@@ -1,6 +1,7 @@
-"""What is left of a supervisor whose server has a successor: the process that others know by its id.
+"""The remains of a supervisor that has been replaced by a successor: it keeps the process id that others know.
 
-Whoever has started it (a shell, a service manager, a container) waits for it and sends it signals.
+Whoever started the server (a shell, a service manager, a container runtime) waits for this process and sends it
+signals.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _ENDED_BY_SIGNAL: Final = 128
 
 
 class Guardian:
-    """Passes signals on to the server that serves now, and starts its successors."""
+    """Passes signals on to the present server, and starts its successors."""
 
     def __init__(self, serving: Successor) -> None:
-        """Guard a server that serves."""
+        """Guard a running server."""
         self._serving = serving
         self._replacing: asyncio.Task[None] | None = None
         self._coming: Successor | None = None
@@ -32,9 +33,9 @@ class Guardian:
         self._leaving: set[asyncio.Task[int]] = set()
 
     async def run(self) -> int:
-        """Wait until the server that serves ends, and return its exit code, as shells have it."""
+        """Wait until the present server ends, and return its exit code as a shell would."""
         loop = asyncio.get_running_loop()
-        # The one for a reload too: the server that serves then asks for its successor, and says what that needs.
+        # Also the signal for a reload: the present server then asks for a successor, with what that needs.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             loop.add_signal_handler(number, self._pass_on, number)
         while True:

@@ -1,6 +1,6 @@
-"""Handing a server's listening sockets over to a new one, and back: both ends of the channel between them.
+"""Handing a server's listening sockets over to a successor, and back: both ends of the channel between them.
 
-The sockets stay open all the time, so no connection that waits in them is lost, whichever of the two takes it.
+The sockets stay open all the time, so no waiting connection is lost, whichever server accepts it.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def _opened(fds: Sequence[int]) -> list[socket.socket]:
 
 
 class Predecessor:
-    """The server that has started this one to take its place, and that keeps the process id when it has.
+    """The server that has started this one as its successor, and that keeps the process id afterwards.
 
     Attributes:
-        sockets: What it listens on.
+        sockets: Its sockets.
         labels: What the labels of its models mean.
     """
 
     def __init__(self, channel: ControlChannel[FromSuccessor, ToSuccessor]) -> None:
-        """Take its labels and sockets, which it sends first."""
+        """Receive its labels and sockets, which it sends first."""
         self._channel = channel
         self._reloading: asyncio.Future[None] | None = None
         self.sockets: list[socket.socket] = []
@@ -73,12 +73,12 @@ class Predecessor:
 
     @classmethod
     def find(cls, environ: MutableMapping[str, str]) -> Predecessor | None:
-        """The predecessor of this process, if it has one; what it starts has none."""
+        """The predecessor of this process, if it has one; processes that this one starts do not inherit it."""
         fd = environ.pop(_VARIABLE, None)
         return None if fd is None else cls(ControlChannel.inherited(int(fd), SUCCESSOR_END))
 
     def watch(self, on_leave: Callable[[], object], on_gone: Callable[[], object]) -> None:
-        """Call `on_leave` when somebody else serves, and `on_gone` when the predecessor has ended."""
+        """Call `on_leave` when another server takes over, and `on_gone` when the predecessor has ended."""
         loop = asyncio.get_running_loop()
 
         def read() -> None:
@@ -101,18 +101,18 @@ class Predecessor:
         loop.add_reader(self._channel.fileno(), read)
 
     def tell_ready(self, sockets: Sequence[socket.socket]) -> None:
-        """Say that this server serves, and on which sockets."""
+        """Tell it that this server serves, and on which sockets."""
         _hand_over(self._channel.send, sockets)
 
     def tell_not_started(self, error: str) -> None:
-        """Say why this server ends without having served."""
+        """Tell it why this server ends without having served."""
         self._channel.send(NotStarted(error))
 
     async def reload(self, labels: Labels) -> None:
-        """Let it start a successor of this server, which gets its labels; returns when that serves.
+        """Ask it to start a successor of this server, which gets the labels; returns when that serves.
 
         Raises:
-            ReloadFailed: It did not start.
+            ReloadFailed: The successor did not start.
         """
         self._reloading = asyncio.get_running_loop().create_future()
         self._channel.send(Reload(labels))
@@ -121,7 +121,10 @@ class Predecessor:
 
 @contextlib.contextmanager
 def taking_over(environ: MutableMapping[str, str]) -> Iterator[Predecessor | None]:
-    """The predecessor of this process, if it has one; it is told of errors for the operator, which are raised on."""
+    """The predecessor of this process, if it has one.
+
+    Operator errors in the context are reported to it and raised again.
+    """
     predecessor = Predecessor.find(environ)
     try:
         yield predecessor
@@ -132,7 +135,7 @@ def taking_over(environ: MutableMapping[str, str]) -> Iterator[Predecessor | Non
 
 
 class Successor:
-    """A server that is to take the place of one that runs; its process is a child of this one."""
+    """A server that is to replace the running one; its process is a child of this one."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, channel: ControlChannel[ToSuccessor, FromSuccessor]
@@ -140,29 +143,29 @@ class Successor:
         self._process = process
         self._channel = channel
         self.sockets: list[socket.socket] = []
-        """What it listens on, once it serves."""
+        """Its sockets, once it serves."""
         self._error = ""
         self._asked_to_end = False
         loop = asyncio.get_running_loop()
         self._serves = asyncio.Event()
         self.on_reload: Callable[[Labels], object] = lambda _: None
-        """Called with its labels when it wants a successor itself."""
+        """Called with its labels when it asks for a successor itself."""
         self.wanted: Reload | None = None
-        """With what it has asked for one that it has not got, perhaps before anybody listened."""
+        """Labels of a request for a successor that has not been answered, perhaps sent before anybody listened."""
         self.ended = loop.create_task(process.wait())
-        """Done when its process has ended, with its exit code."""
+        """A future of its exit code."""
         loop.add_reader(channel.fileno(), self._read)
 
     @classmethod
     async def start(cls, sockets: Sequence[socket.socket], labels: Labels) -> Successor:
-        """Start a server as this one was started: by the same command, in the same folder.
+        """Start a server with the same command and in the same folder as this one.
 
         Args:
-            sockets: What the server before it listens on.
-            labels: What labels mean in that.
+            sockets: The sockets of the running server.
+            labels: What labels mean in that server.
 
         Raises:
-            OSError: The system has no room for one more process.
+            OSError: The system has no resources for another process.
         """
         channel, far = ControlChannel.pair(PREDECESSOR_END)
         with far:
@@ -196,11 +199,11 @@ class Successor:
             raise ReloadFailed(f"The new server did not start, and the old one goes on: {reason}")
 
     def leave(self) -> None:
-        """Let it answer its last requests and end, because somebody else serves on its sockets."""
+        """Let it answer its last requests and end, because another server serves on its sockets."""
         self._channel.send(Leave())
 
     def refuse(self, error: str) -> None:
-        """Say that the successor it wanted did not start."""
+        """Tell it that the successor that it asked for did not start."""
         self.wanted = None
         self._channel.send(NotReloaded(error))
 
@@ -231,18 +234,18 @@ class Successor:
 
 
 class Succession:
-    """Whose place a server takes, and who takes its own.
+    """The predecessor and the successor of a server.
 
     Attributes:
-        predecessor: The server that had its sockets before; None if nobody had.
-        successor: The one that has them now, if this server has started it itself.
+        predecessor: The server that had its sockets before; None if there is none.
+        successor: The server that has them now, if this server started it.
     """
 
     def __init__(self, sockets: Sequence[socket.socket], predecessor: Predecessor | None = None) -> None:
-        """Begin without a successor.
+        """Create it without a successor.
 
         Args:
-            sockets: What a successor gets: those that listen, and those that only keep their port.
+            sockets: The sockets for a successor: listening ones, and those that reserve a port.
             predecessor: The server that had them before.
         """
         self.predecessor = predecessor
@@ -258,14 +261,14 @@ class Succession:
             self.predecessor.tell_ready(self._sockets)
 
     async def hand_over(self, labels: Labels) -> None:
-        """Have a successor started, by the predecessor if there is one, and return when it serves.
+        """Start a successor, or have the predecessor start it; returns when it serves.
 
         Args:
             labels: What labels mean in this server.
 
         Raises:
             ReloadFailed: It did not start.
-            NotReady: One is being started.
+            NotReady: Another one is being started.
         """
         if self._starting:
             raise NotReady("The server is being replaced already.")

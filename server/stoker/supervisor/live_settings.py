@@ -1,6 +1,6 @@
-"""Settings of a server that are changed while it runs: which requests are traced, and what the log has.
+"""Settings that can be changed while a server runs: trace sampling and logging.
 
-A server that takes over by reload begins with those that it is started with.
+After a reload, the new server begins with the settings of its start.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["LiveSettings"]
 
 
 class LiveSettings:
-    """Those of one server.
+    """The live settings of one server.
 
     Args:
         fleet: Its processes.
-        traces: Which requests are traced; None if traces are sent nowhere.
-        trace_ratio: The share that is to be kept where they are.
+        traces: Which requests are traced; None if there is no receiver of traces.
+        trace_ratio: The sampling ratio at the start.
     """
 
     def __init__(self, fleet: Fleet, traces: TraceSettings | None, trace_ratio: float) -> None:
@@ -36,14 +36,14 @@ class LiveSettings:
         self._first_form = log_settings().form
 
     def traced(self, model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return which requests are traced; see `TraceSettings`.
+        """Change the trace settings, and return those that hold now; see `TraceSettings`.
 
         Args:
-            model: Of which model; empty for all that have nothing of their own.
-            changes: What is to be otherwise from now on.
+            model: The model; empty for the settings of all models that have none of their own.
+            changes: The settings to change.
 
         Raises:
-            NotSupported: Something is to be changed, and traces are sent nowhere.
+            NotSupported: There are changes, but no receiver of traces.
         """
         if self._traces is None:
             if changes:
@@ -56,17 +56,16 @@ class LiveSettings:
         return self._traces.described(model)
 
     def tell_frontends(self) -> None:
-        """Tell them which requests are to be traced, if they were told otherwise; to be called now and then."""
+        """Send frontends the sampling settings if they have changed; to be called periodically."""
         if self._traces is not None and (sampling := self._traces.sampling) != self._sampling:
             self._sampling = sampling
             self._fleet.frontends.tell(sampling)
 
     def logged(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the logs of all processes have.
+        """Change the log settings of all processes, and return those that hold now.
 
         Args:
-            changes: Fields of `LogSettings` with what they are to be from now on; a form that is None is that of the
-                start.
+            changes: Fields of `LogSettings` with their new values; a format of None is that of the start.
         """
         settings = log_settings()
         wanted = dict(changes)

@@ -1,4 +1,4 @@
-"""How long a device process may take to load its models."""
+"""The time limit for loading the models of a device process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class _Timer(Protocol):
 
 
 class LoadTimer:
-    """Tells when the model that a device process is loading takes longer than it may.
+    """Reports when a device process takes too long to load a model.
 
-    Models are loaded one after the other. The time of each begins when the one before it is loaded, that of the first
-    one when its process is started: what that imports belongs to loading. The log has signs of life of one that takes
-    long, at growing distances.
+    Models are loaded one after the other. The time of each begins when the previous one is loaded, that of the
+    first when the process is started, so it includes imports. While a load takes long, the log says so at growing
+    intervals.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class LoadTimer:
         on_late: Callable[[Deployed], None],
         call_later: Callable[[float, Callable[[], None]], _Timer],
     ) -> None:
-        """Begin with the first model.
+        """Start with the first model.
 
         Args:
-            models: What the process loads, in this order.
-            on_late: Called with the model whose time is up.
-            call_later: Calls a function after some seconds; an event loop does.
+            models: The models of the process, in loading order.
+            on_late: Called with the model that takes too long.
+            call_later: Calls a function after some seconds, like that of an event loop.
         """
         self._left = deque(models)
         self._on_late = on_late
@@ -55,12 +55,12 @@ class LoadTimer:
         return self._left[0] if self._left else None
 
     def next(self) -> None:
-        """Record that a model is loaded, or failed, and go on with the one behind it."""
+        """Record that a model is loaded or has failed, and continue with the next one."""
         self._left.popleft()
         self._begin()
 
     def stop(self) -> None:
-        """Nothing is loaded any more."""
+        """Stop; nothing is being loaded any more."""
         for timer in self._timers:
             timer.cancel()
         self._timers = []
@@ -73,7 +73,7 @@ class LoadTimer:
             self._tell_later(model, 0, _FIRST_SIGN_S)
 
     def _tell_later(self, model: Deployed, elapsed_s: int, then_s: int) -> None:
-        """When `then_s` have passed since the load began, say so if it goes on."""
+        """Log after `then_s` seconds of loading that it is still in progress."""
 
         def tell() -> None:
             servable = model.servable
@@ -81,5 +81,5 @@ class LoadTimer:
             self._tell_later(model, then_s, 2 * then_s)
 
         if then_s < model.terms.load_timeout_s:
-            # The one that was waited for has passed.
+            # The delay that was waited for has passed.
             self._timers[1:] = [self._call_later(then_s - elapsed_s, tell)]

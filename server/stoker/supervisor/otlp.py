@@ -1,7 +1,7 @@
-"""Spans to a receiver of OTLP, over HTTP or gRPC, by OpenTelemetry's SDK: the one module that knows it.
+"""Exports spans by OTLP, over HTTP or gRPC, with OpenTelemetry's SDK: the only module that imports the SDK.
 
-Beside the endpoint, what the SDK reads of the environment holds: headers, certificates, compression, timeouts, the
-attributes of the resource.
+Apart from the endpoint, the SDK's environment variables apply: headers, certificates, compression, timeouts,
+resource attributes.
 """
 
 from __future__ import annotations
@@ -31,31 +31,34 @@ _NAME: Final = "service.name"
 
 
 class OtlpExporter:
-    """Sends spans; for one thread, but for `close`.
+    """Sends spans. To be used on one thread, except for `close`.
 
     Args:
-        endpoint: The receiver's address, with or without the path of traces; None takes that of the environment.
-        protocol: What it is spoken to in.
+        endpoint: The receiver's address, with or without the path for traces; None to use the environment's.
+        protocol: The protocol of OTLP.
     """
 
     def __init__(self, endpoint: str | None, protocol: OtlpProtocol = "http/protobuf") -> None:
-        # It says each time what went wrong; whoever sends does, now and then.
+        # The SDK logs each failure; the caller logs them at intervals instead.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._exporter = _over_grpc(endpoint) if protocol == "grpc" else _over_http(endpoint)
         self._resource = _resource()
         self._scope = InstrumentationScope("stoker", __version__)
 
     def send(self, spans: Sequence[Span]) -> bool:
-        """Whether they were taken; tried for as long as `OTEL_EXPORTER_OTLP_TIMEOUT` says, 10 s."""
+        """Send spans; returns whether they were accepted.
+
+        Retried for `OTEL_EXPORTER_OTLP_TIMEOUT`, 10 s by default.
+        """
         readable = [self._readable(span) for span in spans]
         return bool(self._exporter.export(readable) is SpanExportResult.SUCCESS)
 
     def close(self) -> None:
-        """Give up what is being sent."""
+        """Abort what is being sent."""
         self._exporter.shutdown()
 
     def _readable(self, span: Span) -> ReadableSpan:
-        # Not by a tracer: it would ask the clock, its sampler and its locks for what is known already.
+        # Built without a tracer, which would read the clock and use samplers and locks for what is known already.
         return ReadableSpan(
             span.name,
             _context(span.trace_id, span.span_id),
@@ -71,7 +74,7 @@ class OtlpExporter:
         )
 
 
-# Only what is used is imported: over gRPC it is a runtime of its own, with threads.
+# Only the exporter in use is imported: the one for gRPC brings a runtime of its own, with threads.
 
 
 def _over_http(endpoint: str | None) -> Any:
@@ -83,7 +86,7 @@ def _over_http(endpoint: str | None) -> Any:
 def _over_grpc(endpoint: str | None) -> Any:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-    # The scheme says whether it is TLS.
+    # The scheme decides whether TLS is used.
     return OTLPSpanExporter(endpoint=endpoint)
 
 
@@ -92,7 +95,7 @@ def _context(trace_id: str, span_id: str, *, remote: bool = False) -> SpanContex
 
 
 def _resource() -> Resource:
-    """What sends: by the environment, and where that gives no name, as Stoker."""
+    """The resource attributes: from the environment; the service name is Stoker if none is set."""
     said = Resource.create()
     named = not str(said.attributes.get(_NAME, "")).startswith("unknown_service")
     return Resource({"service.version": __version__}).merge(

@@ -1,7 +1,7 @@
-"""Whether a new version may take over: its answers are held against those of the version that is served.
+"""Whether a new version may take over: its answers are compared with those of the served version.
 
-Frontends run the requests, of which they keep samples; here their reports are added up, and the setting `parity` says
-what becomes of it.
+Frontends run the requests, of which they keep samples. Here their results are added up, and the setting `parity`
+decides on the consequences.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ __all__ = ["Comparing", "Examiner", "prove"]
 
 
 class Examiner(Protocol):
-    """What holds versions against each other; see `Comparing`."""
+    """Compares two versions; see `Comparing`."""
 
     async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
-        """Run sampled requests through both; None if one takes or gives what the other does not."""
+        """Run sampled requests through both; None if their tensors differ."""
 
 
 class Comparing:
-    """Has the frontends compare versions."""
+    """Lets the frontends compare versions."""
 
     def __init__(self, frontends: FrontendProcesses, replicas: Replicas, changes: Changes) -> None:
-        """Ask these frontends; `changes` is told when one of them has answered or ended."""
+        """Create it for these frontends; `changes` is notified when one of them has answered or ended."""
         self._frontends = frontends
         self._replicas = replicas
         self._changes = changes
         self._tickets = itertools.count()
 
     async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
-        """Run the sampled requests of all frontends through two versions, or the sample input of one where none is.
+        """Run the sampled requests of all frontends through two versions; without samples, the sample input.
 
         Args:
             old: The version that is served.
-            new: The version that is to take over.
+            new: The version that is to replace it.
 
         Returns:
-            What differs; None if one takes or gives what the other does not.
+            The differences; None if the tensors of the versions differ.
         """
         before, after = self._replicas.of(old), self._replicas.of(new)
         if before and after and not alike(before[0].signature, after[0].signature):
@@ -64,7 +64,7 @@ class Comparing:
         return comparison
 
     async def _ask(self, old: Deployed, new: Deployed, sample: Path | None) -> Comparison:
-        """Ask all frontends, or one of them to run a sample; those that end before they answer are left out."""
+        """Ask all frontends, or one of them to run a sample; frontends that end before they answer are left out."""
         ticket = next(self._tickets)
         asked = [
             (one, one.child) for one in self._frontends.processes if one.started and one.child is not None
@@ -80,17 +80,17 @@ class Comparing:
 
 
 async def prove(old: Deployed, new: Deployed, examiner: Examiner, events: Events, page: MetricPage) -> None:
-    """Hold a version that is loaded against the one that it takes over from, if its settings ask for that.
+    """Compare a loaded version with the one that it replaces, if its settings ask for that.
 
     Args:
         old: The version that is served.
-        new: The version that is to take over.
-        examiner: Runs requests through both.
-        events: Is told what came of it.
+        new: The version that is to replace it.
+        examiner: Compares them.
+        events: Receives the result.
         page: The supervisor's page of the metrics.
 
     Raises:
-        ParityFailed: `parity` is `require`, and it was not shown to give the same answers.
+        ParityFailed: `parity` is `require`, and the answers were not shown to be the same.
     """
     mode, name, number = new.terms.parity.mode, new.servable.name, new.servable.version
     if mode == "off":
@@ -116,6 +116,6 @@ async def prove(old: Deployed, new: Deployed, examiner: Examiner, events: Events
         events.tell(logging.WARNING, name, number, "parity_warned", verdict, **report)
     else:
         metrics.count_decision("parity_failed")
-        # The log has it as the error of the load.
+        # The error is logged as that of the load.
         events.note(name, number, "parity_failed", verdict, **report)
         raise ParityFailed(verdict)

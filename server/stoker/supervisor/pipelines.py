@@ -1,4 +1,4 @@
-"""The pipelines of a server: checked against its models, and told to frontends, which run them."""
+"""The pipelines of a server: checked against its models, and sent to frontends, which run them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["check_models", "join_pipelines", "rules_of_pipelines"]
 
 
 def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None:
-    """Refuse pipelines that have the name of a model, or steps of models that are not served.
+    """Refuse pipelines that have the name of a model, and steps whose models are not served.
 
-    Optional ones may have steps of models that are not served: who asks them is told so.
+    Optional pipelines may name models that are not served: requests to them get an error that says so.
 
     Args:
         pipelines: The pipelines.
@@ -55,7 +55,7 @@ def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None
 
 
 def rules_of_pipelines(settings: ServerSettings, catalogue: Catalogue) -> tuple[PipelineRules, ...]:
-    """Return what frontends are told of the pipelines of a server."""
+    """Return what frontends are told of a server's pipelines."""
     return tuple(
         PipelineRules(
             pipeline,
@@ -71,13 +71,13 @@ def rules_of_pipelines(settings: ServerSettings, catalogue: Catalogue) -> tuple[
 def join_pipelines(
     pipelines: Sequence[Pipeline], catalogue: Catalogue, reports: Sequence[ModelReport]
 ) -> tuple[dict[str, Signature], dict[tuple[str, int], OperatorError]]:
-    """Join the pipelines of a server with its models, when these have been loaded.
+    """Join the pipelines of a server with its models, after these have been loaded.
 
     Returns:
         What callers see of each pipeline, and why others cannot be asked: a model of theirs could not be loaded.
 
     Raises:
-        InvalidSettings: Something does not fit, in a pipeline that is not optional.
+        InvalidSettings: The tensors of a pipeline that is not optional do not match.
     """
     signatures = {
         (report.deployed.servable.name, report.deployed.servable.version): report.signature

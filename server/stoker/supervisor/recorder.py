@@ -1,4 +1,4 @@
-"""What the console shows of the past: the counters and the processes of each second, kept by the supervisor."""
+"""The console's history: counters and processes of each second, recorded by the supervisor."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Recorder", "read_processes"]
 
 _TICK_MS: Final = 1000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-# Of the fields behind the name of the program, which may hold spaces.
+# Counted from behind the program's name, which may contain spaces.
 _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
 class Recorder:
-    """Writes a step of the past whenever it is told to look."""
+    """Writes a step of the history whenever `look` is called."""
 
     def __init__(
         self,
@@ -29,18 +29,18 @@ class Recorder:
         pids: Callable[[], Mapping[int, int]],
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        """Begin with no past.
+        """Create it with an empty history.
 
         Args:
             metrics_fd: The memory of the metrics.
-            pids: The processes that run, by their pages; the supervisor itself aside.
+            pids: Returns the running processes by their pages, without the supervisor.
             clock_s: The time in seconds since 1970.
         """
         self._memory, self._past = MetricMemory(metrics_fd), Past(metrics_fd)
         self._pids, self._clock_s = pids, clock_s
 
     async def look(self) -> bool:
-        """Write the step of this moment; it is to be called again."""
+        """Write a step; to be called once a second."""
         totals = self._memory.totals()
         restarts = totals.restarts()
         self._past.record(
@@ -54,7 +54,7 @@ class Recorder:
 
 
 def read_processes(pids: Mapping[int, int], proc: Path = Path("/proc")) -> Iterator[ProcessReading]:
-    """Read what processes take, by their pages; those that have ended are left out."""
+    """Read the resource use of processes, by page; those that have ended are left out."""
     for page, pid in pids.items():
         try:
             stat = (proc / str(pid) / "stat").read_text()

@@ -1,4 +1,4 @@
-"""The replicas that the device processes of a server have loaded at this moment."""
+"""The replicas that the device processes of a server have loaded now."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Replica", "Replicas"]
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A model that a device process has loaded.
+    """A model that one device process has loaded.
 
     Attributes:
         model: The model.
-        signature: What it takes and gives.
+        signature: Its signature.
         device: Where it runs.
-        generation: A number that no other load of any model has.
+        generation: A number that is unique to this load.
         load_s: Seconds until it was loaded.
         warm_up_s: Seconds that its first batches took.
     """
@@ -38,18 +38,18 @@ class Replica:
 
 
 class Replicas:
-    """Which replicas are loaded, over all restarts of their device processes."""
+    """The loaded replicas, over all restarts of device processes."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self._loaded: dict[Group, list[Replica]] = {group: [] for group in groups}
         self._generation = 0
 
     def join(self, group: Group) -> None:
-        """Record a further device process."""
+        """Add the group of a new device process."""
         self._loaded[group] = []
 
     def leave(self, group: Group) -> None:
-        """Record that a device process will not come back."""
+        """Remove a device process that will not be restarted."""
         del self._loaded[group]
 
     def add(
@@ -62,10 +62,10 @@ class Replicas:
         load_s: float,
         warm_up_s: float,
     ) -> Replica:
-        """Record that the device process of a group has loaded the model with this number.
+        """Record that a group's device process has loaded the model with this number.
 
         Raises:
-            LoadFailed: Callers would see another model than in the replicas that are loaded already.
+            LoadFailed: Its tensors differ from those of the replicas that are loaded already.
         """
         model = group.model(number)
         for other in self.of(model):
@@ -80,7 +80,7 @@ class Replicas:
         return replica
 
     def change_verdict(self, model: Deployed, verdict: Verdict) -> None:
-        """Record that something else is known of whether a model's rows may share batches."""
+        """Record a new verdict on whether a model's rows may share batches."""
         for group, loaded in self._loaded.items():
             self._loaded[group] = [
                 dataclasses.replace(
@@ -92,12 +92,12 @@ class Replicas:
             ]
 
     def remove(self, group: Group) -> list[Replica]:
-        """Record that the device process of a group has ended; returns what it had loaded."""
+        """Record that a group's device process has ended; returns its replicas."""
         lost, self._loaded[group] = self._loaded[group], []
         return lost
 
     def unload(self, group: Group, model: Deployed) -> None:
-        """Record that the device process of a group does not serve a model any more."""
+        """Record that a group's device process does not serve a model any more."""
         self._loaded[group] = [
             replica for replica in self._loaded[group] if replica.model.number != model.number
         ]
@@ -107,15 +107,15 @@ class Replicas:
         return len(self.of(model)) == len(model.placement.devices)
 
     def in_group(self, group: Group) -> list[Replica]:
-        """Those in the device process of a group."""
+        """The replicas in a group's device process."""
         return list(self._loaded[group])
 
     def of(self, model: Deployed) -> list[Replica]:
-        """Those of one model."""
+        """The replicas of one model."""
         return [replica for replica in self.all() if replica.model.number == model.number]
 
     def report(self, model: Deployed) -> ModelReport:
-        """What the operator is told of a model that has replicas."""
+        """The report for the operator on a model that is loaded."""
         replicas = self.of(model)
         return ModelReport(
             model,
@@ -126,12 +126,12 @@ class Replicas:
         )
 
     def all(self) -> list[Replica]:
-        """All that are loaded."""
+        """All loaded replicas."""
         return [replica for replicas in self._loaded.values() for replica in replicas]
 
 
 def _callers_view(signature: Signature) -> Signature:
-    """The signature without what only the device process acts on: replicas may differ in how they batch."""
+    """The signature as callers see it: replicas may differ in what only the device process uses for batching."""
     if signature.script is None:
         return signature
     script = dataclasses.replace(signature.script, batching="none", batching_reason="")

@@ -1,9 +1,8 @@
-"""Changing what is served while it is served: a version is loaded beside the others, takes over, and they leave.
+"""Changing what is served without an interruption: a version is loaded beside the others, then replaces them.
 
-Whatever is changed, requests find a version that is available: names and labels mean a new version from the moment in
-which every frontend can score with it, and a version that is not wanted any more is unloaded when its last requests
-are answered. A load that fails changes nothing but the state that is shown of its version, and one that hangs holds
-up nothing but the other changes of its model.
+At every moment requests find an available version: names and labels mean a new version only once every frontend can
+score with it, and an unwanted version is unloaded after its last requests are answered. A failed load changes
+nothing except the state that is shown of its version. A load that hangs delays only the other changes of its model.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _NONE: Final = Adjustments()
 
 
 class Rollout:
-    """Moves the versions of a catalogue through their lives: those of a model one change after the other.
+    """Changes the versions of a catalogue: for each model one change after the other.
 
     Attributes:
-        bases: The folders with the versions of models, by name; None for a model without such a folder.
-        events: What has happened to versions.
+        bases: The folders with the versions of models, by name; None for a model without one.
+        events: Recent events of versions.
     """
 
     def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
@@ -64,9 +63,9 @@ class Rollout:
         self._manager = VersionManager(catalogue, fleet, stock, memory, self.events)
         self._waiting: dict[str, Mapping[str, int]] = {}
         self._stored: dict[str, Canary] = {}
-        """What was last read of weights: those that somebody has set since by the API stay until they change."""
+        """The weights that were last read from files: those set by the API since then stay until the files change."""
         self._adjustments: dict[str, Adjustments] = {}
-        """What the last load of a model asked for, which its further versions are loaded by too."""
+        """The settings of the last load request of a model, which its further versions are loaded with too."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._listing = asyncio.Lock()
         self._begun = False
@@ -80,12 +79,12 @@ class Rollout:
 
         Args:
             offers: The models of the settings.
-            failed: By number why some could not be loaded; whatever is left of them is removed.
+            failed: By number why some versions could not be loaded; what is left of them is removed.
         """
         self.bases = {name: offer.base for name, offer in offers.items()}
         self._stored = {name: model.canary for name, model in self._catalogue.models.items()}
         leaving = await self._manager.begin(offers, failed)
-        # Now, so that what was broken at the start can be loaded again by whoever reads that it is.
+        # Recorded now, so that a caller who reads that a version is broken can load it again.
         self._begun = True
         for deployed in leaving:
             await self._manager.remove(deployed)
@@ -97,20 +96,20 @@ class Rollout:
         version: int | None = None,
         adjustments: Adjustments = _NONE,
     ) -> None:
-        """Serve a model as its policy says now, and load anew what has changed in its files.
+        """Serve the versions of a model that its policy names now, and load changed files again.
 
         Args:
             name: Name of the model.
-            policy: Another policy than that of its settings.
-            version: This one version in addition to those that are served.
-            adjustments: How all versions are to be batched until the next such load, if not as the settings say; what
-                is served otherwise is loaded anew. A single version is as the others are.
+            policy: A policy instead of the one in its settings.
+            version: A single version, in addition to those that are served.
+            adjustments: Settings of batching for all versions until the next such request; versions that are served
+                with other settings are loaded again. Not used for a single version.
 
         Raises:
             UnknownService: There is no such model.
-            RequestError: It has no such version.
+            RequestError: The model has no such version.
             LoadFailed: A version could not be loaded; what is served stays as it is.
-            LoadTimeout: The same, if nothing but time was missing.
+            LoadTimeout: As LoadFailed, where the time limit was the only reason.
             NotReady: The server is starting.
         """
         async with self._exclusive(name):
@@ -167,11 +166,11 @@ class Rollout:
             await self._manager.retire_unwanted(model)
 
     async def shift(self, name: str, canary: Canary) -> None:
-        """Send the requests of a model that name no version to its versions by other weights.
+        """Set the weights by which requests that name no version are divided.
 
         Raises:
             UnknownService: It is not served.
-            RequestError: It has not got one of the labels.
+            RequestError: The model does not have one of the labels.
             NotReady: The server is starting.
         """
         async with self._exclusive(name):
@@ -187,13 +186,13 @@ class Rollout:
             self._manager.settle(model)
 
     def roll_back(self, model: Model, label: str, number: int, reason: str) -> None:
-        """Take the weight of a label away, whose version fails or is slow; at once, whatever is loaded meanwhile."""
+        """Set the weight of a label to zero because its version fails or is slow; at once, even during a load."""
         weights = {name: 0 if name == label else weight for name, weight in model.canary.weights.items()}
         model.canary = dataclasses.replace(model.canary, weights=weights)
         self._manager.roll_back(model, number, f"the label {label} gets no requests any more: {reason}")
 
     async def follow(self, offer: Offer) -> None:
-        """Update the labels of a served model, loading the versions that they need.
+        """Update the labels of a served model, and load the versions that they need.
 
         Raises:
             RepositoryError: The file with the labels is malformed.
@@ -201,24 +200,24 @@ class Rollout:
         async with self._turn(offer.name):
             model = self._catalogue.models.get(offer.name)
             if model is not None and model.wanted:
-                # Files that have changed are not loaded for it: nobody has said that they are complete.
+                # Files that have changed are not loaded again here: nobody has said that they are complete.
                 unserved = offer.there.difference(model.available)
                 adjusted = offer.adjusted(self._adjustments.get(offer.name, _NONE))
                 await self._serve(adjusted, model.chosen, await in_thread(offer.labels), unserved)
 
     async def refresh(self, offers: Mapping[str, Offer], settled: Collection[tuple[str, int]]) -> None:
-        """Serve what the policies of these models say now; models that are not among them are unloaded.
+        """Serve what the policies of these models say now; models that are not in `offers` are unloaded.
 
         Args:
             offers: The models by name.
-            settled: The versions whose files do not change just now: no others are loaded.
+            settled: The versions whose files are not changing at the moment: no others are loaded.
         """
         for name, offer in offers.items():
             if offer.error is not None:
                 continue
             async with self._turn(name):
                 model = self._catalogue.models.get(name)
-                # A version that is served and that somebody is just replacing in its place is not gone.
+                # A served version whose files are being replaced in place at the moment is not gone.
                 rewritten = set(offer.broken).intersection(model.available if model else ())
                 chosen = set(offer.policy.choose({*offer.versions, *rewritten}))
                 ready = [version for other, version in settled if other == name]
@@ -230,7 +229,7 @@ class Rollout:
                 except OperatorError as error:
                     logger.warning("%s", error)
         if any(offer.error is not None for offer in offers.values()):
-            # Where nothing can be found just now, there may have been a folder of models.
+            # Where a folder cannot be read now, its models may still be there, so nothing is unloaded.
             return
         for name, model in list(self._catalogue.models.items()):
             if name not in offers and model.wanted:
@@ -239,15 +238,15 @@ class Rollout:
                     await self._manager.retire_all(model)
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
-        """Return all models with their versions, as the model repository extension has them.
+        """Return all models with their versions, in the form of the model repository extension.
 
         Args:
-            ready: Only those that are served.
+            ready: Whether to return served versions only.
         """
         if ready:
             return [entry for entry in self._catalogue.index() if entry["state"] == "READY"]
         try:
-            # It needs no key, and reads the disk: however many ask, loads find threads.
+            # Needs no key and reads the disk, so it is limited: however many callers ask, loads still find threads.
             async with self._listing:
                 offers = await in_thread(self._stock.offers)
         except (OperatorError, OSError) as error:
@@ -261,12 +260,12 @@ class Rollout:
         return self._turn(name)
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """Return the lock under which a model is changed; different models are changed concurrently."""
+        """Return the lock for changes of a model; different models are changed concurrently."""
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _offer(self, name: str) -> Offer:
         if not is_name(name):
-            # 'digits:1' would be found, as a registered model with settings of its own.
+            # The name 'digits:1' would be found as a registered model with settings of its own.
             raise UnknownService(
                 f"failed to load '{cut(name)}': no model can be called so, and versions have their own path"
             )
@@ -288,10 +287,10 @@ class Rollout:
 
         Args:
             offer: The model.
-            chosen: The versions to serve, beside those with labels.
+            chosen: The versions to serve, in addition to those with labels.
             labels: What the labels should mean.
             settled: The versions that may be loaded; None for all.
-            failed_too: Whether those may that could not be loaded before, and whose files have not changed since.
+            failed_too: Whether to load versions again that failed before and whose files have not changed since.
         """
         model = self._catalogue.models.get(offer.name) or Model(offer.name)
         before = set(model.chosen)
@@ -302,7 +301,7 @@ class Rollout:
             self._shift(model, stored)
         self._stored[offer.name] = stored
         failed: dict[int, Exception] = {}
-        # What a label goes on meaning may be served from files that are gone.
+        # A label may keep its old meaning although the files of that version are gone.
         for version in sorted(model.wanted.intersection(offer.there)):
             try:
                 may_load = settled is None or version in settled
@@ -312,7 +311,7 @@ class Rollout:
                 logger.error("%s version %d cannot be loaded: %s", offer.name, version, error)  # noqa: TRY400
                 failed[version] = error
         if missing := model.chosen.difference(model.available):
-            # Then what was chosen before stays, until there is something that can take its place.
+            # The versions chosen before stay until a new one can replace them.
             model.chosen = (model.chosen - missing) | before
         if offer.name in self._catalogue.models:
             self.bases[offer.name] = offer.base
@@ -339,7 +338,7 @@ class Rollout:
                 )
 
     async def _is_missing(self, model: Model, offer: Offer, number: int, *, failed_too: bool) -> bool:
-        """Whether a version is to be loaded: it is not served, or in another way, or its files have changed."""
+        """Whether a version has to be loaded: it is not served, or with other settings, or from changed files."""
         version = model.versions.get(number)
         if version is not None and version.served and version.served.adjustments != offer.adjustments:
             return True

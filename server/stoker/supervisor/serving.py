@@ -41,22 +41,22 @@ _STANDARD_OUTPUT: Final = 1
 def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecessor | None = None) -> int:
     """Serve until a signal asks to stop; return the exit code.
 
-    A server that a successor has taken the place of goes on as its guardian: others know its process id.
+    A server that has been replaced by a successor continues as its guardian, because others know its process id.
 
     Args:
         settings: How the server runs.
         workspace: Its workspace.
-        predecessor: The server whose place it takes, if there is one.
+        predecessor: The server that this one replaces, if there is one.
 
     Raises:
-        OperatorError: A setting is bad, or a model or device cannot be used.
+        OperatorError: A setting is invalid, or a model or device cannot be used.
     """
     configure_logging("supervisor", form=settings.log_format)
     keep_memory_out_of_cores()
     if clash := onnx_clash():
         logger.warning("%s", clash)
     if predecessor is not None and settings.exit_on_error is None:
-        # What the old server serves is not to be lost to a file that has become unreadable since.
+        # What the old server serves must not be lost because of a file that has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
     broken: Broken = {}
     settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
@@ -91,13 +91,13 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
 
 
 def _with_ensembles(settings: ServerSettings, broken: Broken | None) -> ServerSettings:
-    """The settings with the pipelines of the model repositories that they name."""
+    """The settings with the ensembles of their model repositories as pipelines."""
     found = ensembles_of(settings.models, broken)
     return dataclasses.replace(settings, pipelines=(*settings.pipelines, *found)) if found else settings
 
 
 async def _run(make: Callable[[], Supervisor], resources: ExitStack) -> int:
-    """Serve, and then guard the successor, if there is one; what this server held is let go before that."""
+    """Serve, and then guard the successor, if there is one; the resources of this server are released before."""
     successor = await make().run()
     resources.close()
     if successor is None:
@@ -109,7 +109,7 @@ async def _run(make: Callable[[], Supervisor], resources: ExitStack) -> int:
 def _listen(
     settings: ServerSettings, inherited: Sequence[socket.socket]
 ) -> tuple[list[socket.socket], list[socket.socket]]:
-    """The sockets that listen, and those that only keep their port."""
+    """The listening sockets, and those that reserve a port."""
     sockets = bind(settings.host, settings.port, settings.frontend_count, inherited)
     if not (settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key):
         return sockets, []
@@ -117,14 +117,14 @@ def _listen(
 
 
 def _warn_of_memory(settings: ServerSettings) -> None:
-    """Warn of bodies that could fill the memory."""
+    """Warn if large bodies could fill the memory."""
     chosen = body_memory(settings)
     if chosen.scarce:
         logger.warning("bodies could fill the memory: %s; %s", chosen, chosen.advice)
 
 
 def _say(line: str) -> None:
-    """Print a line for the operator, if somebody takes it: a server serves whether its summary is read or not."""
+    """Print a line for the operator; a server serves even if its standard output is closed."""
     try:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
@@ -132,7 +132,7 @@ def _say(line: str) -> None:
         logger.warning(
             "standard output cannot be written (%s), so the server goes on without it", error.strerror
         )
-        # What is left of the line would be tried again, and fail again, up to the end.
+        # The rest of the line would be written again at exit, and fail again.
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(nowhere, _STANDARD_OUTPUT)
         os.close(nowhere)

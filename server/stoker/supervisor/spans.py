@@ -1,6 +1,7 @@
-"""Spans of traced requests: one a request with its stages, and one a batch with links to its requests.
+"""Spans of traced requests: one per request with its stages, and one per batch with links to its requests.
 
-What frontends say comes in any order, so a batch only has its span once nothing more of it is expected.
+Frontends report requests in any order, so the span of a batch is made only when no more of its requests are
+expected.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from stoker.metrics.traced import TracedRequest
 __all__ = ["MAX_LINKS", "Span", "SpanMaker"]
 
 MAX_LINKS: Final = 128
-"""How many requests a batch's span names at most, as OpenTelemetry's own limit."""
+"""Most requests that a batch's span links to, as OpenTelemetry's own limit."""
 _SERVER_FAULT: Final = 500
 _ROUNDS: Final = 1
-"""After so many further readings nothing more of a batch is expected."""
+"""After this many further readings no more requests of a batch are expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span, in the terms of OpenTelemetry.
+    """A span in the terms of OpenTelemetry.
 
     Attributes:
-        name: What it is of.
-        trace_id, span_id: Which it is, in hexadecimal.
+        name: Its name.
+        trace_id, span_id: Its ids, in hexadecimal.
         begin_ns, end_ns: Its times, in nanoseconds since 1970.
-        parent_id: Whose child it is; empty for none.
-        of_caller: Whether that is a span of the caller, and this one is of what serves it.
-        attributes: What is known of it.
-        links: Other spans that it has to do with, by trace and span.
+        parent_id: The id of its parent; empty for none.
+        of_caller: Whether the parent is a span of the caller, so that this one is of kind server.
+        attributes: Its attributes.
+        links: Linked spans, by trace and span id.
         failed: Whether it counts as a failure of the server.
     """
 
@@ -64,11 +65,11 @@ class _Batch:
 
 
 class SpanMaker:
-    """Makes them.
+    """Makes spans of reported requests.
 
     Args:
-        random_bits: Returns a random number of so many bits.
-        since_1970_ns: What has to be added to `time.monotonic_ns` for nanoseconds since 1970.
+        random_bits: Returns a random number of that many bits.
+        since_1970_ns: The offset from `time.monotonic_ns` to nanoseconds since 1970.
     """
 
     def __init__(
@@ -80,11 +81,11 @@ class SpanMaker:
         self._batches: dict[tuple[str, str, int], _Batch] = {}
 
     def make(self, requests: Iterable[TracedRequest], *, last: bool = False) -> list[Span]:
-        """Return the spans of requests, and of batches of which nothing more is expected.
+        """Return the spans of requests, and of the batches of which no more requests are expected.
 
         Args:
-            requests: What has come since the last time.
-            last: Whether nothing comes any more.
+            requests: The requests reported since the last call.
+            last: Whether this is the last call.
         """
         offset_ns = self._since_1970_ns()
         spans = [span for request in requests for span in self._of_request(request, offset_ns)]
@@ -127,7 +128,7 @@ class SpanMaker:
         ]
 
     def _join_batch(self, request: TracedRequest, offset_ns: int) -> _Batch | None:
-        """Find the batch of a request; None for one that no device has run."""
+        """Return the batch of a request; None if it was not run."""
         if request.started_ns == request.finished_ns:
             return None
         key = request.model, request.version, request.started_ns
@@ -148,7 +149,7 @@ class SpanMaker:
 
 
 def _stages(request: TracedRequest) -> Iterator[tuple[str, int, int]]:
-    """Each with when it begins and ends."""
+    """The stages with their begin and end."""
     turn_since_ns = request.started_ns - request.turn_ns
     yield "parse", request.received_ns, request.enqueued_ns
     yield "queue", request.enqueued_ns, turn_since_ns

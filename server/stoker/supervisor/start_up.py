@@ -1,4 +1,4 @@
-"""What is known of a server once it is ready for the first time, for the operator."""
+"""The facts about a server when it is ready for the first time, for the operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelReport:
         deployed: The model.
         signature: What it takes and gives.
         devices: The device of each replica.
-        load_s, warm_up_s: Seconds that the slowest replica took.
+        load_s, warm_up_s: Seconds of the slowest replica.
     """
 
     deployed: Deployed
@@ -47,8 +47,8 @@ class StartUp:
         devices: The device of each device process.
         models: The models in the order of the settings.
         elapsed_s: Seconds since the supervisor began.
-        broken: By name and version why others of the settings are not served.
-        pipelines: By the names of pipelines what callers see of them.
+        broken: By name and version why other versions of the settings are not served.
+        pipelines: The signatures of the pipelines by name.
     """
 
     devices: list[DeviceReport]

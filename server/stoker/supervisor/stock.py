@@ -1,4 +1,4 @@
-"""The versions of models that a server can load: found on the disk, verified, held, and given their keys."""
+"""The versions of models that a server can load: found on disk, verified, locked, and given keys."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 class Stock:
-    """What a server can load.
+    """The versions that a server can load.
 
-    All of it may block for long, and may be called on any thread, for several versions at once.
+    All methods may block for long, and may be called on any thread, for several versions at once.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Stock:
 
         Args:
             settings: The server's settings.
-            workspace: Where registered models and keys are.
-            say: Tells the operator what takes long.
-            meant: What labels meant in the server whose place this one takes, by model.
+            workspace: The workspace with registered models and keys.
+            say: Called with a line for the operator before a step that takes long.
+            meant: What labels meant in the server that this one replaces, by model.
 
         Raises:
-            InvalidSettings: The folder of keys that they name lacks some, or there are keys besides.
+            InvalidSettings: The configured folder of keys lacks keys, or keys are also set elsewhere.
         """
         self._settings = settings
         self._workspace = workspace
@@ -73,10 +73,10 @@ class Stock:
             leases.close()
 
     def take_first(self, broken: Broken | None = None) -> list[Deployed]:
-        """Prepare what the settings ask for to be loaded; see `stoker.models.deployed.resolve`.
+        """Prepare what the settings ask for; see `stoker.models.deployed.resolve`.
 
         Args:
-            broken: Receives what cannot be loaded; without it the first of that is an error.
+            broken: Collects what cannot be loaded; without it the first such version raises.
         """
         models = []
         for model in resolve(self._settings, self._workspace, self._first, broken, self._meant):
@@ -92,11 +92,11 @@ class Stock:
         return models
 
     def offers(self) -> dict[str, Offer]:
-        """Find the models that the settings name, as they are now; see `stoker.models.offers.find_offers`."""
+        """Return the models that the settings name, as they are now; see `stoker.models.offers.find_offers`."""
         return find_offers(self._settings, self._workspace, self._meant)
 
     def offer(self, name: str) -> Offer:
-        """Find one model: of the settings, else one that is registered in the workspace.
+        """Return one model: from the settings, or registered in the workspace.
 
         Raises:
             RepositoryError: There is none.
@@ -104,13 +104,13 @@ class Stock:
         return self.offers().get(name) or registered_offer(self._settings, self._workspace, name)
 
     def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
-        """Prepare a version to be loaded, and keep it from being deleted until it is put back.
+        """Prepare a version to be loaded, and protect it from being deleted until it is put back.
 
         Args:
             offer: The model.
             version: The version.
             slot: Its slot in the metrics.
-            number: What tells this load from all others.
+            number: A number that is unique to this load.
 
         Raises:
             OperatorError: It cannot be served.
@@ -125,13 +125,13 @@ class Stock:
         return equipped
 
     def put_back(self, number: int) -> None:
-        """Release what was taken with this number."""
+        """Release the version that was taken with this number."""
         leases = self._leases.pop(number, None)
         if leases is not None:
             leases.close()
 
     def _equipped(self, model: Deployed) -> Deployed:
-        """The model with its virtual environment, which is built now if it has one and it is not there."""
+        """The model with its virtual environment, which is built now if it does not exist yet."""
         if model.environment is None:
             return model
         name = model.servable.name
@@ -141,20 +141,20 @@ class Stock:
         return dataclasses.replace(model, environment=environment)
 
     def look_at_keys(self) -> None:
-        """Follow the keys that are kept in a folder of the operator's, if they have changed."""
+        """Read the operator's folder of keys again if it has changed."""
         if self._keys_folder is not None:
             self._keys_folder.look()
 
     @property
     def keys_generation(self) -> int:
-        """The number of the keys in that folder that hold; 0 if there is none, or they have none."""
+        """The generation of the keys in that folder; 0 if there is no folder or no keys."""
         return 0 if self._keys_folder is None else self._keys_folder.generation
 
     def provide_admin_key(self) -> None:
-        """Make the key for loading and unloading models; where nothing can be written there is none.
+        """Create the admin key; if the workspace is not writable, there is none.
 
         Raises:
-            InvalidSettings: The workspace cannot be looked into, at which every frontend would end again and again.
+            InvalidSettings: The workspace cannot be read, which would make each frontend fail again and again.
         """
         settings = self._settings
         if settings.admin_key is not None or not (settings.auth or settings.token_auth):

@@ -1,4 +1,4 @@
-"""What the operator reads when a server is ready: devices, models, where to send requests, and one that works."""
+"""What is printed when a server is ready: devices, models, where to send requests, and a working example."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up:
     lines += [f"  note     {note}" for note in notes(settings, workspace)]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
     base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    # Of several versions of a model, the newest one's sample serves for all.
+    # Of several versions of a model, the newest one's sample is used.
     by_name = {model.deployed.servable.name: model for model in start_up.models}
     for name, model in by_name.items():
         leads = settings.endpoint is not None and name == settings.endpoint.leading
@@ -85,11 +85,11 @@ def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up:
 
 
 def frontend_line(asked: int, cores: int) -> str:
-    """How many frontends there are, and who has chosen that; 0 are asked for where nobody has."""
+    """How many frontends there are, and by which rule; `asked` is 0 if the operator did not choose."""
     sensible = default_frontends(cores)
     count = asked or sensible
     if count > cores:
-        # Their turns are short then, and what a turn costs is shared by few requests.
+        # The turns of their event loops are short then, and the cost of each is shared by few requests.
         chosen = f"more than the {cores} cores: each request takes more CPU than with {sensible}"
     else:
         chosen = "as asked for" if asked else f"by the {cores} cores; --frontends chooses"
@@ -129,7 +129,7 @@ def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
 
 
 def batching_lines(model: ModelReport) -> list[str]:
-    """How requests are batched, and how it is known that they may be, or why they are not."""
+    """How requests are batched, and why that is allowed or not."""
     script = model.signature.script
     if script is not None:
         return [f"           batching: {script.batching}, {script.batching_reason}"]
@@ -138,7 +138,7 @@ def batching_lines(model: ModelReport) -> list[str]:
 
 
 def _broken_lines(broken: Mapping[tuple[str, int], Exception]) -> list[str]:
-    """What of the settings is not served, and why: a line for each version."""
+    """What of the settings is not served and why: one line per version."""
     return [
         f"  broken   {name} version {version} is not served: {' '.join(str(error).split())}"
         for (name, version), error in broken.items()
@@ -146,7 +146,7 @@ def _broken_lines(broken: Mapping[tuple[str, int], Exception]) -> list[str]:
 
 
 def device_lines(devices: Sequence[DeviceReport]) -> list[str]:
-    """Each device and why it was chosen, and which are shared."""
+    """Each device and why it was chosen, and which devices are shared."""
     lines = [
         f"  device   {device.device}: {device.description} ({device.reason})"
         for device in dict.fromkeys(devices)
@@ -190,7 +190,7 @@ def _data_lines(model: Deployed) -> list[str]:
 
 
 def replica_lines(model: ModelReport) -> list[str]:
-    """Where the replicas of a model are, if there are several or too few."""
+    """Where the replicas of a model are, if there are several, or fewer than configured."""
     lines = []
     if len(model.devices) > 1:
         places = Counter(model.devices)
@@ -202,7 +202,7 @@ def replica_lines(model: ModelReport) -> list[str]:
 
 
 def service_lines(settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str) -> list[str]:
-    """Where and with which key a model is scored, and a command that does it."""
+    """Where and with which key a model is scored, and a command that does so."""
     name = model.deployed.servable.name
     said = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
     return _scoring_lines(settings, workspace, name, sample_file(workspace, model), uri, said)
@@ -220,7 +220,7 @@ def _scoring_lines(
 
 
 def curl_data(sample: Path) -> str:
-    """What curl is told, to send a file as it is."""
+    """The option for curl that sends a file unchanged."""
     at = shlex.quote(f"@{_shown(sample)}")
     media_type = _NPY if sample.suffix == ".npy" else mimetypes.guess_type(sample.name)[0]
     if media_type in (None, "application/json"):
@@ -229,7 +229,7 @@ def curl_data(sample: Path) -> str:
 
 
 def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[list[str], str]:
-    """What callers have to send: for the operator, and as a shell takes it."""
+    """How callers authenticate: in words for the operator, and as part of a shell command."""
     if not (settings.auth or settings.token_auth):
         return ["  keys     none needed (--no-auth)"], ""
     stoker = shlex.quote(_command("stoker"))
@@ -253,25 +253,25 @@ def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[
 
 
 def _command(name: str) -> str:
-    """How to call a command of this environment from the operator's shell."""
+    """The program in this environment as the operator's shell can call it."""
     if shutil.which(name):
         return name
     return _shown(Path(sys.executable).parent / name)
 
 
 def _shown(path: Path) -> str:
-    """A path as short as it can be typed here."""
+    """The shortest form of a path that works in the current folder."""
     try:
         relative = os.path.relpath(path)
     except FileNotFoundError:
         # The current folder has been removed.
         return str(path)
-    # From the root of all files, as in containers, it would be the same without its slash, and look like another one.
+    # Relative to the root folder, as in containers, the path would just lack its slash and be misleading.
     return str(path) if relative.startswith("..") or Path.cwd() == Path("/") else relative
 
 
 def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
-    """A body that the model takes: the sample beside it, that of its script's decorators, or rows of zeros.
+    """A body that the model accepts: the sample beside it, one from its script's decorators, or rows of zeros.
 
     Returns:
         None if only the model knows, or if nothing can be written to the workspace.
@@ -283,7 +283,7 @@ def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
 
 
 def _made_up_file(workspace: Workspace, name: str, signature: Signature) -> Path | None:
-    """A file with a body that was made up; None if only the model knows one, or nothing can be written."""
+    """A file with a generated body; None if none can be generated, or nothing can be written."""
     body = _made_up(signature)
     if not body:
         return None
@@ -296,7 +296,10 @@ def _made_up_file(workspace: Workspace, name: str, signature: Signature) -> Path
 
 
 def _is_scoring_body(sample: Path, servable: Servable, signature: Signature) -> bool:
-    """Whether `/score` takes a sample as it is; a model's may be one of other protocols, or no body at all."""
+    """Whether `/score` accepts a sample file as it is.
+
+    A model's sample may be for other protocols, or no body at all.
+    """
     if signature.takes == "body":
         return True
     if sample.suffix == ".npy":
@@ -312,7 +315,7 @@ def _is_scoring_body(sample: Path, servable: Servable, signature: Signature) -> 
 
 
 def _made_up(signature: Signature) -> Any:
-    """A body for a model of which no sample is known; empty if only the model knows."""
+    """A generated body for a model without a sample; empty if none can be generated."""
     if signature.script is not None:
         return (signature.script.input_schema or {}).get("example")
     tensors = signature.model_tensors

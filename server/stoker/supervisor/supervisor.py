@@ -1,7 +1,7 @@
 """The supervisor: one asyncio loop that starts, joins, watches, restarts and drains a server's processes.
 
-It imports no framework. It owns the listening sockets, so a frontend that dies loses no connection that
-waits in them, and it makes every arena and doorbell, so that a restarted process always gets fresh ones.
+It imports no framework. It owns the listening sockets, so a frontend that dies loses no waiting connection, and it
+makes every arena and doorbell, so a restarted process always gets fresh ones.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ logger = logging.getLogger(__name__)
 
 _GPU_POLL_S: Final = 2.0
 _STEP_S: Final = 1.0
-"""What a step of the console is."""
+"""The length of a step of the console's history."""
 _LOOK_S: Final = 1.0
 _TRIAL_S: Final = 2.0
 _END_TIMEOUT_S: Final = 5.0
 _DRAIN_TIMEOUT_S: Final = 30.0
 _INTERRUPT_GRACE_S: Final = 0.2
-# Wrappers such as timeout(1) send one request to stop to the process and again to its group.
+# Wrappers such as timeout(1) send one request to stop twice: to the process, and to its group.
 _SAME_SIGNAL_S: Final = 0.25
 
 
@@ -81,15 +81,15 @@ class Supervisor:
         """Prepare a server.
 
         Args:
-            settings: How it runs.
-            models: What it loads before it is ready.
+            settings: The server's settings.
+            models: The models to load before it is ready.
             keys_dir: The folder of the keys.
             sockets: Listening sockets, at least one for each frontend.
             on_ready: Called once, when everything is loaded.
-            stock: Where further versions come from.
+            stock: The source of further versions.
             offers: The models of the settings by name.
             broken: By name and version what of them is not loaded, and why.
-            succession: Whose place this server takes, and who takes its own; by default nobody had its sockets.
+            succession: Its predecessor and successor; by default it has no predecessor.
         """
         self._settings, self._offers, self._on_ready = settings, offers, on_ready
         self._models = list(models)
@@ -117,7 +117,7 @@ class Supervisor:
         self._stop_grace_s = self._asked_s = 0.0
 
     async def run(self) -> Successor | None:
-        """Serve until a signal asks to stop, or somebody else serves; return the successor, if that is a child.
+        """Serve until a signal asks to stop or another server takes over; return the successor, if that is a child.
 
         Raises:
             OperatorError: A model or device could not be used at start-up.
@@ -183,7 +183,8 @@ class Supervisor:
             return
         first, self._asked_s = not self._asked_s, now_s
         if first and self._succession.successor is not None:
-            # The child that serves is meant; this process stops already, and ends when it does.
+            # The signal is for the child that serves; this process is stopping already, and ends when the child
+            # does.
             self._succession.successor.send_signal(number)
             return
         if self._background.stopping:
@@ -197,7 +198,7 @@ class Supervisor:
 
     def _on_reload_signal(self) -> None:
         if self._succession.successor is not None:
-            # This process becomes its guardian in a moment.
+            # This process is about to become its guardian.
             self._succession.successor.send_signal(signal.SIGUSR2)
             return
 
@@ -210,11 +211,11 @@ class Supervisor:
         self._background.spawn(reload())
 
     async def _reload(self) -> None:
-        """Replace this server by a new one, which serves when this returns.
+        """Replace this server by a new one; returns when that serves.
 
         Raises:
             ReloadFailed: The new one did not start.
-            NotReady: This one is starting, stopping, or being replaced.
+            NotReady: This server is starting, stopping, or being replaced already.
         """
         if not self._announced or self._background.stopping:
             raise NotReady("The server is starting or stopping.")
@@ -223,15 +224,15 @@ class Supervisor:
             self._leave()
 
     def _leave(self) -> None:
-        """Let others serve on the same sockets from now on."""
+        """Leave the sockets to another server from now on."""
         self._port_stays = True
         self._stop_grace_s = self._settings.drain_grace_s
         self._background.stop()
 
     async def _drain(self) -> None:
-        """Readiness off, a grace in which all is still answered, then the port closes and the last answers go out.
+        """Drain: readiness off, requests are answered for a grace period, then the port closes and the rest ends.
 
-        Where the port stays, readiness does too, and new connections go to who serves there from now on.
+        Where another server keeps the port open, readiness stays on, and new connections go to that server.
         """
         frontends = self._fleet.frontends
         children = frontends.children

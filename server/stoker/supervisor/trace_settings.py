@@ -1,7 +1,7 @@
-"""Which requests are traced, as it can be changed while the server runs: those of all models, and of single ones.
+"""Which requests are traced, changeable at runtime: for all models, and for single ones.
 
-How many more traces there are to be is counted where they are sent from, so it holds for all frontends together: they
-are told to trace nothing more once it is used up, and what they had said by then is left out.
+The limit on the number of further traces is counted where they are sent from, so it is one for all frontends. When
+it is used up, frontends are told to trace no more, and what they have recorded in the meantime is dropped.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from stoker.metrics.traced import TracedRequest
 __all__ = ["UNLIMITED", "TraceSettings", "rate_of"]
 
 UNLIMITED: Final = -1
-"""How many more traces there are to be where any number is."""
+"""The value of the limit if there is none."""
 
 
 def rate_of(ratio: float) -> int:
-    """Return of how many traces that begin here one is kept, about; 0 if none is."""
+    """Return n if about one of n traces that begin here is kept; 0 if none is."""
     return round(1 / ratio) if ratio else 0
 
 
 @dataclass(slots=True)
 class _Said:
-    """What is said for one model, or for all; None where nothing is.
+    """The settings for one model, or for all; None where a field is not set.
 
     Attributes:
         on: Whether anything is traced.
-        rate: Of how many traces that begin here one is kept; 0 for none.
-        left: How many more there are to be.
+        rate: One of this many traces that begin here is kept; 0 for none.
+        left: How many further traces are kept.
     """
 
     on: bool | None = None
@@ -45,10 +45,10 @@ class _Said:
 
 
 class TraceSettings:
-    """Those of a server; for several threads.
+    """The trace settings of a server. May be used on several threads.
 
     Args:
-        ratio: The share of the traces beginning here that are kept where nothing else is said.
+        ratio: The share of traces beginning here that are kept if nothing else is set.
     """
 
     def __init__(self, ratio: float = 1.0) -> None:
@@ -59,19 +59,19 @@ class TraceSettings:
 
     @property
     def sampling(self) -> Sampling:
-        """What frontends are to do."""
+        """The sampling settings for frontends."""
         with self._lock:
             return Sampling(
                 self._share(self._all), {name: self._share(of) for name, of in self._models.items()}
             )
 
     def change(self, model: str, changes: Mapping[str, Any]) -> None:
-        """Say something else from now on.
+        """Change settings.
 
         Args:
-            model: Of which model; empty for all that have nothing of their own.
-            changes: Some of `on` (a boolean), `rate` and `left` (integers), as `described` has them. None takes back
-                what was said: then a model does as all do, and all do as the server was started.
+            model: The model; empty for the settings of all models that have none of their own.
+            changes: Some of `on` (a boolean), `rate` and `left` (integers), as in `described`. None removes a
+                setting: a model then follows those for all models, and these follow the server's start.
         """
         with self._lock:
             said = self._models.setdefault(model, _Said()) if model else self._all
@@ -81,7 +81,10 @@ class TraceSettings:
                 del self._models[model]
 
     def described(self, model: str) -> dict[str, Any]:
-        """Return what holds for a model; for an empty name, for all that have nothing of their own."""
+        """Return the settings that hold for a model.
+
+        For an empty name, for all models without settings of their own.
+        """
         with self._lock:
             said = self._models.get(model, self._all)
             rate = self._of(said, "rate")
@@ -92,7 +95,7 @@ class TraceSettings:
             }
 
     def admit(self, requests: Iterable[TracedRequest]) -> list[TracedRequest]:
-        """Return those of traced requests that there are still to be traces of; they count then."""
+        """Return those of the traced requests that are within the limit, and count them."""
         with self._lock:
             return [request for request in requests if self._take(request.model)]
 
@@ -119,6 +122,6 @@ class TraceSettings:
         return UNLIMITED if left is None else left
 
     def _of(self, said: _Said, name: str) -> Any:
-        """A field of what is said for a model, or else for all."""
+        """A field of the model's settings, or otherwise of those for all models."""
         value = getattr(said, name)
         return getattr(self._all, name) if value is None else value

@@ -1,4 +1,4 @@
-"""Where traces go, and the thread that sends them: nothing waits for whoever receives them."""
+"""Exports traces on a thread of its own, so that nothing waits for the receiver."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ _PACKAGES: Final[dict[OtlpProtocol, str]] = {
 }
 _PERIOD_S: Final = 0.25
 _SENT_SPANS: Final = 512
-"""So many go out together, as in the SDK."""
+"""The size of a batch of spans, as in the SDK."""
 _QUIET_PERIODS: Final = 120
-"""What is left out is said at once, and then not before so many more periods."""
+"""Dropped spans are logged at once, and then at most once in this many periods."""
 
 
 class Exporter(Protocol):
-    """What takes spans."""
+    """Sends spans."""
 
     def send(self, spans: Sequence[Span]) -> bool:
-        """Whether they were taken."""
+        """Send spans; returns whether they were accepted."""
 
     def close(self) -> None:
-        """Give up what is being sent."""
+        """Abort what is being sent."""
 
 
 def trace_sender(
     settings: ServerSettings, environ: Mapping[str, str], metrics_fd: int, count: Callable[[int, int], None]
 ) -> TraceSender | None:
-    """Return what sends the traces of a server; None if none are to be sent.
+    """Return the sender of a server's traces; None if traces are off.
 
-    The setting wins. Where it is not given, the variables of OpenTelemetry are heeded if its SDK is installed: they
-    may have been meant for others.
+    The setting takes precedence. Without it, OpenTelemetry's variables are used if the SDK is installed: they may
+    have been meant for other programs.
 
     Args:
         settings: How the server runs.
-        environ: The variables.
+        environ: The environment variables.
         metrics_fd: The memory of the metrics.
         count: See `TraceSender`.
 
@@ -79,7 +79,7 @@ def trace_sender(
 
 
 def _declined(environ: Mapping[str, str]) -> bool:
-    """Whether the variables themselves ask for no traces, or for some in a protocol that is none of ours."""
+    """Whether the variables themselves switch traces off, or ask for a protocol that is not supported."""
     if (
         environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
         or environ.get("OTEL_TRACES_EXPORTER") == "none"
@@ -94,7 +94,10 @@ def _declined(environ: Mapping[str, str]) -> bool:
 
 
 def _spoken(said: str) -> OtlpProtocol:
-    """The protocol of the variables, as far as it is ours: who gives the setting means to be sent traces."""
+    """The protocol of the variables, if it is supported.
+
+    Otherwise the default, because the setting asks for traces.
+    """
     return "grpc" if said == "grpc" else "http/protobuf"
 
 
@@ -106,16 +109,16 @@ def _installed(package: str) -> bool:
 
 
 class TraceSender:
-    """Sends what frontends say of traced requests, from a thread of its own.
+    """Sends the traced requests that frontends report, on a thread of its own.
 
-    What comes while a receiver is slow waits in the rings of the frontends, which overwrite it in the end.
+    While the receiver is slow, reports stay in the rings of the frontends, which overwrite them in the end.
 
     Attributes:
         settings: Which requests are traced.
 
     Args:
-        reader: What they say.
-        exporter: Takes the spans.
+        reader: Reads the reports.
+        exporter: Sends the spans.
         count: Told of requests whose spans were sent, and of those whose spans were not.
         settings: Which requests are to be traced; by default all that frontends say.
         maker: Makes the spans.
