@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-__all__ = ["FORMER_NAMES", "provide_former_names", "withdraw_former_names"]
+__all__ = ["FORMER_NAMES", "provide_former_names"]
 
 _TOP: Final = "sklearn."
 # Projects of their own, of which scikit-learn had copies.
@@ -132,14 +132,3 @@ def provide_former_names() -> None:
     """Let former names be imported; calling it again changes nothing."""
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
-
-
-def withdraw_former_names() -> None:
-    """Let them not be imported any more, and forget those that were."""
-    if _FINDER in sys.meta_path:
-        sys.meta_path.remove(_FINDER)
-    for name in [name for name in sys.modules if name in FORMER_NAMES or _of_project(name)[0]]:
-        del sys.modules[name]
-        parent, _, child = name.rpartition(".")
-        if parent in sys.modules:
-            vars(sys.modules[parent]).pop(child, None)

@@ -11,9 +11,21 @@ import joblib
 import numpy as np
 import pytest
 
-from stoker.scripts.former_names import FORMER_NAMES, provide_former_names, withdraw_former_names
+from stoker.scripts import former_names
+from stoker.scripts.former_names import FORMER_NAMES, provide_former_names
 
 X, Y = np.array([[0.0, 1], [1, 0], [2, 3], [3, 2]]), np.array([0, 0, 1, 1])
+
+
+def withdraw_former_names() -> None:
+    """Undo `provide_former_names`, and forget the modules that were imported by it."""
+    if former_names._FINDER in sys.meta_path:
+        sys.meta_path.remove(former_names._FINDER)
+    for name in [name for name in sys.modules if name in FORMER_NAMES or former_names._of_project(name)[0]]:
+        del sys.modules[name]
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:
+            vars(sys.modules[parent]).pop(child, None)
 
 
 @pytest.fixture(autouse=True)
