@@ -30,6 +30,7 @@ from stoker.gateway.protocols.infer_dialect import InferDialect
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy, decode_octets
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
+from stoker.wire.methods import MethodDecoder
 from stoker.wire.oip_requests import decode_infer
 from stoker.wire.packed import pack, unpack
 from stoker.wire.protobuf import field
@@ -81,6 +82,16 @@ SIGNATURES: Final = [
         [("a", "float32", (2,)), ("b", "int64", ())],
     )
 ]
+
+
+_COLUMNS: Final = ModelTensors((TensorInfo("x", "float64", (-1, 2), labels=("a", "b")),), (), batched=True)
+METHODS: Final = Signature(
+    (),
+    (),
+    signatures=tuple(NamedSignature(name, _COLUMNS) for name in ("predict", "predict_proba")),
+    method="predict_proba",
+)
+"""A model whose bodies name a method, and may name its columns."""
 
 
 def attempt(decode: Callable[[], Any]) -> Any:
@@ -140,6 +151,10 @@ def check_scoring(body: bytes) -> None:
         arrays = attempt(lambda tensors=tensors: decode_tensors(body, tensors))
         if arrays is not None:
             check_arrays(arrays, tensors)
+    asked = attempt(lambda: MethodDecoder(METHODS).decode(body))
+    if asked is not None:
+        assert asked[0] in ("predict", "predict_proba")
+        check_arrays(asked[1], METHODS.signatures[0].tensors)
 
 
 def check_array(example: tuple[bytes, dict[str, str]]) -> None:

@@ -27,10 +27,10 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def folder_of(path: Path, **files: str) -> Path:
-    """A folder with these files; `_` stands for the dot before `txt`."""
+    """A folder with these files; the last `_` stands for a dot."""
     path.mkdir()
     for name, text in files.items():
-        (path / name.replace("_txt", ".txt").replace("_py", ".py").replace("_onnx", ".onnx")).write_text(text)
+        (path / ".".join(name.rsplit("_", 1))).write_text(text)
     return path
 
 
@@ -83,18 +83,19 @@ def test_the_command_line_names_it_for_the_models_that_it_names(tmp_path: Path) 
 def test_a_file_beside_a_script_or_in_a_registered_folder_is_found(
     tmp_path: Path, workspace: Workspace
 ) -> None:
-    """A model file that merely lies in somebody's project does not take that project's requirements."""
-    script = folder_of(tmp_path / "script", score_py="", requirements_txt="six\n")
+    """A pickle needs packages as a script does; the file of another model takes none of the project around it."""
+    script = folder_of(tmp_path / "script", score_py="", model_pkl="", requirements_txt="six\n")
     plain = folder_of(tmp_path / "plain", model_onnx="weights", requirements_txt="six\n")
     Repository(workspace.models_dir).register("kept", plain, now=datetime(2026, 11, 21, tzinfo=UTC))
     models = deployed(
         workspace,
         ModelSettings(path=script / "score.py"),
+        ModelSettings(path=script / "model.pkl", name="pickle"),
         ModelSettings(path=plain / "model.onnx"),
         ModelSettings(registered="kept"),
         ModelSettings(path=plain / "model.onnx", name="told", environment=plain / "requirements.txt"),
     )
-    assert [lines(model) for model in models] == [["six"], None, ["six"], ["six"]]
+    assert [lines(model) for model in models] == [["six"], ["six"], None, ["six"], ["six"]]
 
 
 def test_a_bad_file_stops_the_start(tmp_path: Path, workspace: Workspace) -> None:

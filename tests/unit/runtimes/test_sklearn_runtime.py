@@ -23,12 +23,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tests.estimators import COLUMNS, classifier, regression, save
 
+from stoker.device import lifecycle
 from stoker.errors import InvalidInput, InvalidSettings, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.sklearn import SklearnRuntime, load_sklearn
 from stoker.servable import Device, Servable
 from stoker.settings.acceleration import Acceleration, check_acceleration
+from stoker.tensors import Signature
 from stoker.wire.packed import pack, unpack
 
 CENTRED = '''
@@ -90,6 +92,17 @@ def test_a_regression_is_rows_of_numbers(tmp_path: Path) -> None:
         assert np.allclose(np.asarray(given), [261, 100])
 
 
+def test_a_server_loads_and_warms_it(tmp_path: Path) -> None:
+    """By its framework, with the sample beside it, in batches of several requests."""
+    save(regression(), tmp_path / "model.pkl")
+    (tmp_path / "sample_input.json").write_text('{"data": [[1, 2], [3, 4]], "method": "predict"}')
+    servable = Servable("homes", 1, "sklearn", tmp_path / "model.pkl", tmp_path, 8, 1000)
+    loaded = lifecycle.load(servable, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
+    assert (loaded.max_batch_rows, loaded.instances, loaded.canary) == (8, 1, None)
+    assert loaded.sample is not None
+    assert loaded.sample["data"].tolist() == [[1, 2], [3, 4]]
+
+
 def test_a_classifier_has_both_methods(tmp_path: Path) -> None:
     """Each is a signature with what it gives; protocols of tensors mean `predict`, Azure's the scores."""
     file = tmp_path / "model.joblib"
@@ -104,6 +117,7 @@ def test_a_classifier_has_both_methods(tmp_path: Path) -> None:
     ]
     assert labels.inputs[0].labels == tuple(COLUMNS)
     assert scores.outputs[0].labels == ("flat", "house")
+    assert Signature.from_json(signature.to_json()) == signature
 
 
 def test_requests_of_several_methods_share_a_batch(tmp_path: Path) -> None:
