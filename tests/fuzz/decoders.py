@@ -22,7 +22,8 @@ from tests.fuzz.messages import infer_messages, predict_messages
 
 from stoker.errors import RequestError
 from stoker.gateway.grpc.messages import ModelInferRequest
-from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
+from stoker.gateway.grpc.request_messages import RequestMessage, RequestReader
+from stoker.gateway.grpc.requests import RequestDecoder
 from stoker.gateway.grpc.serving_requests import ExamplesMessage, PredictMessage
 from stoker.gateway.grpc.tensor_protos import read_tensor, tensor_bytes
 from stoker.gateway.http.encodings import PIECE_BYTES, inflater_for
@@ -213,9 +214,15 @@ def check_envelope(envelope: ScriptRequest | ScriptAnswer) -> None:
     assert type(envelope).unpack(envelope.pack()) == envelope
 
 
+READER: Final = RequestReader()
+"""It has read whatever came before."""
+
+
 def check_message(content: bytes) -> None:
     """A message is read as the library reads it, and its tensors are decoded; twice, for forms are remembered."""
     message = attempt(lambda: RequestMessage.read(content))
+    for _ in range(2):
+        assert attempt(lambda: READER.read(content)) == message
     try:
         parsed = ModelInferRequest.FromString(content)
     except DecodeError:
@@ -236,6 +243,12 @@ def check_message(content: bytes) -> None:
             assert parsed is not None, "the library cannot read it"
             check_arrays(first.inputs, tensors)
             assert pack(first.inputs) == pack(second.inputs)
+            row = decoder.plain_row(message)
+            if row is not None:
+                said = row.request_of(message)
+                assert (said.id, said.wanted, said.timeout_ns) == (first.id, first.wanted, first.timeout_ns)
+                (array,) = row.read(message.raw[0], None)
+                assert pack(first.inputs) == pack(dict.fromkeys(first.inputs, array))
 
 
 def check_predict_message(content: bytes) -> None:
