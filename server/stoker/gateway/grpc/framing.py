@@ -150,4 +150,4 @@ def inflated(
 
 def prefixed(message: bytes) -> bytes:
     """Return a message as content."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
+    return b"".join((b"\0", len(message).to_bytes(4, "big"), message))
