@@ -17,7 +17,8 @@ def raised_as(exception: type[AzureMLException]) -> Iterator[None]:
     try:
         yield
     except StokerError as error:
-        raise exception(str(error)) from error
+        # The message is whole: a traceback of Stoker's own code above it would hide the user's line.
+        raise exception(str(error)) from None
 
 
 def none_in_workspace(code: str, what: str, name: str, known: Iterable[str]) -> str:

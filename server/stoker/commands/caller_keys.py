@@ -38,7 +38,9 @@ def add_caller_actions(
 ) -> None:
     """Declare the actions."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    common.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
     terms = argparse.ArgumentParser(add_help=False)
     _add_terms(terms)
 

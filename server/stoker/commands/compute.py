@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help=text, description=f"{text.capitalize()}.")
     listing.set_defaults(compute_run=_list)
     for action in (binding, releasing, listing):
-        action.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+        action.add_argument(
+            "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+        )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tail = actions.add_parser("tail", help="print the last records of a model, one JSON object a line")
     tail.add_argument("name", metavar="NAME", help="the service's name")
     tail.add_argument("--lines", type=_count, default=10, metavar="N", help="how many records (default 10)")
-    tail.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    tail.add_argument("--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)")
 
 
 def run(args: argparse.Namespace) -> int:

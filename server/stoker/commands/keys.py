@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_argument(
         "--name", metavar="SERVICE", help="the service; can be left out where only one service has keys"
     )
-    common.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    common.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
     actions = parser.add_subparsers(dest="keys_action", required=True, metavar="ACTION")
 
     show = actions.add_parser("show", parents=[common], help="print both keys, or the named one alone")

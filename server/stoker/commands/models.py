@@ -40,7 +40,9 @@ _PROGRESS_FROM_BYTES = 50_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    common.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
     as_json = argparse.ArgumentParser(add_help=False)
     as_json.add_argument("--json", action="store_true", help="print JSON")
     actions = parser.add_subparsers(dest="models_action", required=True, metavar="ACTION")

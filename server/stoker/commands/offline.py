@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="deployment file, one of whose models is MODEL"
     )
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    parser.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--config", type=Path, metavar="FILE", help="deployment file, one of whose models is MODEL"
     )
-    where.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    where.add_argument("--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)")
     where.add_argument(
         "--seconds",
         type=number_option(float, 1, 3600),

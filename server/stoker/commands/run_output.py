@@ -37,7 +37,9 @@ _SECOND_INTERRUPT_S: Final = 2.0
 def common_arguments() -> argparse.ArgumentParser:
     """The options that every command about runs has."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    common.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
     return common
 
 

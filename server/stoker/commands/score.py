@@ -85,7 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"bearer key (default: ${KEY_VARIABLES[0]}, ${KEY_VARIABLES[1]}, else the primary key in the "
         "workspace, which goes to servers on this machine only)",
     )
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    parser.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
     add_file_arguments(parser)
 
 

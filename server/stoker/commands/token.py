@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print JSON, with the times of refresh and expiry"
     )
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    parser.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -66,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="do not follow the run, and leave its outputs where they are"
     )
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the workspace directory")
+    parser.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -233,6 +233,37 @@ def test_services_differ_in_where_they_would_run(deploy: Deploy, starts: Starts)
     assert local.state == "deleted"
 
 
+def test_a_service_is_found_by_a_class_that_is_not_its_own(deploy: Deploy, ws: Workspace) -> None:
+    """It is of its own class then, and whole."""
+    deploy("on-aks")
+    found: Any = AciWebservice(ws, "on-aks")
+    assert (type(found), found.name, found.compute_type) == (AksWebservice, "on-aks", "AKS")
+
+
+@pytest.mark.parametrize("given", ["digits", ["digits"], None])
+def test_models_that_are_no_list_of_models(deploy: Deploy, ws: Workspace, given: Any) -> None:
+    """The reason says what is to be given; a single model without its list is the usual mistake."""
+    with pytest.raises(
+        WebserviceException, match=r"models must be a list such as \[Model\(workspace, NAME\)\]"
+    ):
+        deploy(models=given)
+    with pytest.raises(WebserviceException, match="got Model"):
+        deploy(models=Model(ws, "digits"))
+    assert ws.webservices == {}
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(
+    deploy: Deploy, starts: Starts, ws: Workspace
+) -> None:
+    """With the service that has it; that one goes on."""
+    port = free_port()
+    holder = deploy("on-local", LocalWebservice.deploy_configuration(port=port))
+    holder.wait_for_deployment()
+    with pytest.raises(WebserviceException, match=f"port {port} is taken by the service on-local"):
+        deploy("another", LocalWebservice.deploy_configuration(port=port))
+    assert (list(ws.webservices), len(starts.commands), holder.state) == (["on-local"], 1, "running")
+
+
 def test_without_a_script_the_model_is_served(deploy: Deploy, starts: Starts, ws: Workspace) -> None:
     """One that Stoker can serve by itself, under the name of the service."""
     Model.register(ws, "score.py", "script")
@@ -321,6 +352,9 @@ def test_a_service_that_becomes_ready(
     assert found.models[0].id == "digits:1"
     assert found.created_time <= found.updated_time <= datetime.now(UTC)
     assert service.get_logs(1) == "the puppet starts\n"
+    for count in (0, -1, "5"):
+        with pytest.raises(WebserviceException, match="num_lines must be a whole number above 0"):
+            service.get_logs(count)
 
 
 def test_a_service_that_does_not_start_is_told_with_its_log(
@@ -462,8 +496,9 @@ def test_an_update_that_is_refused_changes_nothing(deploy: Deploy, starts: Start
     """The process that was there goes on."""
     service = deploy()
     service.wait_for_deployment()
-    with pytest.raises(WebserviceException, match="did you mean num_replicas"):
+    with pytest.raises(WebserviceException, match="did you mean num_replicas") as raised:
         service.update(num_replica=3)
+    assert raised.value.__suppress_context__, "nothing of Stoker's own code stands above the reason"
     with pytest.raises(WebserviceException, match="images"):
         service.update(image=object())
     assert service.state == "Healthy"
@@ -495,6 +530,9 @@ def test_services_are_listed_by_what_is_known_of_them(deploy: Deploy, ws: Worksp
     assert names(tags=["team"]) == names(tags=[["team", "vision"]]) == ["on-aks"]
     assert names(properties={"p": "q"}) == ["on-aci"]
     assert names(image_name="any") == names(tags=["nobody"]) == []
+    assert names(compute_type="aci") == ["on-aci"]
+    with pytest.raises(WebserviceException, match="'VM': it is one of ACI, AKS, Local"):
+        names(compute_type="VM")
 
 
 def test_a_local_service_is_reloaded(deploy: Deploy, starts: Starts) -> None:

@@ -272,6 +272,9 @@ def test_a_model_is_downloaded_under_its_own_name(ws: Workspace, files: list[str
             Path("there", file).write_text("changed")
     with pytest.raises(WebserviceException, match="exist_ok=True"):
         model.download("there")
+    Path("taken").touch()
+    with pytest.raises(WebserviceException, match="taken is a file; give a folder"):
+        model.download("taken")
     path = Path(Model.get_model_path("mine", _workspace=ws))
     assert path.is_file() == (source == files[0])
     model.delete()

@@ -15,6 +15,7 @@ from stoker.azure_sdk import deferred
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.labels import Wanted, carries, labels
 from stoker.azure_sdk.models.inference_config import InferenceConfig
+from stoker.azure_sdk.models.references import ids_of
 from stoker.azure_sdk.models.resource_configuration import ResourceConfiguration
 from stoker.azure_sdk.models.sample_rows import written_sample
 from stoker.azure_sdk.unoffered import UnofferedByModel
@@ -264,9 +265,12 @@ class Model(installed.Model, UnofferedByModel):
             exists_ok: The same, by its old name.
 
         Raises:
-            WebserviceException: There is something of that name, and it must not be overwritten.
+            WebserviceException: There is something of that name, and it must not be overwritten; or the target is no
+                folder.
         """
         content, target = self.content, Path(target_dir) / self.registered.source
+        if Path(target_dir).is_file():
+            raise WebserviceException(f"the target_dir {target_dir} is a file; give a folder")
         if target.exists() and not (exist_ok or exists_ok):
             raise WebserviceException(f"{target} is there already; overwrite it with exist_ok=True")
         files = [PurePosixPath()] if content.is_file() else self.registered.files
@@ -334,7 +338,7 @@ class Model(installed.Model, UnofferedByModel):
             name=name,
             kind=deployment_config.kind,
             keywords=deployment_config.keywords,
-            models=tuple(model.id for model in models),
+            models=tuple(ids_of(models)),
             compute_name=deployment_config.compute_target_name
             if deployment_target is None
             else deployment_target.name,
@@ -366,9 +370,8 @@ class Model(installed.Model, UnofferedByModel):
             WebserviceException: A model or file cannot be used.
         """
         asked = {"cpu": cpu, "memory_in_gb": memory_in_gb, "description": description}
-        references = [model.id for model in models]
         return deferred.profile.start_profile(
-            workspace, profile_name, references, inference_config, input_dataset, asked
+            workspace, profile_name, ids_of(models), inference_config, input_dataset, asked
         )
 
 

@@ -16,6 +16,7 @@ from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.labels import Wanted, carries, labels
 from stoker.azure_sdk.models.inference_config import InferenceConfig
 from stoker.azure_sdk.models.model import Model
+from stoker.azure_sdk.models.references import ids_of
 from stoker.azure_sdk.services.access_token import WebServiceAccessToken
 from stoker.azure_sdk.services.facts import ServiceFacts, record_of
 from stoker.azure_sdk.services.plan import Plan
@@ -38,8 +39,11 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
     """A service of the workspace; `Webservice(workspace, name)` finds one, whoever has deployed it."""
 
     def __new__(cls, workspace: Workspace, name: str) -> Self:
-        """The class of a service follows from how it was deployed."""
+        """The class of a service follows from how it was deployed, also where another one is asked for."""
         found: Any = super().__new__(deferred.webservice.class_of(record_of(workspace, name)))
+        if not isinstance(found, cls):
+            # Python initializes only objects of the class that was called.
+            found.__init__(workspace, name)
         return found  # type: ignore[no-any-return]  # a subclass
 
     def __repr__(self) -> str:
@@ -71,8 +75,16 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
             properties: Properties that they have.
 
         Raises:
-            WebserviceException: A record cannot be read.
+            WebserviceException: A record cannot be read, or there is no such type.
         """
+        types = sorted({found.type_name for found in deferred.webservice.CLASSES.values()})
+        kind = (
+            None if compute_type is None else {name.upper(): name for name in types}.get(compute_type.upper())
+        )
+        if compute_type is not None and kind is None:
+            raise WebserviceException(
+                f"there is no compute_type {compute_type!r}: it is one of {', '.join(types)}"
+            )
         if image_name is not None or image_id is not None:
             return []
         with raised_as(WebserviceException):
@@ -80,7 +92,7 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
         return [
             Webservice(workspace, record.name)
             for record in records
-            if compute_type in (None, deferred.webservice.CLASSES[record.kind].type_name)
+            if kind in (None, deferred.webservice.CLASSES[record.kind].type_name)
             and (model_id is None or model_id in record.models)
             and (model_name is None or model_name in [model.partition(":")[0] for model in record.models])
             and carries(record.tags, tags)
@@ -173,8 +185,13 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
         Args:
             num_lines: How many at most.
             init: Not used: there is no init container.
+
+        Raises:
+            WebserviceException: `num_lines` is no whole number above 0, or the log cannot be read.
         """
         del init
+        if not isinstance(num_lines, int) or num_lines < 1:
+            raise WebserviceException(f"num_lines must be a whole number above 0, got {num_lines!r}")
         with raised_as(WebserviceException):
             return "" if self._found() is None else self._backend.log(num_lines)
 
@@ -303,7 +320,7 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
         changed = {name: value for name, value in keywords.items() if value is not None}
         plan = Plan.of(self._record).updated(
             changed,
-            None if models is None else [model.id for model in models],
+            None if models is None else ids_of(models),
             None if inference_config is None else inference_config.to_json(),
         )
         if models is None and inference_config is None and changed.keys() <= _LABELS:

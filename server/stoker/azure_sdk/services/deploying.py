@@ -147,6 +147,7 @@ def _replace(
     folder = services.new_folder(plan.name)
     try:
         prepared = _prepare(workspace, folder, plan, _port(services, old))
+        _check_port(services, prepared.settings.port, old)
         made_keys = _provide_keys(workspace, plan.name, prepared.settings, old)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -256,6 +257,18 @@ def _port(services: Services, old: ServiceRecord | None) -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def _check_port(services: Services, port: int, old: ServiceRecord | None) -> None:
+    """A port that was asked for is free, or the one of the process that is replaced."""
+    if old is not None and old.port == port and service_process.is_running(services.folder(old)):
+        return
+    if not _is_free(port):
+        holders = [record.name for record in services.list() if record.port == port and record is not old]
+        held_by = f" by the service {holders[0]}" if holders else ""
+        raise InvalidSettings(
+            f"port {port} is taken{held_by}; choose another one, or give none for a free one"
+        )
 
 
 def _is_free(port: int) -> bool:

@@ -12,6 +12,7 @@ from stoker.azure_sdk import deferred
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.models.inference_config import InferenceConfig
 from stoker.azure_sdk.models.model import Model
+from stoker.azure_sdk.models.references import ids_of
 from stoker.azure_sdk.services.access_token import WebServiceAccessToken
 from stoker.azure_sdk.services.deploy_configuration import WebserviceDeploymentConfiguration
 from stoker.azure_sdk.services.deployed import Webservice
@@ -216,7 +217,7 @@ def _change(
 ) -> deferred.endpoint_deploying.Change:
     return deferred.endpoint_deploying.Change(
         keywords={name: value for name, value in keywords.items() if value is not None},
-        models=None if models is None else [model.id for model in models],
+        models=None if models is None else ids_of(models),
         inference=None if inference_config is None else inference_config.to_json(),
         traffic_percentile=traffic_percentile,
         is_default=bool(is_default),
