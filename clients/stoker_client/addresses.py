@@ -27,7 +27,7 @@ class Addresses:
     """
 
     def __init__(self, scoring_uri: str | Sequence[str]) -> None:
-        uris = [scoring_uri] if isinstance(scoring_uri, str) else scoring_uri
+        uris = [scoring_uri] if isinstance(scoring_uri, str) else list(scoring_uri or ())
         self.urls = [_absolute_url(uri) for uri in uris]
         if not self.urls:
             raise ValueError("there is no scoring URI; give one at least")
@@ -80,7 +80,7 @@ class Addresses:
 def _absolute_url(scoring_uri: str) -> httpx.URL:
     try:
         url = httpx.URL(scoring_uri)
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, TypeError):
         url = httpx.URL()
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError(

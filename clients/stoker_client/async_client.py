@@ -16,7 +16,7 @@ from stoker_client.answers import Answer, Json, Reply
 from stoker_client.bearer import credentials
 from stoker_client.flow import PROBE_TIMEOUT_S, ServiceCalls
 from stoker_client.gathering import Gathering, check_concurrency
-from stoker_client.lanes import lanes_of
+from stoker_client.lanes import event_loop, lanes_of
 from stoker_client.opened import AsyncOpened
 from stoker_client.pieces import AsyncPieces, pieces_of
 from stoker_client.steps import Flow, Outcome, Pause, Piece, Read, Renew, Result, Send, Step, resumed
@@ -40,7 +40,8 @@ class AsyncClient:
     """Scores rows with one service of a Stoker server, without blocking the event loop while it waits.
 
     The arguments, answers and errors are those of `Client`; `timeout_s` is exact here, for a call that takes
-    longer is cancelled.
+    longer is cancelled. Connections belong to the event loop that they were made in: in another one the client makes
+    new ones, so calls by one `asyncio.run` each are answered, and pay for a connection each.
 
     Args:
         scoring_uri: Where rows are posted to; several servers of one service, as for `Client`.
@@ -97,7 +98,9 @@ class AsyncClient:
         self._renewing = anyio.Lock()
         self._clock = clock
         self._sleep = sleep
-        self._lanes = lanes_of(httpx.AsyncClient, transport, on_loopback=self._addresses.on_loopback)
+        self._lanes = lanes_of(
+            httpx.AsyncClient, transport, event_loop, on_loopback=self._addresses.on_loopback
+        )
 
     async def __aenter__(self) -> Self:
         return self

@@ -107,6 +107,6 @@ def credentials(key: str | None, *, use_tokens: bool, provided: bool) -> tuple[C
 
 
 def _checked(text: str) -> str:
-    if not (text.isascii() and text.isprintable() and " " not in text and text):
+    if not (isinstance(text, str) and text.isascii() and text.isprintable() and " " not in text and text):
         raise ValueError("a key has visible ASCII characters only; the one given has others")
     return text

@@ -36,9 +36,9 @@ __all__ = ["Client"]
 
 
 class Client:
-    """Scores rows with one service of a Stoker server; safe to share between threads.
+    """Scores rows with one service of a Stoker server; safe to share between threads, and with forked processes.
 
-    Connections are kept open and used again, so make one client and keep it, as a context manager or until `close`.
+    Connections are kept and used again, so make one client and keep it, as a context manager or until `close`.
 
     Args:
         scoring_uri: Where rows are posted to, such as `http://127.0.0.1:8080/score` or

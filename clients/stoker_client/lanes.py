@@ -3,18 +3,25 @@
 One httpx client could hold all connections, but its pool compares every idle connection with every other for
 each request: with 64 connections that costs more than the request itself. A client that holds one connection
 has nothing to compare.
+
+A process that is forked has the sockets of its parent. Two that write to one connection read each other's answers, so
+the child begins without connections.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+import anyio.lowlevel
 import httpx
 
-__all__ = ["Http", "Lanes", "lanes_of"]
+__all__ = ["Http", "Lanes", "event_loop", "lanes_of"]
 
 # About half the time after which proxies and load balancers commonly drop an idle connection without a word.
 _IDLE_S = 30.0
@@ -27,55 +34,126 @@ class Lanes(Generic[Http]):
 
     Args:
         make: Makes one more, when all are lent.
+        home: Tells where connections can be used: those that were made elsewhere are left. None: anywhere.
+        is_shared: Whether `make` gives the same one each time, which cannot be made anew.
     """
 
-    def __init__(self, make: Callable[[], Http]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Http],
+        home: Callable[[], object] | None = None,
+        *,
+        is_shared: bool = False,
+    ) -> None:
         self._make: Callable[[], Http] = make
+        self._home = home
+        self._at: object = None
+        self._is_shared = is_shared
         self._idle: list[Http] = []
         self._all: list[Http] = []
         self._closed = False
+        self._is_lost = False
+        _of_this_process.add(self)
 
     @contextmanager
     def lane(self) -> Iterator[Http]:
         """Lend the client that was used last, whose connection is the likeliest to stand, for one request.
 
         Raises:
-            RuntimeError: The lanes were taken down.
+            RuntimeError: The lanes were taken down, or belong to the process that this one was forked from.
         """
         if self._closed:
             raise RuntimeError("the client was closed")
+        if self._is_lost:
+            raise RuntimeError(
+                "the client's transport has connections of the process that this one was forked from; make a client "
+                "in each process"
+            )
+        if self._home is not None and (home := self._home()) is not self._at:
+            self._at, self._idle, self._all = home, [], []
+        idle = self._idle
         try:
-            http = self._idle.pop()
+            http = idle.pop()
         except IndexError:
             http = self._make()
             self._all.append(http)
         try:
             yield http
         finally:
-            self._idle.append(http)
+            # Where it came from: other lanes may have been begun meanwhile.
+            idle.append(http)
 
     def taken_down(self) -> list[Http]:
         """Lend no more, and return the clients for closing."""
         self._closed = True
         return self._all
 
+    def begin_in_child(self) -> None:
+        """Leave all connections to the process that this one was forked from."""
+        if self._is_shared:
+            self._is_lost = bool(self._all)
+            return
+        idle, self._idle, self._all = self._idle, [], []
+        for http in idle:
+            # This process's copy of a socket alone, which says nothing to the server.
+            if isinstance(http, httpx.Client):
+                http.close()
 
-def lanes_of(kind: Callable[..., Http], transport: Any, *, on_loopback: bool) -> Lanes[Http]:
+
+_of_this_process: Final[weakref.WeakSet[Lanes[Any]]] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for lanes in _of_this_process:
+        lanes.begin_in_child()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_in_child)
+
+
+def event_loop() -> object:
+    """What connections of asynchronous code belong to: the loop that runs now."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_of_trio()
+
+
+_mark: Final[anyio.lowlevel.RunVar[object]] = anyio.lowlevel.RunVar("stoker_client.lanes")
+
+
+def _run_of_trio() -> object:
+    mark = _mark.get(None)
+    if mark is None:
+        mark = object()
+        _mark.set(mark)
+    return mark
+
+
+def lanes_of(
+    kind: Callable[..., Http],
+    transport: Any,
+    home: Callable[[], object] | None = None,
+    *,
+    on_loopback: bool,
+) -> Lanes[Http]:
     """Make the lanes of a client.
 
     Args:
         kind: `httpx.Client` or `httpx.AsyncClient`.
         transport: What all requests are sent through, with connections of its own; None for a connection each.
+        home: As of `Lanes`, for connections that are made here.
         on_loopback: Whether the server is reached through this machine's loopback, where no proxy that the
             environment names can be of use.
     """
     options = _http_options(on_loopback=on_loopback)
     if transport is not None:
         shared = kind(transport=transport, **options)
-        return Lanes(lambda: shared)
+        return Lanes(lambda: shared, is_shared=True)
     # Reading the certificates is what makes an httpx client slow to make.
     verify = httpx.create_ssl_context(trust_env=options["trust_env"])
-    return Lanes(lambda: kind(verify=verify, **options))
+    return Lanes(lambda: kind(verify=verify, **options), home)
 
 
 def _http_options(*, on_loopback: bool) -> dict[str, Any]:

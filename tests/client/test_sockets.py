@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import pytest
 from tests.client.puppet_server import KEY, Behaviour, PuppetServer, Request, answer, like_stoker
+from tests.patience import PROGRAM_S
 
 from stoker_client import AsyncClient, Client, ConnectionFailed, InvalidInput, Unauthorized
 
@@ -83,6 +86,74 @@ async def test_a_connection_closed_as_idle_costs_an_asynchronous_call_nothing(se
     server = serve(closes_on_second_request)
     async with AsyncClient(server.uri) as client:
         assert [(await client.score(ROWS)).tolist() for _ in range(3)] == [[4], [4], [4]]
+    assert [request.connection for request in server.requests] == [0, 0, 1, 1]
+
+
+def run_program(code: str, uri: str) -> None:
+    """Run code of a user in a process of its own, whose forks and loops are not those of the tests."""
+    subprocess.run([sys.executable, "-c", code, uri, KEY], check=True, timeout=PROGRAM_S)
+
+
+FORKING = """
+import os, sys
+from stoker_client import Client
+client = Client(*sys.argv[1:])
+rows = [[0.0] * 784]
+client.score(rows)
+child = os.fork()
+if child == 0:
+    client.score(rows)
+    client.score(rows)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+client.score(rows)
+"""
+
+FORKING_WITH_A_TRANSPORT = """
+import os, sys, httpx
+from stoker_client import Client
+client = Client(*sys.argv[1:], transport=httpx.HTTPTransport())
+unused = Client(*sys.argv[1:], transport=httpx.HTTPTransport())
+rows = [[0.0] * 784]
+client.score(rows)
+child = os.fork()
+if child == 0:
+    unused.score(rows)
+    try:
+        client.score(rows)
+    except RuntimeError as error:
+        os._exit(0 if "make a client in each process" in str(error) else 1)
+    os._exit(2)
+assert os.waitpid(child, 0)[1] == 0
+client.score(rows)
+"""
+
+TWO_LOOPS = """
+import asyncio, sys
+from stoker_client import AsyncClient
+client = AsyncClient(*sys.argv[1:])
+async def twice():
+    for _ in range(2):
+        await client.score([[0.0] * 784])
+asyncio.run(twice())
+asyncio.run(twice())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "connections"), [(FORKING, [0, 1, 1, 0]), (FORKING_WITH_A_TRANSPORT, [0, 1, 0])]
+)
+def test_a_forked_process_has_connections_of_its_own(serve: Serve, code: str, connections: list[int]) -> None:
+    """Two processes on one connection would read each other's answers; a transport of the user's is refused."""
+    server = serve(like_stoker)
+    run_program(code, server.uri)
+    assert [request.connection for request in server.requests] == connections
+
+
+def test_an_asynchronous_client_follows_to_another_event_loop(serve: Serve) -> None:
+    """The connections of a loop that has ended are left, and not tried."""
+    server = serve(like_stoker)
+    run_program(TWO_LOOPS, server.uri)
     assert [request.connection for request in server.requests] == [0, 0, 1, 1]
 
 
