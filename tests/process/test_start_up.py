@@ -217,7 +217,10 @@ def test_without_a_driver_the_missing_driver_is_named(doubler: Path, tmp_path: P
         (["--timeout-ms", "0"], "timeout_ms must be a whole number between 1"),
         (["--model", "nobody"], "nobody"),
         (["nothing-here.onnx"], "nothing-here.onnx"),
-        (["--config", "nothing-here.yaml"], "deployment file cannot be read"),
+        (
+            ["--config", "nothing-here.yaml"],
+            "the deployment file nothing-here.yaml cannot be read: No such file",
+        ),
         (["--host", "no-such-host.invalid"], "cannot listen on no-such-host.invalid"),
     ],
 )

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 
 from stoker.commands.run_output import common_arguments, found_workspace, note, table, time_text
-from stoker.errors import UnknownRun
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -91,9 +90,7 @@ def _show(args: argparse.Namespace) -> int:
     from stoker.runs.store import RunStore
 
     store = RunStore(found_workspace(args).runs_dir)
-    if args.experiment not in store.experiments():
-        known = ", ".join(store.experiments()) or "none"
-        raise UnknownRun(f"there is no experiment {args.experiment!r}; there are: {known}")
+    store.check_experiment(args.experiment)
     index = RunIndex(store)
     counts = Counter(one.status.value for one in index.runs(args.experiment))
     sys.stdout.write(

@@ -203,8 +203,11 @@ def adopt(args: argparse.Namespace) -> int:
     """Say which runs were adopted."""
     from stoker.launch.adoption import adopt_all
 
-    for run_id in adopt_all(found_workspace(args)):
+    adopted = list(adopt_all(found_workspace(args)))
+    for run_id in adopted:
         sys.stdout.write(f"{run_id}\n")
+    if not adopted:
+        note("no run has lost its runner")
     return 0
 
 

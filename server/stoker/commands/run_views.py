@@ -38,8 +38,11 @@ def list_runs(args: argparse.Namespace) -> int:
     if key is not None and key.metric is not None:
         metrics.append(key.metric)
     metrics = list(dict.fromkeys(metrics))
+    store = RunStore(workspace.runs_dir)
+    if args.experiment:
+        store.check_experiment(args.experiment)
     # Of a list that is neither chosen from nor sorted the first ones are all that has to be read.
-    hidden = frozenset() if args.experiment or args.all else RunStore(workspace.runs_dir).archived()
+    hidden = frozenset() if args.experiment or args.all else store.archived()
     most = args.limit if args.limit and not (status or conditions or key or hidden) else None
     # A program that reads JSON has no columns to choose.
     read = args.index.runs(args.experiment, None if args.json else metrics, most)
@@ -55,6 +58,9 @@ def list_runs(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([_as_json(run) for run in shown], indent=2) + "\n")
         return 0
     if not shown:
+        if read and not runs and not (status or conditions):
+            note(f"all {len(read)} runs are of archived experiments: --all shows them")
+            return 0
         asked = args.experiment or status or conditions
         which = (
             "runs of this kind" if asked else f"runs in {workspace.runs_dir}; stoker submit SCRIPT begins one"

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from stoker.commands import run_actions, run_exports, run_views
+from stoker.commands.option_values import number_option
 from stoker.commands.run_output import common_arguments, found_workspace
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -21,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reference", metavar="RUN", help="an id, the beginning of one, @latest, or @-2 for the one before it"
     )
     several = argparse.ArgumentParser(add_help=False)
-    several.add_argument("references", metavar="RUN", nargs="+", help="runs, each as for 'show'")
+    several.add_argument(
+        "references", metavar="RUN", nargs="+", help="runs: ids, beginnings of ids, @latest or @-2"
+    )
     actions = parser.add_subparsers(dest="runs_action", required=True, metavar="ACTION")
 
     listing = actions.add_parser("list", parents=[common], help="list runs, the newest first")
@@ -31,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--sort", metavar="NAME", help="a metric or fact; -NAME for the greatest first")
     listing.add_argument("--metric", action="append", default=[], metavar="NAME", help="show this metric too")
     listing.add_argument(
-        "--limit", type=int, default=50, metavar="N", help="at most so many (default: 50; 0: all)"
+        "--limit",
+        type=number_option(int, 0, 1_000_000_000),
+        default=50,
+        metavar="N",
+        help="at most so many (default: 50; 0: all)",
     )
     listing.add_argument("--all", action="store_true", help="those of archived experiments too")
     listing.add_argument("--json", action="store_true", help="print JSON, with all metrics")
@@ -78,7 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metric", action="append", default=[], metavar="NAME", help="only this; can be repeated"
     )
     plot.add_argument(
-        "-o", "--output", type=Path, default=Path("plot.png"), metavar="FILE", help="the picture"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("plot.png"),
+        metavar="FILE",
+        help="the picture, .png, .svg or .pdf (default: plot.png)",
     )
     plot.set_defaults(runs_run=run_views.plot)
 
@@ -100,7 +112,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     mirror = actions.add_parser("mirror", parents=[common], help="copy runs into a tracking store of MLflow")
     mirror.add_argument(
-        "references", metavar="RUN", nargs="*", help="runs, each as for 'show' (default: all)"
+        "references",
+        metavar="RUN",
+        nargs="*",
+        help="runs: ids, beginnings of ids, @latest or @-2 (default: all)",
     )
     mirror.add_argument(
         "--to", required=True, metavar="URI", help="such as sqlite:///runs.db or http://127.0.0.1:5000"

@@ -79,6 +79,16 @@ class RunStore:
         with os.scandir(self.runs_dir) as entries:
             return sorted(entry.name for entry in entries if is_name(entry.name) and entry.is_dir())
 
+    def check_experiment(self, name: str) -> None:
+        """Do nothing if there is an experiment of this name.
+
+        Raises:
+            UnknownRun: There is none; the message names those that there are.
+        """
+        if name not in self.experiments():
+            known = ", ".join(self.experiments()) or "none"
+            raise UnknownRun(f"there is no experiment {name!r}; there are: {known}")
+
     def archived(self) -> frozenset[str]:
         """The names of the experiments that are out of sight."""
         return frozenset(name for name in self.experiments() if (self.runs_dir / name / _ARCHIVED).exists())
@@ -89,9 +99,7 @@ class RunStore:
         Raises:
             UnknownRun: There is no such experiment.
         """
-        if experiment not in self.experiments():
-            known = ", ".join(self.experiments()) or "none"
-            raise UnknownRun(f"there is no experiment {experiment!r}; there are: {known}")
+        self.check_experiment(experiment)
         mark = self.runs_dir / experiment / _ARCHIVED
         if restore:
             mark.unlink(missing_ok=True)

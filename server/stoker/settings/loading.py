@@ -40,6 +40,7 @@ _OTHER_VARIABLES: Final = (
     "NATIVE",
 )
 """What `STOKER_` stands before besides settings."""
+_ITEM: Final = "each item with a path or a registered name, such as {path: model.onnx}"
 _ALIKE: Final = 0.75
 """How alike a variable's name is to a setting's that was probably meant, as difflib counts it."""
 
@@ -171,14 +172,16 @@ def _keys(environ: Mapping[str, str], imported: Sequence[ImportedSettings]) -> d
 
 def _models(listed: Any, file: Path) -> tuple[ModelSettings, ...]:
     if not isinstance(listed, list):
-        raise InvalidSettings(f"{file}: models must be a list, each item with {_model_keys()}")
+        raise InvalidSettings(f"{file}: models must be a list, {_ITEM}")
     return tuple(_model(item, _place(item, number, file), file.parent) for number, item in enumerate(listed))
 
 
 def _model(item: Any, place: str, base: Path) -> ModelSettings:
     """One item of `models`; `place` is where it stands, for messages."""
     if not isinstance(item, dict):
-        raise InvalidSettings(f"{place} must have {_model_keys()}, got {item!r}")
+        raise InvalidSettings(
+            f"{place} must be settings of a model, such as {{path: model.onnx}}, got {item!r}"
+        )
     model = model_settings(item, place)
     if (model.path is None) == (model.registered is None):
         given = "neither" if model.path is None else "both"
@@ -190,10 +193,6 @@ def _model(item: Any, place: str, base: Path) -> ModelSettings:
         environment=model.environment and base / model.environment,
         sample_input=model.sample_input and base / model.sample_input,
     )
-
-
-def _model_keys() -> str:
-    return f"keys of: {', '.join(settings_of(ModelSettings))}"
 
 
 def _place(item: Any, number: int, file: Path) -> str:

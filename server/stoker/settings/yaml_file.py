@@ -42,8 +42,12 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
     try:
         # Editors on Windows begin files with a byte-order mark.
         content = yaml.load(file.read_text(encoding="utf-8-sig"), _Loader)  # noqa: S506  # a SafeLoader
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"the {kind} cannot be read: {error}") from error
+    except OSError as error:
+        raise InvalidSettings(f"the {kind} {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettings(
+            f"the {kind} {file} cannot be read: it is not UTF-8 ({error.reason})"
+        ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

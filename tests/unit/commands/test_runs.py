@@ -74,6 +74,17 @@ def test_an_empty_list_says_what_is_empty(workspace: Workspace, capsys: pytest.C
         == f"there are no runs in {workspace.runs_dir}; stoker submit SCRIPT begins one\n"
     )
     make(workspace, 1)
+    assert main(["runs", "list", "nobody"]) == 2
+    assert capsys.readouterr().err == "stoker runs: there is no experiment 'nobody'; there are: e\n"
+    with pytest.raises(SystemExit, match="2"):
+        main(["runs", "list", "--limit", "-1"])
+    assert "argument --limit: must be a whole number between 0" in capsys.readouterr().err
+    assert main(["runs", "adopt"]) == 0
+    assert capsys.readouterr().err == "no run has lost its runner\n"
+    assert main(["experiments", "archive", "e"]) == 0
+    assert main(["runs", "list"]) == 0
+    assert capsys.readouterr().err == "all 1 runs are of archived experiments: --all shows them\n"
+    assert main(["experiments", "restore", "e"]) == 0
     assert main(["runs", "list", "--status", "running"]) == 0
     assert capsys.readouterr().err == "there are no runs of this kind\n"
     assert main(["runs", "list", "--sort", "-accuracy", "--metric", "acuracy"]) == 0

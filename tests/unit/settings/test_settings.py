@@ -305,9 +305,15 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
             "deployment.yaml, line 1: this is not YAML: the key path stands there twice",
         ),
         ("modls: []", "there is no setting 'modls'; did you mean models?"),
-        ("models:", "models must be a list, each item with keys of: path, registered, name"),
+        (
+            "models:",
+            "models must be a list, each item with a path or a registered name, such as {path: model.onnx}",
+        ),
         ("models: {path: a}", "models must be a list"),
-        ("models: [{path: a}, b]", "deployment.yaml, models[1] must have keys of: path, registered, name"),
+        (
+            "models: [{path: a}, b]",
+            "deployment.yaml, models[1] must be settings of a model, such as {path: model.onnx}",
+        ),
         ("models: [{}]", "deployment.yaml, models[0] needs either path or registered, and has neither"),
         (
             "models: [{path: a}, {path: a, registered: b}]",
@@ -389,7 +395,7 @@ def test_kubernetes_service_links_are_no_settings(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_the_operators(tmp_path: Path) -> None:
     """A missing file, and a folder in its place, are named."""
     for file in (tmp_path / "missing.yaml", tmp_path):
-        with pytest.raises(InvalidSettings, match="the deployment file cannot be read"):
+        with pytest.raises(InvalidSettings, match=rf"the deployment file {file} cannot be read: "):
             load_settings({}, {}, file, ())
 
 
