@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from stoker.commands.option_values import number_option
 from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import PIECES_SCORE
 from stoker_bench.contestants.process_tree import ProcessTree
@@ -46,6 +48,7 @@ __all__ = ["LoadTest", "argument_parser", "main", "run_load_test", "summary"]
 LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 STAGE_UNIT = " µs"
 STOP_TIMEOUT_S = 60
+CONNECT_TIMEOUT_S = 5.0
 INTERRUPTED = 130
 PIECES = 16
 MOST_INSTANCES = 16
@@ -162,13 +165,16 @@ def _percentile(entry: dict[str, Any], share: float) -> float:
 def argument_parser() -> argparse.ArgumentParser:
     """Declare the command's options."""
     parser = argparse.ArgumentParser(prog="python -m stoker_bench.load", description=__doc__)
+    count = number_option(int, 1, 1_000_000)
     parser.add_argument("--uri", help="scoring URI of a running server (default: start one)")
     parser.add_argument("--key", default=os.environ.get("STOKER_PRIMARY_KEY"), help="its bearer key")
     parser.add_argument("--model", type=Path, help="ONNX file to serve, or the one served at --uri")
-    parser.add_argument("--users", type=int, default=32, help="users at the peak (default: 32)")
-    parser.add_argument("--seconds", type=int, default=20, help="length of the test (default: 20)")
-    parser.add_argument("--shape", choices=SHAPES, default="ramp", help="default: ramp")
-    parser.add_argument("--rows", type=int, help="rows a request (default: 1)")
+    parser.add_argument("--users", type=count, default=32, help="users at the peak (default: 32)")
+    parser.add_argument("--seconds", type=count, default=20, help="length of the test (default: 20)")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="ramp", help="how the users come and go (default: ramp)"
+    )
+    parser.add_argument("--rows", type=count, help="rows a request (default: 1)")
     parser.add_argument(
         "--pieces",
         choices=PIECE_FORMS,
@@ -202,6 +208,8 @@ def _run(args: argparse.Namespace) -> int:
     for name in ("model", "rows", "mnist_dir"):
         if args.pieces and getattr(args, name) is not None:
             raise OperatorError(f"--{name.replace('_', '-')} does not go with --pieces")
+    if args.uri is not None:
+        _check_reachable(args.uri)
     with tempfile.TemporaryDirectory(prefix="stoker-load-") as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary)
         uri, key, model, body = args.uri, args.key, args.model, args.body
@@ -226,6 +234,18 @@ def _run(args: argparse.Namespace) -> int:
             body=body,
         )
         return run_load_test(test)
+
+
+def _check_reachable(uri: str) -> None:
+    """Something listens there: else all that a test tells is how fast connections are refused."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OperatorError(f"{uri!r} is no scoring URI; give one such as http://127.0.0.1:8080/score")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{uri} cannot be reached: {error}; is the server running there?") from error
 
 
 def _model_launch(folder: Path, model: Path | None) -> tuple[Launch, Path]:

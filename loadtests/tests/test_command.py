@@ -157,6 +157,13 @@ def test_report_is_printed_and_written(
     assert len(asked) == 1
 
 
+def test_a_folder_that_is_not_there_is_told_before_the_bench(asked: list[object], tmp_path: Path) -> None:
+    """And not after its minutes."""
+    with pytest.raises(InvalidSettings, match=r"there is no folder .*nowhere; make it first"):
+        bench.run(parsed("--output", str(tmp_path / "nowhere" / "report.json")))
+    assert asked == []
+
+
 @pytest.mark.parametrize("option", ["--seconds", "--rounds", "--concurrency", "--rows", "--frontends"])
 def test_counts_must_be_positive(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Zero is refused with the option's name."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker_bench.contestants.servers import free_port
 from stoker_bench.load import LOCUSTFILE, LoadTest, main, run_load_test, summary
 
 
@@ -182,4 +183,31 @@ def test_options_that_would_have_no_effect_are_refused(
     """And only of the script that it serves itself does it know what the body is."""
     monkeypatch.setattr(sys, "argv", ["load", *arguments])
     assert main() != 0
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--users", "--seconds", "--rows"])
+def test_numbers_begin_at_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """Before a server is started, and by the name of the option."""
+    monkeypatch.setattr(sys, "argv", ["load", option, "-1"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"argument {option}: must be a whole number between 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        (f"http://127.0.0.1:{free_port()}/score", "Connection refused; is the server running there?"),
+        ("127.0.0.1:8080/score", "is no scoring URI"),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], uri: str, message: str
+) -> None:
+    """Instead of a table of requests that were all refused."""
+    monkeypatch.setattr(sys, "argv", ["load", "--uri", uri])
+    assert main() == 2
     assert message in capsys.readouterr().err

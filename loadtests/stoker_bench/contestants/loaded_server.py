@@ -182,6 +182,8 @@ def check_answers(
         rows = random_rows(1 + number % max_rows, row_shape, seed=number)
         request = server.request(rows)
         status, body = post(request.host, request.port, request.path, request.body, request.headers)
+        if not status:
+            raise BenchedServerError(f"{server.name} gave no answer at {server.uri}; is it running there?")
         if status != HTTP_OK:
             raise BenchedServerError(f"{server.name} answered {status}: {body[:200]!r}")
         try:

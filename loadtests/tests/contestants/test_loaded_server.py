@@ -11,7 +11,7 @@ import pytest
 from stoker_bench.contestants.contest import Case
 from stoker_bench.contestants.loaded_server import LoadedServer, batch_totals, check_answers, mean_batch_rows
 from stoker_bench.contestants.process_tree import ProcessTree
-from stoker_bench.contestants.servers import HOST
+from stoker_bench.contestants.servers import HOST, free_port
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures
 from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest, binary_open_inference
@@ -173,6 +173,13 @@ def test_bad_status_fails_the_check_with_the_servers_words(doubling: DoublingSer
     doubling.status, doubling.answer = 401, lambda rows: {"message": "no valid key"}
     with pytest.raises(BenchedServerError, match=r"401.*no valid key"):
         check_answers(loaded(doubling.uri, PuppetGenerator(FIGURES)), (4,), double)
+
+
+def test_a_server_that_is_not_there_fails_the_check_by_its_address() -> None:
+    """No status is no answer."""
+    uri = f"http://127.0.0.1:{free_port()}/score"
+    with pytest.raises(BenchedServerError, match=rf"gave no answer at {uri}; is it running there\?"):
+        check_answers(loaded(uri, PuppetGenerator(FIGURES)), (4,), double)
 
 
 def test_batch_totals_sum_over_models() -> None:

@@ -171,6 +171,11 @@ def run(args: argparse.Namespace) -> int:
         raise OperatorError(
             f"the bench needs packages that are not installed ({error.name}); {how_to_install('bench')}"
         ) from error
+    if args.output and not args.output.parent.is_dir():
+        # Before the minutes that the bench takes, not behind them.
+        raise InvalidSettings(
+            f"--output {args.output}: there is no folder {args.output.parent}; make it first"
+        )
     with ended_by_sigterm():
         report = _report(args)
     print(report)

@@ -49,11 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the loads too, as PNG or SVG")
     parser.add_argument(
-        "--seeds", type=_numbers(int, 0, 1 << 31), default=[101, 102, 103], help="of chance (101,102,103)"
+        "--seeds",
+        type=_numbers(int, 0, 1 << 31),
+        default=[101, 102, 103],
+        help="of chance (default: 101,102,103)",
     )
     device = parser.add_argument_group("the device")
     device.add_argument(
-        "--device", default="resnet50-a100", help="a known curve (resnet50-a100); its numbers can be changed:"
+        "--device",
+        default="resnet50-a100",
+        help="a known curve (default: resnet50-a100); its numbers can be changed:",
     )
     device.add_argument(
         "--batch-ms", type=number_option(float, 0, 1e6), help="time of a batch, whatever its rows"
@@ -85,35 +90,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number_option(float, 0.001, 3600),
         default=2.0,
         metavar="NUMBER",
-        help="how many seconds of that it may have at once (2)",
+        help="how many seconds of that it may have at once (default: 2)",
     )
     load.add_argument(
         "--load",
         type=_numbers(float, 0.001, 100),
         default=[0.3, 0.8, 1.0, 2.0, 4.0],
-        help="one or several (0.3,0.8,1,2,4)",
+        help="one or several (default: 0.3,0.8,1,2,4)",
     )
     load.add_argument(
         "--target-ms",
         type=number_option(float, 0.01, 1e6),
         default=50.0,
-        help="how long an answer is worth something (50)",
+        help="how long an answer is worth something (default: 50)",
     )
-    load.add_argument("--pattern", choices=_PATTERNS, default="poisson", help="when requests come (poisson)")
+    load.add_argument(
+        "--pattern", choices=_PATTERNS, default="poisson", help="when requests come (default: poisson)"
+    )
     load.add_argument(
         "--cv",
         type=number_option(float, 0.1, 20),
         default=4.0,
-        help="coefficient of variation of gamma's pauses (4)",
+        help="coefficient of variation of gamma's pauses (default: 4)",
     )
     load.add_argument(
         "--most-rows",
         type=number_option(int, 1, 4096),
         default=1,
-        help="most rows of a request, Pareto distributed (1)",
+        help="most rows of a request, Pareto distributed (default: 1)",
     )
     load.add_argument(
-        "--seconds", type=number_option(float, 0.01, 1e5), default=4.0, help="how long they come (4)"
+        "--seconds", type=number_option(float, 0.01, 1e5), default=4.0, help="how long they come (default: 4)"
     )
     policy = parser.add_argument_group("the settings that are tried")
     policy.add_argument(
@@ -136,34 +143,40 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         "--routing",
         choices=("random", "rows", "end"),
         default="end",
-        help="by chance, to the fewest waiting rows, or to the earliest expected end (end)",
+        help="by chance, to the fewest waiting rows, or to the earliest expected end (default: end)",
     )
     group.add_argument(
         "--choices",
         type=number_option(int, 1, 10_000),
         default=3,
-        help="among so many servers, drawn by chance (3)",
+        help="among so many servers, drawn by chance (default: 3)",
     )
     group.add_argument(
         "--state-ms",
         type=number_option(float, 0, 1e5),
         default=0.0,
-        help="how old what is known of them may be (0)",
+        help="how old what is known of them may be (default: 0)",
     )
     group.add_argument(
         "--routers",
         type=number_option(int, 1, 10_000),
         default=16,
-        help="so many route requests; each knows what it has sent since itself (16)",
+        help="so many route requests; each knows what it has sent since itself (default: 16)",
     )
     group.add_argument(
-        "--models", type=number_option(int, 1, 10_000), default=1, help="models, equally busy (1)"
+        "--models", type=number_option(int, 1, 10_000), default=1, help="models, equally busy (default: 1)"
     )
     group.add_argument(
-        "--copies", type=number_option(int, 0, 10_000), default=0, help="servers of each; 0 for all (0)"
+        "--copies",
+        type=number_option(int, 0, 10_000),
+        default=0,
+        help="servers of each; 0 for all (default: 0)",
     )
     group.add_argument(
-        "--lose", type=number_option(int, 0, 10_000), default=0, help="servers that are lost half-way (0)"
+        "--lose",
+        type=number_option(int, 0, 10_000),
+        default=0,
+        help="servers that are lost half-way (default: 0)",
     )
     group.add_argument(
         "--least-gpus",
