@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ class LiveServer:
         workspace: Its workspace directory.
         scratch: A directory of its own, for its log and workspace.
         key: A valid key.
+        tls: What it is spoken to with.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class LiveServer:
         workspace: Path | None = None,
         port: int = 0,
         ready_within_s: float | None = PROGRAM_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Start `stoker serve` with these arguments and wait until it is ready.
 
@@ -140,7 +143,9 @@ class LiveServer:
             workspace: Its workspace; a new one by default.
             port: Where it listens; 0 lets it choose.
             ready_within_s: How long to wait for it; None does not wait, and needs a port.
+            tls: What it is spoken to with; None speaks plain HTTP.
         """
+        self.tls = tls
         self.scratch, self.workspace = scratch, workspace or scratch / "workspace"
         self.key = PRIMARY
         self._log = scratch / "server.log"
@@ -179,7 +184,9 @@ class LiveServer:
     def _announced_port(self) -> int:
         output = self.output()
         assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{output}"
-        ready = re.search(r"^  ready .* http://127\.0\.0\.1:([0-9]+)/metrics", output, re.MULTILINE)
+        ready = re.search(
+            r"^  ready .* https?://(?:127\.0\.0\.1|localhost):([0-9]+)/metrics", output, re.MULTILINE
+        )
         return int(ready[1]) if ready else 0
 
     def output(self) -> str:
@@ -247,7 +254,7 @@ class LiveServer:
 
     def connect(self) -> Connection:
         """A new connection."""
-        return Connection(self.port)
+        return Connection(self.port, tls=self.tls)
 
     def get(self, path: str, headers: Sequence[tuple[str, str]] = (), *, key: str | None = None) -> Answer:
         """GET on a connection of its own, without a key unless one is given."""

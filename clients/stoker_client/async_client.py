@@ -6,6 +6,7 @@ import inspect
 import random
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import anyio
@@ -53,6 +54,7 @@ class AsyncClient:
         deadline_ms: How long after its call an answer is worth something, as for `Client`.
         tier: The tier that requests ask for.
         throttle: Hold requests back while the server refuses most of them, as for `Client`.
+        ca_file: PEM file of the authorities by which servers of https are trusted; see `Client`.
         transport: The httpx transport to send through.
         clock: Monotonic time in seconds.
         sleep: Waits that many seconds between attempts.
@@ -61,6 +63,7 @@ class AsyncClient:
     Raises:
         ValueError: An argument is out of range or contradicts another, the URI is not absolute, or the key cannot
             stand in a header.
+        OSError: `ca_file` cannot be read, or holds no certificate.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class AsyncClient:
         deadline_ms: float | None = None,
         tier: Tier | None = None,
         throttle: bool = False,
+        ca_file: str | Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -99,7 +103,7 @@ class AsyncClient:
         self._clock = clock
         self._sleep = sleep
         self._lanes = lanes_of(
-            httpx.AsyncClient, transport, event_loop, on_loopback=self._addresses.on_loopback
+            httpx.AsyncClient, transport, event_loop, ca_file, on_loopback=self._addresses.on_loopback
         )
 
     async def __aenter__(self) -> Self:

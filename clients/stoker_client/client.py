@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -45,8 +46,7 @@ class Client:
             `http://127.0.0.1:8080/api/v1/service/NAME/score`; or those of several servers of one service, which
             differ in host and port alone. Of those each request goes to the one with the fewest in flight, and at
             once to another one if it cannot be reached or takes nothing now; then that one is left alone for a while.
-        key: The service's primary or secondary key, or a token; without one, the variable STOKER_KEY; without
-            that, the requests carry none.
+        key: The service's primary or secondary key, or a token; None for the variable STOKER_KEY, or else no key.
         use_tokens: Fetch short-lived tokens from the service with the key, and send those instead of it.
         token_provider: Gives what is to be sent, where it is not the key: a text, or an `AccessToken` with the time
             after which another one should be had. It is called before the first request, when that time has come,
@@ -64,17 +64,16 @@ class Client:
         throttle: Hold requests back while the server refuses most of them as overloaded: by what was asked and what
             was accepted in the last two minutes, a request is not sent with the probability
             max(0, (asked - 2 * accepted) / (asked + 1)), and raises `Throttled`.
-        transport: The httpx transport to send through: a certificate of one's own
-            (`httpx.HTTPTransport(verify=context)`), a Unix socket (`uds=path`), a mock. By default each request
-            in flight has a connection of its own, and proxies named by the environment are used, except to this
-            machine's own loopback.
+        ca_file: PEM file of trusted certificate authorities; None for SSL_CERT_FILE, else the public ones.
+        transport: The httpx transport to send through, such as a Unix socket or a mock. By default each request in
+            flight has a connection, and the environment's proxies are used, except to this machine's own loopback.
         clock: Monotonic time in seconds.
         sleep: Waits that many seconds between attempts.
         jitter: Random numbers in [0, 1) that spread the pauses, and decide which requests are held back.
 
     Raises:
-        ValueError: An argument is out of range or contradicts another, the URI is not absolute, or the key cannot
-            stand in a header.
+        ValueError: An argument is out of range, contradicts another, is no absolute URI, or cannot stand in a header.
+        OSError: `ca_file` cannot be read, or holds no certificate.
     """
 
     def __init__(
@@ -89,6 +88,7 @@ class Client:
         deadline_ms: float | None = None,
         tier: Tier | None = None,
         throttle: bool = False,
+        ca_file: str | Path | None = None,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] | None = None,
@@ -113,7 +113,9 @@ class Client:
         self._clock = clock
         self._sleep = sleep
         self._closed = threading.Event()
-        self._lanes = lanes_of(httpx.Client, transport, on_loopback=self._addresses.on_loopback)
+        self._lanes = lanes_of(
+            httpx.Client, transport, ca_file=ca_file, on_loopback=self._addresses.on_loopback
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import anyio.lowlevel
@@ -135,6 +137,7 @@ def lanes_of(
     kind: Callable[..., Http],
     transport: Any,
     home: Callable[[], object] | None = None,
+    ca_file: str | Path | None = None,
     *,
     on_loopback: bool,
 ) -> Lanes[Http]:
@@ -144,15 +147,22 @@ def lanes_of(
         kind: `httpx.Client` or `httpx.AsyncClient`.
         transport: What all requests are sent through, with connections of its own; None for a connection each.
         home: As of `Lanes`, for connections that are made here.
+        ca_file: The authorities that servers are trusted by; None for those of httpx, or of SSL_CERT_FILE.
         on_loopback: Whether the server is reached through this machine's loopback, where no proxy that the
             environment names can be of use.
+
+    Raises:
+        ValueError: There are authorities, and a transport, which has its own.
+        OSError: The file cannot be read, or holds none.
     """
+    if transport is not None and ca_file is not None:
+        raise ValueError("give ca_file or transport: a transport has authorities of its own")
     options = _http_options(on_loopback=on_loopback)
     if transport is not None:
         shared = kind(transport=transport, **options)
         return Lanes(lambda: shared, is_shared=True)
     # Reading the certificates is what makes an httpx client slow to make.
-    verify = httpx.create_ssl_context(trust_env=options["trust_env"])
+    verify = httpx.create_ssl_context() if ca_file is None else ssl.create_default_context(cafile=ca_file)
     return Lanes(lambda: kind(verify=verify, **options), home)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -135,7 +136,12 @@ class Connection:
     """One client connection over a blocking socket; every wait is bounded."""
 
     def __init__(
-        self, port: int, *, timeout_s: float = PATIENCE_S, receive_buffer: int | None = None
+        self,
+        port: int,
+        *,
+        timeout_s: float = PATIENCE_S,
+        receive_buffer: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.socket = socket.socket()
         if receive_buffer is not None:
@@ -144,6 +150,8 @@ class Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self.socket.connect(("127.0.0.1", port))
+            if tls is not None:
+                self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         except OSError:
             self.socket.close()
             raise
@@ -209,9 +217,10 @@ class AsyncConnection:
         self._buffer = b""
 
     @classmethod
-    async def open(cls, port: int, host: str = "127.0.0.1") -> Self:
+    async def open(cls, port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Self:
         """Connect."""
-        return cls(*await asyncio.open_connection(host, port))
+        name = None if tls is None else "localhost"
+        return cls(*await asyncio.open_connection(host, port, ssl=tls, server_hostname=name))
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import ssl
 import threading
 import time
 from collections import Counter
@@ -86,6 +87,7 @@ class Callers:
         kept_alive: How many callers keep their connection as long as the server does.
         fresh: How many callers open a connection for every request.
         pause_s: How long each of them waits before it asks again, to leave cores to what a test waits for.
+        tls: What they speak TLS with; None speaks plain HTTP.
         outcomes: What has become of the requests so far; the callers append to it.
     """
 
@@ -94,6 +96,7 @@ class Callers:
     kept_alive: int = 0
     fresh: int = 0
     pause_s: float = 0.0
+    tls: ssl.SSLContext | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _stopping: bool = False
@@ -134,7 +137,7 @@ class Callers:
         while not self._stopping:
             question = self.ask(next(self._numbers))
             try:
-                connection = connection or await AsyncConnection.open(self.port)
+                connection = connection or await AsyncConnection.open(self.port, tls=self.tls)
             except (ConnectionRefusedError, ConnectionResetError):
                 # Reset while it connects: the port closed meanwhile. Nothing has been asked yet.
                 return

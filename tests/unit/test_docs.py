@@ -42,6 +42,8 @@ NO_METRICS = {"stoker_client", "stoker_run", "stoker_training", "stoker_bench"}
 # Options of other programs that the pages name outside a command line.
 FOREIGN_OPTIONS = {
     *("--build-arg", "--shm-size", "--only", "--resume-from"),
+    # Of curl.
+    "--resolve",
     # Of perf_analyzer.
     *("--collect-metrics", "--metrics-url"),
     # Of tensorflow_model_server.

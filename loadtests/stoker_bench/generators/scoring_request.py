@@ -208,6 +208,10 @@ def scoring_request(
         InvalidSettings: If the URI is not a plain http one.
     """
     parts = urlsplit(uri)
+    if parts.scheme == "https":
+        raise InvalidSettings(
+            f"{uri!r} is of TLS, which the generators do not speak; give one such as http://127.0.0.1:8080/score"
+        )
     if parts.scheme != "http" or not parts.hostname:
         raise InvalidSettings(f"{uri!r} is no scoring URI; give one such as http://127.0.0.1:8080/score")
     authorization = {"Authorization": f"Bearer {key}"} if key else {}

@@ -99,6 +99,12 @@ def test_http_bytes_are_a_whole_request() -> None:
     assert request.uri == "http://127.0.0.1:8080/api/v1/service/x/score?a=1"
 
 
+def test_tls_is_refused_by_its_name() -> None:
+    """The generators do not speak it, and say so instead of that the URI is none."""
+    with pytest.raises(InvalidSettings, match="is of TLS, which the generators do not speak"):
+        scoring_request("https://127.0.0.1/score", b"")
+
+
 def test_no_key_means_no_header() -> None:
     """Without a key nothing is said about authorization, and the port defaults to 80."""
     request = scoring_request("http://localhost", b"")

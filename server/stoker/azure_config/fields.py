@@ -36,7 +36,7 @@ KEPT_BECAUSE: Final[Mapping[Group, str]] = {
     "resources": "a process is given no share of the machine",
     "liveness probe": "the supervisor sees at once when a process ends; /v2/health/live is there for probes",
     "placement": "there is no cluster here",
-    "network": "Stoker speaks plain HTTP; put a proxy with TLS before it",
+    "network": "TLS is a setting of Stoker: --tls-cert and --tls-key",
     "encryption": "nothing is stored in Azure",
     "monitoring": "metrics are at /metrics",
     "labels": "they are said here and do nothing",

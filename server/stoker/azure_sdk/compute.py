@@ -79,7 +79,7 @@ class AksConfiguration(Configuration):
         bind(workspace, target, Binding(context=name, namespace=cluster.namespace, fields={"image": image}))
 
     def enable_ssl(self, **ssl: Any) -> None:
-        """Keep how the cluster would speak TLS; Stoker speaks plain HTTP."""
+        """Keep how the cluster would speak TLS; the pods speak plain HTTP."""
         self.values["ssl"] = sorted(ssl)
 
 

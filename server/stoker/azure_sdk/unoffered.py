@@ -225,7 +225,9 @@ class UnofferedByComputeTarget:
     cluster_fqdn = UnofferedValue(_THE_CLUSTER)
     deserialize = UnofferedMethod("ComputeTarget(workspace, name) finds it")
     get_credentials = UnofferedMethod(f"{_THE_CLUSTER}, which kubectl cannot be given")
-    ssl_configuration = UnofferedValue("Stoker speaks plain HTTP; put a proxy with TLS before it")
+    ssl_configuration = UnofferedValue(
+        "services of the SDK speak plain HTTP; put a proxy with TLS before them"
+    )
     system_services = UnofferedValue(_THE_CLUSTER)
     update = UnofferedMethod("it is a record of what was asked for; delete it and create it anew")
 

@@ -29,7 +29,7 @@ _SECTION: Final = "kubernetes"
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")
 _CONVENTIONAL_STEMS: Final = ("score", "model", "main")
 _OF_THE_POD: Final = ("host", "port", "keys_dir")
-_FILES_OF_THE_SERVER: Final = ("grpc_tls_cert", "grpc_tls_key")
+_FILES_OF_THE_SERVER: Final = ("tls_cert", "tls_key", "tls_client_ca", "grpc_tls_cert", "grpc_tls_key")
 
 
 def add_plan_options(group: argparse._ArgumentGroup) -> None:

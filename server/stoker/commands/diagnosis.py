@@ -10,7 +10,9 @@ import os
 import platform
 import resource
 import shutil
+import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
+from stoker.supervisor.tls_ports import tls_ports
 from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
 from stoker.system.memory import main_memory
 from stoker.wire.native_rows import native_rows_note
@@ -82,7 +85,11 @@ def diagnose(
         say: Is told in a line what takes time.
     """
     checks = [_python(), _packages(), _onnx_runtime(), Check("json", "ok", native_rows_note())]
-    checks += [_workspace(workspace), _port(settings.host, settings.port)]
+    checks += [
+        _workspace(workspace),
+        _port(settings.host, settings.port, secure=settings.tls_cert is not None),
+        *_tls(settings),
+    ]
     if settings.grpc_port:
         checks.append(_grpc_port(settings))
     checks += [_memory(), _large_bodies(settings), _limits()]
@@ -166,18 +173,35 @@ def _workspace(workspace: Workspace) -> Check:
     return Check("workspace", "ok", f"{root}, {_size(free_bytes)} free{there}")
 
 
-def _port(host: str, port: int) -> Check:
+def _port(host: str, port: int, *, secure: bool = False) -> Check:
     if not port:
         return Check("port", "ok", f"a free one of {host} is taken")
     try:
         for sock in bind(host, port, 1):
             sock.close()
     except OperatorError as error:
-        state = _running_server(host, port)
+        state = _running_server(host, port, secure=secure)
         if state is None:
             return Check("port", "wrong", str(error))
         return Check("port", "note", f"a Stoker server listens on {host} port {port} and is {state}")
     return Check("port", "ok", f"{host} port {port} is free")
+
+
+def _tls(settings: ServerSettings) -> list[Check]:
+    """The certificate of each port that speaks TLS."""
+    try:
+        ports = tls_ports(settings)
+    except OperatorError as error:
+        return [Check("tls", "wrong", str(error))]
+    return [
+        Check(
+            "tls",
+            "wrong" if port.expired(time.time()) else "ok",
+            f"{protocol}: {port.files.certificate}, {port.until}"
+            + (f", for {', '.join(port.certificate.names)}" if port.certificate.names else ""),
+        )
+        for protocol, port in ports.items()
+    ]
 
 
 def _grpc_port(settings: ServerSettings) -> Check:
@@ -186,16 +210,22 @@ def _grpc_port(settings: ServerSettings) -> Check:
         with bind(settings.host, 0, 1)[0] as beside:
             reserve_grpc_port(settings, beside).close()
     except OperatorError as error:
-        running = settings.port and _running_server(settings.host, settings.port) is not None
+        secure = settings.tls_cert is not None
+        running = settings.port and _running_server(settings.host, settings.port, secure=secure) is not None
         return Check("grpc port", "note" if running else "wrong", str(error))
     return Check(
         "grpc port", "ok", f"{settings.host} port {settings.grpc_port} is free, its packages are there"
     )
 
 
-def _running_server(host: str, port: int) -> str | None:
+def _running_server(host: str, port: int, *, secure: bool) -> str | None:
     """What a Stoker server says on a port of its readiness; None if nobody answers like one."""
     connection = http.client.HTTPConnection(host, port, timeout=2)
+    if secure:
+        # It is told nothing, and need not prove who it is.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(host, port, timeout=2, context=context)
     try:
         connection.request("GET", "/v2/health/ready")
         ready = json.loads(connection.getresponse().read(65536))["ready"]

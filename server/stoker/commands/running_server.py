@@ -6,8 +6,10 @@ import argparse
 import ipaddress
 import json
 import os
+import ssl
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from stoker.errors import InvalidSettings, OperatorError
 __all__ = [
     "PORT_VARIABLE",
     "SERVER",
+    "add_ca_argument",
     "add_server_arguments",
     "ask_admin",
     "on_loopback",
@@ -26,23 +29,26 @@ SERVER: Final = "http://127.0.0.1:8080"
 """Where `stoker serve` listens unless it is told otherwise."""
 PORT_VARIABLE: Final = "STOKER_PORT"
 """The variable that tells `stoker serve` its port, and the commands of the same shell where that is."""
+_CERTIFICATE_VARIABLE: Final = "STOKER_TLS_CERT"
+"""The variable that tells `stoker serve` its certificate, and the same commands that it speaks TLS."""
 
 
 def server_here() -> str:
-    """The address of this machine's server, at the port of `STOKER_PORT` where that is set.
+    """The address of this machine's server, at the port of `STOKER_PORT` and with TLS where variables say so.
 
     Raises:
         InvalidSettings: The variable names no port, or has the server take a free one.
     """
+    scheme = "https" if os.environ.get(_CERTIFICATE_VARIABLE) else "http"
     port = os.environ.get(PORT_VARIABLE, "")
     # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
     if not port or port.startswith("tcp://"):
-        return SERVER
+        return SERVER.replace("http", scheme, 1)
     if not (port.isdecimal() and 0 < int(port) < 65536):
         raise InvalidSettings(
             f"{PORT_VARIABLE}={port} does not say where the server is; --uri does, like --uri {SERVER}"
         )
-    return f"http://127.0.0.1:{int(port)}"
+    return f"{scheme}://127.0.0.1:{int(port)}"
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +58,18 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--key", metavar="KEY", help="the admin key (default: STOKER_ADMIN_KEY, else that of the workspace)"
+    )
+    add_ca_argument(parser)
+
+
+def add_ca_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare by whom the server's certificate is vouched for, as `curl` calls that."""
+    parser.add_argument(
+        "--cacert",
+        type=Path,
+        metavar="FILE",
+        help="authorities (PEM) by which a server of https is trusted, or its own certificate (default: those of "
+        "SSL_CERT_FILE, else the system's)",
     )
 
 
@@ -86,9 +104,10 @@ def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> b
     request = urllib.request.Request(server.rstrip("/") + path, content, headers, method=method)  # noqa: S310  # checked
     # A proxy does not reach this machine's loopback, and is not to see the key of its workspace.
     proxies = urllib.request.ProxyHandler({} if on_loopback(server) else None)
+    handlers = [proxies, *_trust(args.cacert)]
     try:
         # Loading takes as long as it takes.
-        with urllib.request.build_opener(proxies).open(request) as answer:
+        with urllib.request.build_opener(*handlers).open(request) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         raise OperatorError(_reason(error)) from error
@@ -97,6 +116,20 @@ def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> b
             f"the server at {server} cannot be reached: {_cause(error)}; `stoker serve` starts one, --uri names "
             "one elsewhere"
         ) from error
+
+
+def _trust(authorities: Path | None) -> list[urllib.request.BaseHandler]:
+    """What trusts the servers that these authorities vouch for; nothing where those of the system are meant.
+
+    Raises:
+        InvalidSettings: The file cannot be used.
+    """
+    if authorities is None:
+        return []
+    try:
+        return [urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authorities))]
+    except OSError as error:
+        raise InvalidSettings(f"--cacert {authorities} cannot be used: {error.strerror or error}") from error
 
 
 def _admin_key(args: argparse.Namespace, server: str) -> str | None:

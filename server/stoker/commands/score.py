@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from stoker.commands.running_server import PORT_VARIABLE, SERVER, on_loopback, server_here
+from stoker.commands.running_server import PORT_VARIABLE, SERVER, add_ca_argument, on_loopback, server_here
 from stoker.commands.score_files import add_file_arguments, score_files
 from stoker.counted_names import told_of_counted_names
 from stoker.errors import InvalidSettings, OperatorError
@@ -88,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
     )
+    add_ca_argument(parser)
     add_file_arguments(parser)
 
 
@@ -114,9 +115,11 @@ def _ask_server(args: argparse.Namespace) -> int:
     uri = args.uri or _default_uri(args.name)
     key, origin = _find_key(args, uri)
     try:
-        client = Client(uri, key, retries=RETRIES)
+        client = Client(uri, key, retries=RETRIES, ca_file=args.cacert)
     except ValueError as error:
         raise InvalidSettings(str(error)) from error
+    except OSError as error:
+        raise InvalidSettings(f"--cacert {args.cacert} cannot be used: {error.strerror or error}") from error
     with client:
         try:
             if args.stream:

@@ -11,6 +11,7 @@ from stoker.keys.keyring import Keys
 from stoker.non_finite import NonFinite
 from stoker.pipelines.definition import Pipeline
 from stoker.settings.endpoint import Endpoint
+from stoker.system.certificates import TlsFiles
 from stoker.terms import Terms
 
 __all__ = [
@@ -54,6 +55,7 @@ class ServerRules:
         trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
         access_log_sample: The share of scoring requests that have a line in the log.
         sampling: Which requests are traced; None if traces are sent nowhere.
+        tls: What HTTP is spoken over TLS with; None serves without.
     """
 
     auth: bool
@@ -68,6 +70,7 @@ class ServerRules:
     trusts_proxy: bool = False
     access_log_sample: float = 0.0
     sampling: Sampling | None = None
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +97,13 @@ class GrpcRules:
     Attributes:
         address: `HOST:PORT`.
         max_message_bytes: Longest message that is received.
-        certificate: PEM file of the certificate chain; None serves without TLS.
-        key: PEM file of its private key.
+        tls: What it is spoken over TLS with; None serves without.
         connection_age_s: How old connections become; 0 for any age.
     """
 
     address: str
     max_message_bytes: int
-    certificate: Path | None
-    key: Path | None
+    tls: TlsFiles | None
     connection_age_s: float = 0.0
 
 

@@ -50,6 +50,7 @@ from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.doors.app import create_app
 from stoker.gateway.doors.descriptors import allow_many
 from stoker.gateway.doors.listener import Listener
+from stoker.gateway.doors.secure_port import SecurePort
 from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.founding import gateway_of, siblings_of
 from stoker.gateway.gateway import Gateway
@@ -196,6 +197,7 @@ class _Frontend:
             self._page.count_accept_failure,
             start.server.connection_age_s,
             siblings,
+            None if start.server.tls is None else SecurePort(start.server.tls, "http", self._page),
         )
         self._roster = roster = Roster(
             gateway, self._page, start.server, listener.receives_for, self._tell_retired, self._tell_outgrown
@@ -232,12 +234,12 @@ class _Frontend:
             from stoker.gateway.grpc.server import GrpcServer
 
             assert self._page is not None, "started with it"
+            tls = self._grpc_rules.tls
             self._grpc = GrpcServer(
                 gateway,
                 self._grpc_rules.address,
                 max_message_bytes=self._grpc_rules.max_message_bytes,
-                certificate=self._grpc_rules.certificate,
-                key=self._grpc_rules.key,
+                secure=None if tls is None else SecurePort(tls, "grpc", self._page),
                 connection_age_s=self._grpc_rules.connection_age_s,
                 count_refused=self._page.count_accept_failure,
                 siblings=self._siblings,

@@ -25,6 +25,7 @@ __all__ = [
     "CALLERS",
     "CALLER_ROWS_BLOCK",
     "CALLER_TIMES_BLOCK",
+    "CERTIFICATES_BLOCK",
     "COLLECTED_BLOCK",
     "COLLECTION_DROPPED_BLOCK",
     "COLLECTION_DROPS",
@@ -41,6 +42,8 @@ __all__ = [
     "FIRST_RESPONSE_BLOCK",
     "FLIPS_BLOCK",
     "GPUS_BLOCK",
+    "HANDSHAKES_BLOCK",
+    "HANDSHAKE_FAILURES",
     "HELD_REQUESTS_BLOCK",
     "IN_FLIGHT_BLOCK",
     "KEYS_GENERATION_BLOCK",
@@ -108,6 +111,9 @@ COLLECTION_DROPS: Final = ("queue_full", "write_failed")
 """Why the record of a sampled request was not kept: the writer did not keep up; the disk refused it."""
 PROTOCOLS: Final = ("http", "grpc")
 """What is spoken on connections."""
+HANDSHAKE_FAILURES: Final = ("not_tls", "refused", "timeout", "closed")
+"""Why a TLS handshake failed: the caller spoke something else; one of both did not take what the other has; it took
+too long; the caller went away."""
 AUDITS: Final = ("passed", "failed", "skipped")
 """What came of an audit of a running batch; skipped if nothing could be said."""
 COMPARISONS: Final = ("same", "close", "different", "not_finite", "failed")
@@ -214,6 +220,9 @@ CALLER_ROWS_BLOCK: Final = Block(CALLER_TIMES_BLOCK.end, CALLERS)
 TRACES_BLOCK: Final = Block(CALLER_ROWS_BLOCK.end, 2)
 # Of a frontend, by protocol: its open connections, and whether it takes those that others hand on.
 CONNECTIONS_BLOCK: Final = Block(TRACES_BLOCK.end, 2 * len(PROTOCOLS))
-PAGE_BYTES: Final = -(-CONNECTIONS_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+# Of a frontend, by protocol: when its certificate expires, in seconds since 1970, and handshakes by why they failed.
+CERTIFICATES_BLOCK: Final = Block(CONNECTIONS_BLOCK.end, len(PROTOCOLS))
+HANDSHAKES_BLOCK: Final = Block(CERTIFICATES_BLOCK.end, len(PROTOCOLS) * len(HANDSHAKE_FAILURES))
+PAGE_BYTES: Final = -(-HANDSHAKES_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 PAGES_BYTES: Final = PAGES * PAGE_BYTES
 MEMORY_BYTES: Final = PAGES_BYTES + mmap.PAGESIZE

@@ -25,10 +25,13 @@ from stoker.metrics.layout import (
     BATCH_TIMES_BLOCK,
     BEATS_BLOCK,
     BUSY_BLOCK,
+    CERTIFICATES_BLOCK,
     CONNECTIONS_BLOCK,
     DEVICE_BLOCK,
     DEVICE_SLOTS,
     GPUS_BLOCK,
+    HANDSHAKE_FAILURES,
+    HANDSHAKES_BLOCK,
     KEYS_GENERATION_BLOCK,
     LARGE_BODIES_BLOCK,
     LAST_SCORED_BLOCK,
@@ -79,15 +82,16 @@ class MetricMemory:
         return MetricPage(memoryview(self._memory)[index * PAGE_BYTES :][:PAGE_BYTES].cast("q"))
 
     def totals(self) -> Totals:
-        """The sum of all pages at this moment; of times the latest, of caps the lowest."""
+        """The sum of all pages at this moment; of times the latest, of caps and of what expires the lowest."""
         words = self._pages[np.flatnonzero(self._taken)]
         totals = words.sum(axis=0)
         latest = LAST_SCORED_BLOCK.offset + np.arange(MODEL_SLOTS) * SLOT_WORDS
         totals[latest] = words[:, latest].max(axis=0, initial=0)
         cap = BATCH_CAP_BLOCK.offset + np.arange(MODEL_SLOTS) * SLOT_WORDS
+        lowest = np.append(cap, np.arange(CERTIFICATES_BLOCK.offset, CERTIFICATES_BLOCK.end))
         # 0 is of pages whose process has none.
-        caps = np.where(words[:, cap], words[:, cap], _NO_CAP).min(axis=0, initial=_NO_CAP)
-        totals[cap] = np.where(caps == _NO_CAP, 0, caps)
+        lows = np.where(words[:, lowest], words[:, lowest], _NO_CAP).min(axis=0, initial=_NO_CAP)
+        totals[lowest] = np.where(lows == _NO_CAP, 0, lows)
         return Totals(totals)
 
     def model_totals(self, slot: int) -> ModelTotals:
@@ -200,6 +204,15 @@ class MetricPage:
         """Note that the process of this page has ended, and its connections with it."""
         for protocol in PROTOCOLS:
             self.set_connections(protocol, 0, takes=False)
+
+    def set_certificate_expiry(self, protocol: str, expires_s: int) -> None:
+        """Set when the certificate that this frontend shows expires, in seconds since 1970."""
+        self._words[CERTIFICATES_BLOCK.offset + PROTOCOLS.index(protocol)] = expires_s
+
+    def count_handshake_failure(self, protocol: str, reason: str) -> None:
+        """Count a TLS handshake that failed, for one of `HANDSHAKE_FAILURES`."""
+        start = HANDSHAKES_BLOCK.offset + PROTOCOLS.index(protocol) * len(HANDSHAKE_FAILURES)
+        self._words[start + HANDSHAKE_FAILURES.index(reason)] += 1
 
     def set_large_bodies(self, held_bytes: int, budget_bytes: int) -> None:
         """Set how much of large bodies this frontend holds, and how much it may."""

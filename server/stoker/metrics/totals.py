@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from stoker.metrics.layout import (
     BATCH_CAP_BLOCK,
     BATCH_WORDS,
     CACHE_BLOCK,
+    CERTIFICATES_BLOCK,
     COLLECTED_BLOCK,
     COLLECTION_DROPPED_BLOCK,
     COLLECTION_DROPS,
@@ -32,6 +33,8 @@ from stoker.metrics.layout import (
     FIRST_RESPONSE_BLOCK,
     FLIPS_BLOCK,
     GPUS_BLOCK,
+    HANDSHAKE_FAILURES,
+    HANDSHAKES_BLOCK,
     HELD_REQUESTS_BLOCK,
     IN_FLIGHT_BLOCK,
     KEYS_GENERATION_BLOCK,
@@ -114,6 +117,18 @@ class Totals:
         """The open connections of all frontends, by what is spoken on them."""
         start = CONNECTIONS_BLOCK.offset
         return {protocol: int(self._words[start + 2 * index]) for index, protocol in enumerate(PROTOCOLS)}
+
+    def certificate_expiries(self) -> dict[str, int]:
+        """When the certificates of ports expire, in seconds since 1970, by what is spoken; only of those with TLS."""
+        expiries = self._words[CERTIFICATES_BLOCK.offset : CERTIFICATES_BLOCK.end].tolist()
+        return {
+            protocol: expires_s for protocol, expires_s in zip(PROTOCOLS, expiries, strict=True) if expires_s
+        }
+
+    def handshake_failures(self) -> dict[tuple[str, str], int]:
+        """TLS handshakes that failed, by what was to be spoken, and why."""
+        counts = self._words[HANDSHAKES_BLOCK.offset : HANDSHAKES_BLOCK.end].tolist()
+        return dict(zip(product(PROTOCOLS, HANDSHAKE_FAILURES), counts, strict=True))
 
     @property
     def large_body_bytes(self) -> tuple[int, int]:

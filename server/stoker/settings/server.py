@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from stoker.errors import InvalidSettings
 from stoker.non_finite import WORDS, NonFinite
 from stoker.pipelines.definition import Pipeline
 from stoker.settings.endpoint import Endpoint
@@ -28,6 +29,7 @@ from stoker.settings.values import (
     read_switch,
     read_text,
 )
+from stoker.system.certificates import TlsFiles
 from stoker.system.cgroup import usable_cores
 from stoker.system.log_settings import LogFormat
 
@@ -235,10 +237,23 @@ class ServerSettings:
         number_of(int, 0, 65535),
         "port for the Open Inference Protocol over gRPC; 0 (the default) has none",
     )
+    tls_cert: Path | None = setting(
+        None,
+        read_path,
+        "certificate chain (PEM): the port then speaks HTTPS alone, and that of gRPC TLS; read again when it was "
+        "exchanged",
+        "FILE",
+    )
+    tls_key: Path | None = setting(
+        None, read_path, "private key (PEM) of that certificate, without a password", "FILE"
+    )
+    tls_client_ca: Path | None = setting(
+        None, read_path, "authorities (PEM) whose certificates callers have to show, on both ports", "FILE"
+    )
     grpc_tls_cert: Path | None = setting(
         None,
         read_path,
-        "certificate chain (PEM) for TLS on the gRPC port; HTTP has no TLS of its own",
+        "certificate chain (PEM) for TLS on the gRPC port, where it is not that of tls_cert",
         "FILE",
     )
     grpc_tls_key: Path | None = setting(None, read_path, "private key (PEM) of that certificate", "FILE")
@@ -282,6 +297,28 @@ class ServerSettings:
     """Whether answers name the server's version; SERVER_VERSION_LOG_RESPONSE_ENABLED."""
 
     @property
+    def tls(self) -> TlsFiles | None:
+        """What the HTTP port speaks TLS with; None if it speaks plain HTTP.
+
+        Raises:
+            InvalidSettings: One of `tls_cert` and `tls_key` is missing, or both are and `tls_client_ca` is there.
+        """
+        return _tls_files("TLS", "tls", self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def grpc_tls(self) -> TlsFiles | None:
+        """The same of the gRPC port: its own files, else those of HTTP.
+
+        Raises:
+            InvalidSettings: One of `grpc_tls_cert` and `grpc_tls_key` is missing, or see `tls`.
+        """
+        if self.grpc_tls_cert is None and self.grpc_tls_key is None:
+            return self.tls
+        return _tls_files(
+            "gRPC over TLS", "grpc_tls", self.grpc_tls_cert, self.grpc_tls_key, self.tls_client_ca
+        )
+
+    @property
     def max_body_bytes(self) -> int:
         """`max_body_mb` in bytes."""
         return int(self.max_body_mb * 2**20)
@@ -312,6 +349,16 @@ class ServerSettings:
     def device_threads(self) -> int:
         """Threads that a model may use for one CPU operation: the cores that the frontends leave."""
         return max(1, usable_cores() - self.frontend_count)
+
+
+def _tls_files(
+    what: str, prefix: str, certificate: Path | None, key: Path | None, client_ca: Path | None
+) -> TlsFiles | None:
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidSettings(f"{what} needs both: {prefix}_cert and {prefix}_key")
+    return TlsFiles(certificate, key, client_ca)
 
 
 def default_frontends(cores: int) -> int:

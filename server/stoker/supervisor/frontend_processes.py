@@ -263,6 +263,7 @@ class FrontendProcesses:
                 trusts_proxy=settings.trust_proxy_headers,
                 access_log_sample=settings.access_log_sample,
                 sampling=None if self._traces is None else self._traces.sampling,
+                tls=settings.tls,
             ),
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
@@ -384,7 +385,6 @@ def _grpc_rules(settings: ServerSettings, beside: socket.socket) -> GrpcRules | 
     return GrpcRules(
         address=address_of(beside, settings.grpc_port),
         max_message_bytes=settings.max_body_bytes,
-        certificate=settings.grpc_tls_cert,
-        key=settings.grpc_tls_key,
+        tls=settings.grpc_tls,
         connection_age_s=settings.connection_age_s,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import listens
+from stoker.system.certificates import read_certificate
 from stoker.system.extras import how_to_install
 
 __all__ = ["address_of", "reserve_grpc_port"]
@@ -39,7 +39,8 @@ def reserve_grpc_port(
         raise InvalidSettings("grpc_tls_cert and grpc_tls_key need a grpc_port to serve on")
     if not all(_installed(name) for name in _PACKAGES):
         raise InvalidSettings(f"grpc_port needs packages that are missing here; {how_to_install('grpc')}")
-    _check_certificate(settings)
+    if settings.grpc_tls is not None:
+        read_certificate(settings.grpc_tls)
     address = (beside.getsockname()[0], settings.grpc_port, *beside.getsockname()[2:])
     kept = [sock for sock in inherited if sock.fileno() >= 0 and not listens(sock)]
     for sock in kept:
@@ -76,18 +77,3 @@ def _installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _check_certificate(settings: ServerSettings) -> None:
-    certificate, key = settings.grpc_tls_cert, settings.grpc_tls_key
-    if certificate is None and key is None:
-        return
-    if certificate is None or key is None:
-        raise InvalidSettings("gRPC over TLS needs both: grpc_tls_cert and grpc_tls_key")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except OSError as error:
-        raise InvalidSettings(
-            f"the certificate {certificate} and the key {key} cannot be used together: "
-            f"{error.strerror or error}; both have to be PEM files, the key without a password"
-        ) from error

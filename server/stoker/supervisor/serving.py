@@ -26,6 +26,7 @@ from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
+from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging
 from stoker.system.process_end import keep_memory_out_of_cores
@@ -58,6 +59,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
     if predecessor is not None and settings.exit_on_error is None:
         # What the old server serves must not be lost because of a file that has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
+    secured = _looked_at(settings)
     broken: Broken = {}
     settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
     with ExitStack() as resources:
@@ -69,7 +71,6 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         if broken and not models and settings.exit_on_error is None:
             raise next(iter(broken.values()))
         stock.provide_admin_key()
-        _warn_of_memory(settings)
         sockets, kept_ports = _listen(settings, [] if predecessor is None else predecessor.sockets)
         for sock in kept_ports:
             resources.enter_context(sock)
@@ -78,7 +79,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
         def on_ready(start_up: StartUp) -> None:
-            for line in summary(settings, workspace, port, start_up):
+            for line in summary(settings, workspace, port, start_up, secured):
                 _say(line)
 
         def supervisor() -> Supervisor:
@@ -114,6 +115,14 @@ def _listen(
     if not (settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key):
         return sockets, []
     return sockets, [reserve_grpc_port(settings, sockets[0], inherited)]
+
+
+def _looked_at(settings: ServerSettings) -> dict[str, TlsPort]:
+    """The ports that speak TLS; warns of certificates that have expired, and of bodies that could fill the memory."""
+    secured = tls_ports(settings)
+    warn_of_expiry(secured)
+    _warn_of_memory(settings)
+    return secured
 
 
 def _warn_of_memory(settings: ServerSettings) -> None:

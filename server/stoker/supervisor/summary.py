@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from stoker.errors import RequestError
@@ -21,6 +22,7 @@ from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.endpoint import keys_owner
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
+from stoker.supervisor.tls_ports import TlsPort, http_address
 from stoker.system.cgroup import usable_cores
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
@@ -43,44 +45,49 @@ __all__ = [
 _NPY: Final = "application/x-npy"
 
 
-def summary(settings: ServerSettings, workspace: Workspace, port: int, start_up: StartUp) -> list[str]:
-    """The lines that are printed when the server is ready."""
+def summary(
+    settings: ServerSettings,
+    workspace: Workspace,
+    port: int,
+    start_up: StartUp,
+    secured: Mapping[str, TlsPort] = MappingProxyType({}),
+) -> list[str]:
+    """The lines that are printed when the server is ready.
+
+    Args:
+        settings: Its settings.
+        workspace: Its workspace.
+        port: Where it listens.
+        start_up: What was started.
+        secured: The ports that speak TLS.
+    """
     lines = [*device_lines(start_up.devices), frontend_line(settings.frontends, usable_cores())]
     for model in start_up.models:
-        servable = model.deployed.servable
-        lines.append(
-            f"  model    {servable.name} version {servable.version} ({servable.framework}): {model.signature}"
-        )
-        lines.append(
-            f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
-            f"{batches_of(servable, model.signature)}"
-        )
-        lines += batching_lines(model)
-        lines += replica_lines(model)
-        lines += _environment_lines(model.deployed)
-        lines += [f"           {note}" for note in model.deployed.notes]
-        lines += _data_lines(model.deployed)
+        lines += _model_lines(model)
     lines += [f"  pipeline {line}" for line in _pipelines(settings, start_up)]
     lines += _broken_lines(start_up.broken)
     lines += [f"  azure    {note}" for note in settings.notes]
     lines += [f"  note     {note}" for note in settings.passed_over]
     lines += [f"  note     {note}" for note in notes(settings, workspace)]
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
-    base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    address = http_address(host, port, secured.get("http"), _shown)
+    lines += _tls_lines(secured)
     # Of several versions of a model, the newest one's sample is used.
     by_name = {model.deployed.servable.name: model for model in start_up.models}
     for name, model in by_name.items():
         leads = settings.endpoint is not None and name == settings.endpoint.leading
         path = "/score" if leads or (len(by_name) == 1 and not settings.pipelines) else _path(name)
-        lines += service_lines(settings, workspace, model, base + path)
+        lines += service_lines(settings, workspace, model, address.base + path, address.curl)
     for name, signature in start_up.pipelines.items():
         sample = _made_up_file(workspace, name, signature)
-        lines += _scoring_lines(settings, workspace, name, sample, base + _path(name))
+        lines += _scoring_lines(settings, workspace, name, sample, address.base + _path(name), address.curl)
     lines += _grpc_lines(settings, host)
     lines.append(f"  json     {native_rows_note()}")
     if settings.console:
-        lines.append(f"  console  {base}/console")
-    lines.append(f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {base}/metrics; stop with Ctrl-C")
+        lines.append(f"  console  {address.base}/console")
+    lines.append(
+        f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {address.base}/metrics; stop with Ctrl-C"
+    )
     return lines
 
 
@@ -94,6 +101,26 @@ def frontend_line(asked: int, cores: int) -> str:
     else:
         chosen = "as asked for" if asked else f"by the {cores} cores; --frontends chooses"
     return f"  http     {count} {'process' if count == 1 else 'processes'} ({chosen})"
+
+
+def _model_lines(model: ModelReport) -> list[str]:
+    servable = model.deployed.servable
+    return [
+        f"  model    {servable.name} version {servable.version} ({servable.framework}): {model.signature}",
+        f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
+        f"{batches_of(servable, model.signature)}",
+        *batching_lines(model),
+        *replica_lines(model),
+        *_environment_lines(model.deployed),
+        *(f"           {note}" for note in model.deployed.notes),
+        *_data_lines(model.deployed),
+    ]
+
+
+def _tls_lines(secured: Mapping[str, TlsPort]) -> Iterator[str]:
+    for protocol, port in secured.items():
+        shown = ", only for callers with a certificate" if port.files.client_ca is not None else ""
+        yield f"  tls      {protocol}: {_shown(port.files.certificate)}, {port.until}{shown}"
 
 
 def _path(name: str) -> str:
@@ -123,7 +150,7 @@ def batches_of(servable: Servable, signature: Signature) -> str:
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
     if not settings.grpc_port:
         return []
-    security = " with TLS" if settings.grpc_tls_cert else ""
+    security = " with TLS" if settings.grpc_tls is not None else ""
     address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
     return [f"  grpc     {address}{security}: the Open Inference Protocol v2, TensorFlow Serving's API"]
 
@@ -201,21 +228,29 @@ def replica_lines(model: ModelReport) -> list[str]:
     return lines
 
 
-def service_lines(settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str) -> list[str]:
+def service_lines(
+    settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str, curl: str = "curl -s"
+) -> list[str]:
     """Where and with which key a model is scored, and a command that does so."""
     name = model.deployed.servable.name
     said = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
-    return _scoring_lines(settings, workspace, name, sample_file(workspace, model), uri, said)
+    return _scoring_lines(settings, workspace, name, sample_file(workspace, model), uri, curl, said)
 
 
 def _scoring_lines(
-    settings: ServerSettings, workspace: Workspace, name: str, sample: Path | None, uri: str, said: str = ""
+    settings: ServerSettings,
+    workspace: Workspace,
+    name: str,
+    sample: Path | None,
+    uri: str,
+    curl: str,
+    said: str = "",
 ) -> list[str]:
     access, bearer = _access(settings, workspace, keys_owner(settings.endpoint, name))
     lines = [f"  scoring  {uri}", *access]
     if sample is not None:
         header = f'-H "Authorization: Bearer {bearer}" ' if bearer else ""
-        lines.append(f"  try      curl -s {header}{said}{curl_data(sample)} {shlex.quote(uri)}")
+        lines.append(f"  try      {curl} {header}{said}{curl_data(sample)} {shlex.quote(uri)}")
     return lines
 
 

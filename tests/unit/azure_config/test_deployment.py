@@ -185,7 +185,11 @@ def test_keys_or_tokens(given: dict[str, Any], auth: bool, token_auth: bool) -> 
         ("aks", {"enable_app_insights": True}, "(enable_app_insights true); metrics are at /metrics"),
         ("aks", {"tags": {"team": "a", "n": 1}}, "labels (tags team=a n=1); they are said here"),
         ("aks", {"compute_target_name": "aks-gpu"}, "placement (compute_target_name aks-gpu)"),
-        ("aci", {"dns_name_label": "x"}, "(dns_name_label x); Stoker speaks plain HTTP"),
+        (
+            "aci",
+            {"dns_name_label": "x"},
+            "(dns_name_label x); TLS is a setting of Stoker: --tls-cert and --tls-key",
+        ),
         ("aci", {"vnet_name": "v", "subnet_name": "s"}, "(vnet_name v, subnet_name s)"),
     ],
 )

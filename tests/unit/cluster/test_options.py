@@ -91,6 +91,8 @@ def test_what_a_pod_has_itself_is_said(tmp_path: Path) -> None:
         ("models: [{path: /tmp/a.onnx}]", "cannot be in the pod"),
         ("models: [{path: a.onnx, batch: 3}]", "there is no setting 'batch'"),
         ("models: a.onnx", "models must be a list"),
+        ("tls_cert: a.pem\nmodels: [{path: a.onnx}]", "let a gateway speak TLS"),
+        ("tls_client_ca: a.pem\nmodels: [{path: a.onnx}]", "tls_client_ca names a file that the pod has not"),
         ("grpc_tls_cert: a.pem\nmodels: [{path: a.onnx}]", "names a file that the pod has not"),
         ("kubernetes: {replica: 3}\nmodels: [{path: a.onnx}]", "did you mean replicas"),
         ("kubernetes: [a]\nmodels: [{path: a.onnx}]", "kubernetes must hold settings by name"),

@@ -334,6 +334,25 @@ def _collection_metrics(named: _Named) -> Iterator[Metric]:
     yield from (collected, dropped)
 
 
+def _tls_metrics(totals: Totals) -> Iterator[Metric]:
+    """Of the ports that speak TLS, without series where none does."""
+    expiries = totals.certificate_expiries()
+    expiry = GaugeMetricFamily(
+        "stoker_certificate_expiration_timestamp_seconds",
+        "When the certificate that is shown expires, in seconds since 1970.",
+        labels=["protocol"],
+    )
+    for protocol, expires_s in expiries.items():
+        expiry.add_metric([protocol], expires_s)
+    failures = CounterMetricFamily(
+        "stoker_tls_handshake_failures", "TLS handshakes that failed.", labels=["protocol", "reason"]
+    )
+    for (protocol, reason), count in totals.handshake_failures().items():
+        if protocol in expiries:
+            failures.add_metric([protocol, reason], count)
+    yield from (expiry, failures)
+
+
 def _process_metrics(totals: Totals) -> Iterator[Metric]:
     restarts = CounterMetricFamily("stoker_process_restarts", "Processes restarted.", labels=["process"])
     for what, count in totals.restarts().items():
@@ -350,6 +369,7 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     for protocol, count in totals.open_connections().items():
         connections.add_metric([protocol], count)
     yield connections
+    yield from _tls_metrics(totals)
     held_bytes, budget_bytes = totals.large_body_bytes
     held = GaugeMetricFamily(
         "stoker_large_body_bytes", "What request bodies above 1 MiB take of their budget."

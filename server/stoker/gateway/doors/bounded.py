@@ -7,9 +7,14 @@ a text of its own.
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
 import re
 import socket
+import struct
+import termios
+from contextlib import suppress
 from http import HTTPMethod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,6 +108,29 @@ class BoundedProtocol(HttpToolsProtocol):
     def arriving(self) -> bool:
         """Whether a request is still arriving, even if it has been answered already."""
         return not self._between
+
+    @property
+    def untaken_bytes(self) -> int:
+        """How much of its answers has not been taken from this process."""
+        return int(self.transport.get_write_buffer_size())
+
+    def idle_limit_s(self, keep_alive_s: int) -> int:
+        """How many seconds without anything are too many, where idle connections are kept for so long."""
+        return keep_alive_s
+
+    def close_unless_readable(self) -> None:
+        """Close the connection, which is idle, unless a request waits in the kernel: its caller would get a reset."""
+        transport = self.transport
+        if transport.is_closing():
+            return
+        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
+            (unread_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+            if unread_bytes:
+                return
+            # The transport closes its socket later; the caller is to know before sending one more request.
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+        transport.close()
 
     def retire(self) -> None:
         """Close the connection with its next answer, so that the client connects again, perhaps to another server."""

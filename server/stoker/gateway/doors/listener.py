@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import socket
-import struct
-import termios
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from email.utils import formatdate
@@ -21,6 +18,8 @@ from stoker import __version__
 from stoker.gateway.doors.direct import DirectProtocol
 from stoker.gateway.doors.entrance import Entrance
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
+from stoker.gateway.doors.secure_port import SecurePort
+from stoker.gateway.doors.secure_protocol import SecureProtocol
 from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.scoring.service import Service
@@ -100,6 +99,7 @@ class Listener:
         count_refused: Callable[[], None] = lambda: None,
         connection_age_s: float = 0.0,
         siblings: Siblings | None = None,
+        secure: SecurePort | None = None,
     ) -> None:
         """Begin without any.
 
@@ -110,6 +110,7 @@ class Listener:
             count_refused: Called for each connection for which there is no descriptor.
             connection_age_s: How old connections become, give or take a fifth; 0 for any age.
             siblings: The other frontends, which take connections off this one; None if it has none.
+            secure: Makes TLS connections of those that come; None serves without TLS.
         """
         self._gateway = gateway
         self._entrance = Entrance(count_refused)
@@ -134,6 +135,7 @@ class Listener:
         self._connection_age_s = connection_age_s
         self._connections = 0
         self._siblings = siblings
+        self._secure = secure
 
     @property
     def connections(self) -> set[DirectProtocol]:
@@ -153,12 +155,20 @@ class Listener:
     def _protocol(self) -> _AdmittedProtocol:
         protocol = _AdmittedProtocol(self._config, self._state, {}, gateway=self._gateway)
         protocol.entrance = self._entrance
+        self._give_age(protocol)
+        return protocol
+
+    def _secure_protocol(self) -> SecureProtocol:
+        protocol = SecureProtocol(self._config, self._state, {}, gateway=self._gateway)
+        self._give_age(protocol)
+        return protocol
+
+    def _give_age(self, protocol: DirectProtocol) -> None:
         if self._connection_age_s:
             # Connections that were made together are not to end together, nor any two that follow each other.
             self._connections += 1
             share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._connections * _GOLDEN % 1)
             protocol.retires_s = asyncio.get_running_loop().time() + self._connection_age_s * share
-        return protocol
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -167,7 +177,9 @@ class Listener:
         if self._siblings is not None:
             self._entrance.join(self._siblings, "http", self._take)
             self._open.tell = self._entrance.tell
-        for sock in self._sockets:
+        if self._secure is not None:
+            self._start_secure(self._secure)
+        for sock in [] if self._secure is not None else self._sockets:
             # Copies, because a server closes its socket before the last connections have been taken from it.
             for _ in range(_ACCEPTED_A_TURN):
                 self._servers.append(
@@ -175,11 +187,23 @@ class Listener:
                 )
         self._ticker = loop.call_later(1, self._tick)
 
+    def _start_secure(self, secure: SecurePort) -> None:
+        def tell(_: int = 0) -> None:
+            # Those whose handshake is under way count, or all that come at once would stay here.
+            self._entrance.tell(len(self._open) + secure.pending)
+
+        self._open.tell = tell
+        secure.start(self._secure_protocol, self._entrance, tell)
+        for sock in self._sockets:
+            secure.listen(_copy(sock))
+
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
         self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
         self._tell_time()
         self._entrance.look()
+        if self._secure is not None:
+            self._secure.look()
         self.sweep()
 
     def sweep(self) -> None:
@@ -207,23 +231,21 @@ class Listener:
     def leave_port(self) -> None:
         """Stop accepting, and leave connections that wait to others who listen on the same sockets."""
         self._entrance.leave()
-        for server in self._servers:
-            server.close()
+        self._close_servers()
         for sock in self._sockets:
             sock.close()
         self._servers.clear()
 
     async def stop_listening(self) -> None:
         """Stop accepting, but take every connection that the kernel has accepted already."""
-        if not self._servers:
+        if not (self._servers or (self._secure and self._secure.listening)):
             # It has never listened, or has left: others do on these sockets, and are not to be shut off.
             return
         self._entrance.leave()
         for sock in self._sockets:
             drop_new_connections(sock)
         await asyncio.sleep(HANDSHAKE_S)
-        for server in self._servers:
-            server.close()
+        self._close_servers()
         for sock in self._sockets:
             sock.setblocking(False)
             while True:
@@ -231,17 +253,32 @@ class Listener:
                     connection, _ = sock.accept()
                 except OSError:
                     break
-                await self._take(connection)
+                if self._secure is not None:
+                    self._secure.begin(connection)
+                else:
+                    await self._take(connection)
             sock.close()
+
+    def _close_servers(self) -> None:
+        for server in self._servers:
+            server.close()
+        if self._secure is not None:
+            self._secure.close()
 
     async def _take(self, connection: socket.socket) -> None:
         """Serve a connection that has been accepted already."""
+        if self._secure is not None:
+            await self._secure.serve(connection)
+            return
         await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
     async def finish(self, timeout_s: float) -> int:
         """Close connections as they become idle; return how many were still busy after `timeout_s`."""
         now = asyncio.get_running_loop().time
-        patience, deadline = now() + _FIRST_REQUEST_S, now() + timeout_s
+        deadline = now() + timeout_s
+        if self._secure is not None:
+            await self._secure.settle(min(_FIRST_REQUEST_S, timeout_s))
+        patience = now() + _FIRST_REQUEST_S
         self._unread_s = _UNREAD_AT_END_S
         while self.connections and now() < deadline:
             await self._close_idle(now() < patience)
@@ -263,7 +300,7 @@ class Listener:
                 # What has arrived meanwhile is read.
                 await asyncio.sleep(0)
             if not (connection.busy or connection.receiving or (connection.fresh and patient)):
-                _close_unless_readable(connection)
+                connection.close_unless_readable()
 
 
 def _copy(sock: socket.socket) -> socket.socket:
@@ -275,23 +312,8 @@ def _copy(sock: socket.socket) -> socket.socket:
     return socket.socket(fileno=os.dup(sock.fileno()))
 
 
-def _close_unless_readable(connection: DirectProtocol) -> None:
-    """Close an idle connection, unless a request waits in the kernel: its caller would get a reset for it."""
-    transport = connection.transport
-    if transport.is_closing():
-        return
-    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
-        (unread_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
-        if unread_bytes:
-            return
-        # The transport closes its socket later; the caller is to know before sending one more request.
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_WR)
-    transport.close()
-
-
 def _reap(connection: DirectProtocol, unread_s: int) -> None:
-    before, connection.unread_bytes = connection.unread_bytes, connection.transport.get_write_buffer_size()
+    before, connection.unread_bytes = connection.unread_bytes, connection.untaken_bytes
     if connection.busy or connection.unread_bytes < before:
         connection.idle_sweeps = 0
         return
@@ -300,7 +322,9 @@ def _reap(connection: DirectProtocol, unread_s: int) -> None:
         # Closing it would wait until the client has read all.
         if connection.idle_sweeps > unread_s:
             connection.transport.abort()
-    elif connection.idle_sweeps > (_ARRIVAL_TIMEOUT_S if connection.arriving else _KEEP_ALIVE_S):
+    elif connection.idle_sweeps > (
+        _ARRIVAL_TIMEOUT_S if connection.arriving else connection.idle_limit_s(_KEEP_ALIVE_S)
+    ):
         connection.time_out()
     elif connection.arriving and not connection.flow.read_paused:
         # Where reading is paused, it is the server that is slow.

@@ -7,13 +7,12 @@ import contextlib
 import math
 import os
 import socket
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from stoker.gateway.doors.entrance import Entrance
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
+from stoker.gateway.doors.secure_port import SecurePort
 from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.calls import Method
@@ -29,6 +28,8 @@ _BACKLOG: Final = 2048
 _SWEEP_S: Final = 1.0
 _SETTLED_S: Final = 5.0
 """At the end, a peer that does not say that it has read so is taken to have."""
+_HANDSHAKES_END_S: Final = 1.0
+"""So is one whose TLS handshake is not complete by then taken to have nothing to ask."""
 _UNREAD_S: Final = 75.0
 _YOUNGEST: Final = 0.9
 # Multiples of it, without their whole part, fill the space between 0 and 1 evenly, however many there are.
@@ -59,8 +60,7 @@ class GrpcServer:
         address: str,
         *,
         max_message_bytes: int,
-        certificate: Path | None = None,
-        key: Path | None = None,
+        secure: SecurePort | None = None,
         connection_age_s: float = 0.0,
         count_refused: Callable[[], None] = lambda: None,
         siblings: Siblings | None = None,
@@ -72,21 +72,20 @@ class GrpcServer:
             address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections over them
                 (SO_REUSEPORT).
             max_message_bytes: Longest message that is received.
-            certificate: PEM file of the certificate chain; None serves without TLS.
-            key: PEM file of its private key.
+            secure: Makes TLS connections of those that come; None serves without TLS.
             connection_age_s: How old connections become, give or take a tenth; then their callers are told to
                 connect anew, and they end with the last answer. 0 for any age.
             count_refused: Called for each connection for which there is no descriptor.
             siblings: The other frontends, which take connections off this one; None if it has none.
 
         Raises:
-            OSError: The port, the certificate or the key cannot be used.
+            OSError: The port cannot be used.
         """
         self.gateway = gateway
         self.doors: dict[Door, None] = {}
         self.draining = False
         self.find: Callable[[str], Method] = InferenceServicer(gateway, max_message_bytes).find
-        self._tls = None if certificate is None or key is None else _tls(certificate, key)
+        self._secure = secure
         self._socket = _listening_socket(address)
         self.port: int = self._socket.getsockname()[1]
         self._age_s = connection_age_s
@@ -95,10 +94,8 @@ class GrpcServer:
         self._servers: list[asyncio.Server] = []
         self._watches: dict[Door, Watch] = {}
         self._made = 0
-        # With TLS, what has been read of a connection before it gets here cannot be handed on.
-        self._siblings = siblings if self._tls is None else None
+        self._siblings = siblings
         self._due: list[Door] = []
-        self._accepting: set[asyncio.Task[None]] = set()
         self._none_left = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -107,15 +104,11 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         if self._siblings is not None:
             self._entrance.join(self._siblings, "grpc", self._accept)
-        handshake_s = self._times.handshake_s if self._tls is not None else None
-        for _ in range(_ACCEPTED_A_TURN):
-            server = await loop.create_server(
-                self._door,
-                sock=socket.socket(fileno=os.dup(self._socket.fileno())),
-                backlog=_BACKLOG,
-                ssl=self._tls,
-                ssl_handshake_timeout=handshake_s,
-            )
+        if self._secure is not None:
+            self._secure.start(self._handed_door, self._entrance, self._count_doors)
+            self._secure.listen(self._copy_of_socket())
+        for _ in range(_ACCEPTED_A_TURN if self._secure is None else 0):
+            server = await loop.create_server(self._door, sock=self._copy_of_socket(), backlog=_BACKLOG)
             self._servers.append(server)
         self._ticker = loop.call_later(_SWEEP_S, self._tick)
 
@@ -126,6 +119,8 @@ class GrpcServer:
         self.draining = True
         self._entrance.leave()
         await self._stop_listening(min(HANDSHAKE_S, timeout_s))
+        if self._secure is not None:
+            await self._secure.settle(min(_HANDSHAKES_END_S, timeout_s))
         for door in list(self.doors):
             door.http.drain()
             door.flush()
@@ -145,7 +140,8 @@ class GrpcServer:
 
     def admits(self, door: Door, descriptor: int) -> bool:
         """Whether there is room for a new connection with this descriptor; then it is looked after."""
-        if not self._entrance.admits(descriptor, handed_on=door.handed):
+        # With TLS it was admitted before its handshake.
+        if self._secure is None and not self._entrance.admits(descriptor, handed_on=door.handed):
             return False
         now_s, retires_s = asyncio.get_running_loop().time(), math.inf
         if self._age_s:
@@ -179,6 +175,9 @@ class GrpcServer:
 
     # --- connections ---
 
+    def _copy_of_socket(self) -> socket.socket:
+        return socket.socket(fileno=os.dup(self._socket.fileno()))
+
     def _door(self) -> Door:
         return Door(self)
 
@@ -186,13 +185,16 @@ class GrpcServer:
         return Door(self, handed=True)
 
     def _count_doors(self) -> None:
-        self._entrance.tell(len(self.doors))
+        # Those whose handshake is under way count, or all that come at once would stay here.
+        self._entrance.tell(len(self.doors) + (0 if self._secure is None else self._secure.pending))
 
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
         loop = asyncio.get_running_loop()
         self._ticker = loop.call_later(_SWEEP_S, self._tick)
         self._entrance.look()
+        if self._secure is not None:
+            self._secure.look()
         now_s = loop.time()
         for door in list(self.doors):
             self._watches[door].look(now_s)
@@ -204,25 +206,26 @@ class GrpcServer:
         for server in self._servers:
             server.close()
         self._servers.clear()
+        if self._secure is not None:
+            self._secure.close()
         while True:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
                 break
-            accepting = asyncio.ensure_future(self._accept(connection))
-            if self._tls is None:
-                await accepting
+            if self._secure is None:
+                await self._accept(connection)
             else:
                 # Its client may take its time for the handshake.
-                self._accepting.add(accepting)
-                accepting.add_done_callback(self._accepting.discard)
+                self._secure.begin(connection)
         self._socket.close()
 
     async def _accept(self, connection: socket.socket) -> None:
+        if self._secure is not None:
+            await self._secure.serve(connection)
+            return
         with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._handed_door, connection, ssl=self._tls
-            )
+            await asyncio.get_running_loop().connect_accepted_socket(self._handed_door, connection)
 
     async def _wait(self, deadline_s: float) -> None:
         """Wait until no connection is left, or until a time."""
@@ -254,11 +257,3 @@ def _times() -> Times:
     return Times(
         _HANDSHAKE_MS / 1000, _IDLE_MS / 1000, _LOOK_FOR_PEER_MS / 1000, _SILENT_PEER_MS / 1000, _UNREAD_S
     )
-
-
-def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key, password="")
-    context.set_alpn_protocols(["h2"])
-    return context

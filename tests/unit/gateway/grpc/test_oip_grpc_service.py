@@ -28,6 +28,7 @@ from stoker import errors
 from stoker.control.asks import AskIndex, AskLoad, AskUnload, Refusal
 from stoker.errors import DeadlineExceeded, InvalidInput, ModelFailed, Overloaded, StokerError
 from stoker.errors.refusals import Refusal as ToldRefusal
+from stoker.gateway.doors.secure_port import SecurePort
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import server, servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
@@ -43,6 +44,7 @@ from stoker.keys.keyring import Keyring, Keys
 from stoker.keys.known_callers import KnownCallers
 from stoker.keys.verifier import KeyVerifier
 from stoker.script_form import ScriptForm
+from stoker.system.certificates import TlsFiles
 from stoker.takeover.weights import Split
 from stoker.tensors import Signature, TensorSpec
 from stoker.versions import Standing, VersionPolicy
@@ -61,6 +63,7 @@ BODIES = Signature(
     script=ScriptForm(),
 )
 TLS = Path(__file__).parents[3] / "tls"
+TLS_FILES = TlsFiles(TLS / "localhost.crt", TLS / "localhost.key")
 SETTINGS, ACKNOWLEDGED = b"\0\0\0\4\0\0\0\0\0", b"\0\0\0\4\1\0\0\0\0"
 """Frames of HTTP/2."""
 """How long a test waits for what must come."""
@@ -1048,7 +1051,7 @@ async def test_over_tls_nothing_is_lost_either() -> None:
     """What has arrived is answered, and callers are sent away in the same words."""
     credentials = grpc.ssl_channel_credentials((TLS / "localhost.crt").read_bytes())
     async with (
-        staged(certificate=TLS / "localhost.crt", key=TLS / "localhost.key") as stage,
+        staged(secure=SecurePort(TLS_FILES, "grpc", metric_memory().page(0))) as stage,
         grpc.aio.secure_channel(f"localhost:{stage.server.port}", credentials) as channel,
     ):
         secure = replace(stage, channel=channel)

@@ -1,0 +1,243 @@
+"""A port that speaks TLS: its connections are accepted, handed on and counted before a byte of them is read.
+
+The event loop's own servers would begin each handshake at once, with one context for ever, and tell nobody of those
+that fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final
+
+from stoker.errors import MalformedBody
+from stoker.gateway.doors.entrance import Entrance
+from stoker.gateway.http.answers import CLOSE_LINE, error_body, error_lines, json_lines
+from stoker.metrics.memory import MetricPage
+from stoker.system.certificates import FollowedCertificate, TlsFiles
+
+__all__ = ["SecurePort"]
+
+logger = logging.getLogger(__name__)
+
+_ALPN: Final = {"http": ("http/1.1",), "grpc": ("h2",)}
+_ACCEPTED_A_TURN: Final = 16
+_BACKLOG: Final = 2048
+_HANDSHAKE_S: Final = 10.0
+"""A connection whose handshake takes longer is closed."""
+_FAREWELL_S: Final = {"http": 3600.0, "grpc": 30.0}
+"""How long an end may take. Of HTTP the listener looks after that: who reads a long answer slowly is not cut off."""
+_ACCEPT_AGAIN_S: Final = 1.0
+_SAID_EVERY_S: Final = 60.0
+_NOT_TLS: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER"})
+_PLAIN_HTTP: Final = MalformedBody(
+    "This port speaks TLS: its address begins with https://, not with http://."
+)
+
+
+class SecurePort:
+    """The TLS connections of one kind that a frontend has; belongs to its event loop."""
+
+    def __init__(
+        self,
+        files: TlsFiles,
+        protocol: str,
+        page: MetricPage,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the certificate; nothing is accepted before `start`.
+
+        Args:
+            files: It, and its key.
+            protocol: What is spoken, of `stoker.metrics.layout.PROTOCOLS`.
+            page: Where failures are counted, and when the certificate expires.
+            clock_s: Seconds that only grow.
+
+        Raises:
+            InvalidSettings: The certificate cannot be used.
+        """
+        self._certificate = FollowedCertificate(files, _ALPN[protocol])
+        self._protocol, self._page, self._clock_s = protocol, page, clock_s
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pending = 0
+        self._none_pending = asyncio.Event()
+        self._unsaid, self._said_s = 0, -math.inf
+        self._door: Callable[[], asyncio.BaseProtocol] = asyncio.Protocol
+        self._entrance = Entrance()
+        self._changed: Callable[[], None] = lambda: None
+        self._tell_expiry()
+
+    @property
+    def pending(self) -> int:
+        """How many handshakes are under way."""
+        return self._pending
+
+    @property
+    def listening(self) -> bool:
+        """Whether connections are accepted."""
+        return bool(self._listening)
+
+    def start(
+        self,
+        door: Callable[[], asyncio.BaseProtocol],
+        entrance: Entrance,
+        changed: Callable[[], None],
+    ) -> None:
+        """Say what becomes of connections, before any is accepted.
+
+        Args:
+            door: Makes the protocol of a connection whose handshake has ended.
+            entrance: Decides which connections are served here; the others are closed here.
+            changed: Called when `pending` has changed.
+        """
+        self._door, self._entrance, self._changed = door, entrance, changed
+
+    def listen(self, sock: socket.socket) -> None:
+        """Accept what comes to a socket, which is owned from now on."""
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        self._listening.append(sock)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
+
+    def close(self) -> None:
+        """Accept nothing more; handshakes go on."""
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.remove_reader(sock.fileno())
+            sock.close()
+        self._listening.clear()
+
+    def look(self) -> None:
+        """Look whether the certificate was exchanged; call this once a second."""
+        self._certificate.look()
+        self._tell_expiry()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until no handshake is under way, or for so long."""
+        self._none_pending.clear()
+        if self._pending:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._none_pending.wait(), timeout_s)
+
+    def begin(self, connection: socket.socket) -> None:
+        """Serve a connection that has been accepted, beside what is under way."""
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # It is one from now on, not from the next turn on: others are accepted in this one.
+        self._count(1)
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Serve a connection that another frontend has handed on.
+
+        Raises:
+            OSError: The handshake has failed, and was counted.
+        """
+        if not self._entrance.admits(connection.fileno(), handed_on=True):
+            connection.close()
+            return
+        self._count(1)
+        await self._shake_hands(connection)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            await self._shake_hands(connection)
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        # The loop ends its own descriptor with the handshake; who speaks HTTP here is to be told.
+        copy = -1
+        try:
+            connection.setblocking(False)
+            copy = os.dup(connection.fileno())
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._door,
+                connection,
+                ssl=self._certificate.current.context,
+                ssl_handshake_timeout=_HANDSHAKE_S,
+                ssl_shutdown_timeout=_FAREWELL_S[self._protocol],
+            )
+        except OSError as error:
+            self._note(error, copy)
+            connection.close()
+            raise
+        finally:
+            if copy >= 0:
+                os.close(copy)
+            self._count(-1)
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(_ACCEPTED_A_TURN):
+            try:
+                connection, _ = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                # There is no descriptor, and there would be none in the next turn.
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(sock.fileno())
+                loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, sock)
+                return
+            if self._entrance.admits(connection.fileno()):
+                self.begin(connection)
+            else:
+                connection.close()
+
+    def _accept_again(self, sock: socket.socket) -> None:
+        if sock in self._listening:
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
+
+    def _count(self, change: int) -> None:
+        self._pending += change
+        if not self._pending:
+            self._none_pending.set()
+        self._changed()
+
+    def _tell_expiry(self) -> None:
+        self._page.set_certificate_expiry(self._protocol, self._certificate.current.expires_s)
+
+    def _note(self, error: OSError, copy: int) -> None:
+        """Count a handshake that has failed, and tell of it: the caller, if it speaks HTTP, and the operator."""
+        reason = getattr(error, "reason", None)
+        if reason in _NOT_TLS:
+            kind, said = "not_tls", "the caller does not speak TLS"
+            if reason == "HTTP_REQUEST" and self._protocol == "http":
+                said = "the caller speaks plain HTTP: http:// where https:// is meant"
+                _answer_plainly(copy)
+        elif isinstance(error, ssl.SSLError):
+            kind, said = "refused", str(error.reason or error)
+        elif isinstance(error, ConnectionAbortedError):
+            kind, said = "timeout", f"it was not complete after {_HANDSHAKE_S:g} s"
+        else:
+            # Who looks whether the port is open, mostly.
+            kind, said = "closed", ""
+        self._page.count_handshake_failure(self._protocol, kind)
+        if said:
+            self._say(said)
+
+    def _say(self, said: str) -> None:
+        self._unsaid += 1
+        now_s = self._clock_s()
+        if now_s - self._said_s < _SAID_EVERY_S:
+            return
+        logger.warning(
+            "TLS handshakes for %s that failed: %d; the last one: %s", self._protocol, self._unsaid, said
+        )
+        self._said_s, self._unsaid = now_s, 0
+
+
+def _answer_plainly(descriptor: int) -> None:
+    """Tell a caller who speaks plain HTTP what is wrong, if its connection still takes it."""
+    body = error_body(_PLAIN_HTTP)
+    lines = json_lines(body) + error_lines(_PLAIN_HTTP) + CLOSE_LINE
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:
+        sock.setblocking(False)
+        sock.send(b"".join((b"HTTP/1.1 400 Bad Request\r\n", lines, b"\r\n", body)))
+        sock.shutdown(socket.SHUT_WR)

@@ -1,0 +1,285 @@
+"""HTTP over TLS in one process: handshakes, certificates that change, and ends that lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.certificates import Authority, client_context, make_pair, replace_pair
+from tests.patience import PATIENCE_S
+from tests.puppets import metric_memory
+
+from stoker.gateway.doors import secure_port, secure_protocol
+from stoker.gateway.doors.listener import _UNREAD_AT_END_S, Listener
+from stoker.gateway.doors.secure_port import SecurePort
+from stoker.gateway.gateway import Gateway
+from stoker.system.certificates import TlsFiles
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+LONG_BYTES = 16 << 20
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """On uvloop, as frontends are: what is looked at here is how its TLS ends."""
+    return "asyncio", {"use_uvloop": True}
+
+
+class PuppetApp:
+    """Answers with 204, or where the path is /long, with more than the kernel takes."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        content = bytes(LONG_BYTES) if scope["path"] == "/long" else b""
+        length = [(b"content-length", str(len(content)).encode())] if content else []
+        await send({"type": "http.response.start", "status": 200 if content else 204, "headers": length})
+        await send({"type": "http.response.body", "body": content})
+
+
+class Caller:
+    """A connection of TLS."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @property
+    def certificate(self) -> Any:
+        """What the server has shown."""
+        return self.writer.get_extra_info("ssl_object").getpeercert()
+
+    async def asks(self) -> bytes:
+        """The status line of what a request is answered with; empty at the end."""
+        self.writer.write(REQUEST)
+        answer = await asyncio.wait_for(self.reader.read(4096), PATIENCE_S)
+        return answer.partition(b"\r\n")[0]
+
+    async def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return not await asyncio.wait_for(self.reader.read(), PATIENCE_S)
+
+    def close(self) -> None:
+        """Be gone at once."""
+        self.writer.transport.abort()
+
+
+class Stage:
+    """A listener and those who call it."""
+
+    def __init__(self, listener: Listener, port: SecurePort, address: Any, memory: Any) -> None:
+        self.listener, self.port, self.address, self._memory = listener, port, address, memory
+
+    async def caller(self, context: ssl.SSLContext, sock: socket.socket | None = None) -> Caller:
+        """A connection, over a socket that is connected already where there is one."""
+        where = {"sock": sock} if sock is not None else dict(zip(("host", "port"), self.address, strict=True))
+        opening = asyncio.open_connection(**where, ssl=context, server_hostname="localhost")
+        return Caller(*await asyncio.wait_for(opening, PATIENCE_S))
+
+    async def silent(self) -> socket.socket:
+        """A connection on which nothing is said."""
+        sock = socket.socket()
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, self.address)
+        return sock
+
+    def failures(self) -> dict[str, int]:
+        """Handshakes that have failed, by why; only those that have."""
+        counts = self._memory.totals().handshake_failures()
+        return {reason: count for (protocol, reason), count in counts.items() if count and protocol == "http"}
+
+
+@asynccontextmanager
+async def staged(files: TlsFiles) -> AsyncIterator[Stage]:
+    """A listener that speaks TLS alone."""
+    memory, sock = metric_memory(), socket.create_server(("127.0.0.1", 0))
+    port, address = SecurePort(files, "http", memory.page(0)), sock.getsockname()
+    listener = Listener(PuppetApp(), Gateway({}, memory), [sock], secure=port)
+    await listener.start()
+    try:
+        yield Stage(listener, port, address, memory)
+    finally:
+        await listener.stop_listening()
+        await listener.finish(PATIENCE_S)
+
+
+async def until(look: Callable[[], object], what: str) -> None:
+    """Look again and again, for a while."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while not look():
+        assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
+        await asyncio.sleep(0.001)
+
+
+async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path) -> None:
+    """Those who are connected keep their connection, and when it expires is told anew."""
+    files = make_pair(tmp_path, days=5)
+    async with staged(files) as stage:
+        first = stage._memory.totals().certificate_expiries()["http"]
+        before = await stage.caller(client_context(files.certificate))
+        replace_pair(files, tmp_path, days=20)
+        for _ in range(2):
+            stage.port.look()
+        after = await stage.caller(client_context(files.certificate))
+        assert after.certificate["serialNumber"] != before.certificate["serialNumber"]
+        assert await before.asks() == await after.asks() == b"HTTP/1.1 204 No Content"
+        assert stage._memory.totals().certificate_expiries()["http"] > first
+        assert "grpc" not in stage._memory.totals().certificate_expiries()
+        for caller in (before, after):
+            caller.close()
+
+
+async def test_http_is_what_both_agree_on(tmp_path: Path) -> None:
+    """Over TLS 1.2 at least, and no older one."""
+    files = make_pair(tmp_path)
+    async with staged(files) as stage:
+        context = client_context(files.certificate)
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        caller = await stage.caller(context)
+        spoken = caller.writer.get_extra_info("ssl_object")
+        assert spoken.selected_alpn_protocol() == "http/1.1"
+        assert spoken.version() == "TLSv1.3"
+        caller.close()
+        old = client_context(files.certificate)
+        old.set_ciphers("DEFAULT@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
+            old.minimum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await stage.caller(old)
+        await until(lambda: stage.failures() == {"refused": 1}, "it was counted")
+
+
+async def test_plain_http_is_answered_so_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what is wrong, to the caller; the operator reads one line of many such callers."""
+    async with staged(make_pair(tmp_path)) as stage:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(*stage.address)
+            writer.write(REQUEST)
+            answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+            assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+            assert b"its address begins with https://" in answer
+            writer.close()
+        await until(lambda: stage.failures() == {"not_tls": 3}, "all are counted")
+        assert [record.getMessage() for record in caplog.records] == [
+            "TLS handshakes for http that failed: 1; the last one: the caller speaks plain HTTP: http:// where "
+            "https:// is meant"
+        ]
+
+
+async def test_a_handshake_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody holds a connection by saying nothing; who goes away by himself is counted as such."""
+    monkeypatch.setattr(secure_port, "_HANDSHAKE_S", 0.01)
+    async with staged(make_pair(tmp_path)) as stage:
+        with await stage.silent() as sock:
+            assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+        await until(lambda: stage.failures() == {"timeout": 1}, "it was counted")
+        monkeypatch.setattr(secure_port, "_HANDSHAKE_S", PATIENCE_S)
+        (await stage.silent()).close()
+        await until(lambda: stage.failures() == {"timeout": 1, "closed": 1}, "so was this one")
+        assert not stage.port.pending
+
+
+async def test_callers_show_their_certificate_where_they_have_to(tmp_path: Path) -> None:
+    """One that the authority has signed; others are refused."""
+    authority = Authority.made(tmp_path)
+    own = make_pair(tmp_path, "caller", authority=authority, stem="caller")
+    files = replace(make_pair(tmp_path), client_ca=authority.file)
+    async with staged(files) as stage:
+        caller = await stage.caller(client_context(files.certificate, own))
+        assert await caller.asks() == b"HTTP/1.1 204 No Content"
+        caller.close()
+        # In TLS 1.3 a caller learns with its first answer that it was refused.
+        nobody = await stage.caller(client_context(files.certificate))
+        await until(lambda: stage.failures() == {"refused": 1}, "it was refused")
+        nobody.close()
+
+
+async def test_the_end_waits_for_handshakes_and_for_what_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is shaking hands when the server begins to end is served; idle callers are told, and not waited for."""
+    files = make_pair(tmp_path)
+    context = client_context(files.certificate)
+    monkeypatch.setattr(secure_protocol, "_QUIET_MS", 0)
+    async with staged(files) as stage:
+        idle, asking = [await stage.caller(context) for _ in range(3)], await stage.caller(context)
+        for caller in (*idle, asking):
+            assert await caller.asks() == b"HTTP/1.1 204 No Content"
+        sock = await stage.silent()
+        await until(lambda: stage.port.pending, "it was accepted")
+        ending = asyncio.ensure_future(_end(stage.listener))
+        await until(lambda: not stage.port.listening, "nobody is accepted any more")
+        late = await stage.caller(context, sock)
+        assert await late.asks() == b"HTTP/1.1 204 No Content"
+        assert await asking.asks() in (b"HTTP/1.1 204 No Content", b"")
+        for caller in (*idle, late, asking):
+            assert await caller.ended()
+        assert await ending == 0
+
+
+async def test_what_has_arrived_a_moment_ago_may_be_half_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has read it, and nobody sees it before the rest is there: such a connection is left alone."""
+    files = make_pair(tmp_path)
+    async with staged(files) as stage:
+        caller = await stage.caller(client_context(files.certificate))
+        await caller.asks()
+        (connection,) = stage.listener.connections
+        monkeypatch.setattr(secure_protocol, "_QUIET_MS", 1 << 31)
+        connection.close_unless_readable()
+        assert not connection.transport.is_closing()
+        monkeypatch.setattr(secure_protocol, "_QUIET_MS", 0)
+        connection.close_unless_readable()
+        assert await caller.ended()
+        caller.close()
+
+
+async def test_a_caller_that_reads_slowly_is_seen_to_read(tmp_path: Path) -> None:
+    """What the loop holds for its socket is not known over TLS, but what the caller has taken is."""
+    files = make_pair(tmp_path)
+    async with staged(files) as stage:
+        caller = await stage.caller(client_context(files.certificate))
+        (connection,) = stage.listener.connections
+        await until(lambda: not connection.untaken_bytes, "it has taken all")
+        caller.writer.write(REQUEST.replace(b"/ ", b"/long ", 1))
+        await until(lambda: connection.untaken_bytes, "the kernel has as much as it takes")
+        before = connection.untaken_bytes
+        head = await asyncio.wait_for(caller.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+        assert head.startswith(b"HTTP/1.1 200")
+        body = await asyncio.wait_for(caller.reader.readexactly(LONG_BYTES), PATIENCE_S)
+        assert not any(body)
+        assert connection.untaken_bytes < before
+        caller.close()
+
+
+async def test_who_does_not_confirm_the_end_is_not_waited_for(tmp_path: Path) -> None:
+    """A connection that is closing, and whose caller says nothing, is ended by the sweeps."""
+    files = make_pair(tmp_path)
+    async with staged(files) as stage:
+        caller = await stage.caller(client_context(files.certificate))
+        (connection,) = stage.listener.connections
+        caller.writer.transport.pause_reading()
+        connection.transport.close()
+        for _ in range(_UNREAD_AT_END_S + 1):
+            stage.listener.sweep()
+        await until(lambda: not stage.listener.connections, "it has ended")
+        caller.close()
+
+
+async def _end(listener: Listener) -> int:
+    await listener.stop_listening()
+    return await listener.finish(PATIENCE_S)
