@@ -193,6 +193,28 @@ def test_the_end_loses_nothing_over_tls(tmp_path: Path) -> None:
         assert "Traceback" not in server.output()
 
 
+def test_a_new_server_takes_the_port_over(tmp_path: Path) -> None:
+    """`stoker reload` speaks TLS to the old one; callers lose nothing, neither who connects meanwhile."""
+    files, model = make_pair(tmp_path), write_doubler(tmp_path / "doubler.onnx")
+    context = client_context(files.certificate)
+    options = ["--tls-cert", files.certificate, "--tls-key", files.key, "--frontends", "1"]
+    with LiveServer(tmp_path, model, *options, tls=context) as server:
+        before = server.frontend_pids()
+        with Callers(
+            server.port, scored(PRIMARY), kept_alive=2, fresh=1, pause_s=0.005, tls=context
+        ) as callers:
+            wait_until(lambda: callers.answered(20), "the callers are under way")
+            uri = ["--uri", f"https://127.0.0.1:{server.port}", "--workspace", server.workspace]
+            unknown = run_stoker("reload", *uri)
+            assert unknown.returncode == 2
+            assert "certificate verify failed" in unknown.stderr
+            reloaded = run_stoker("reload", *uri, "--cacert", files.certificate)
+            assert (reloaded.returncode, reloaded.stderr) == (0, "")
+            wait_until(lambda: set(server.frontend_pids()).isdisjoint(before), "the old frontend has ended")
+            outcomes = callers.stop()
+        assert [outcome for outcome in outcomes if not outcome.right] == []
+
+
 def test_one_certificate_serves_both_ports(tmp_path: Path) -> None:
     """The port of gRPC speaks TLS as well where it has no certificate of its own: keys travel there too."""
     files = make_pair(tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 from tests.background import serving
+from tests.certificates import make_pair
 from tests.live_server import free_port
 from tests.tiny_models import write_mlp
 
@@ -161,6 +162,18 @@ def test_the_grpc_port_and_its_packages_are_looked_at(
     monkeypatch.setattr(grpc_port, "_installed", lambda _: False)
     check = checks_of(workspace, grpc_port=port)["grpc port"]
     assert (check.outcome, how_to_install("grpc") in check.text) == ("wrong", True)
+
+
+def test_certificates_are_looked_at(workspace: Workspace, tmp_path: Path) -> None:
+    """What cannot be used, and what callers refuse, is wrong; without TLS nothing is said."""
+    good, old = make_pair(tmp_path), make_pair(tmp_path, days=-1, stem="old")
+    assert "tls" not in checks_of(workspace)
+    check = checks_of(workspace, tls_cert=good.certificate, tls_key=good.key)["tls"]
+    assert check.outcome == "ok"
+    assert check.text.endswith(" UTC, for localhost, 127.0.0.1")
+    assert checks_of(workspace, tls_cert=old.certificate, tls_key=old.key)["tls"].outcome == "wrong"
+    mixed = checks_of(workspace, tls_cert=good.certificate, tls_key=old.key)["tls"]
+    assert (mixed.outcome, "the key is of another certificate" in mixed.text) == ("wrong", True)
 
 
 def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:

@@ -591,6 +591,10 @@ def test_the_port_of_the_environment_is_where_the_server_is(
     for variable, address in (("", "8080"), ("tcp://10.0.0.1:9000", "8080"), ("09000", "9000")):
         monkeypatch.setenv("STOKER_PORT", variable)
         assert server_here() == f"http://127.0.0.1:{address}"
+        with monkeypatch.context() as secure:
+            # The server of this shell speaks TLS.
+            secure.setenv("STOKER_TLS_CERT", "tls.crt")
+            assert server_here() == f"https://127.0.0.1:{address}"
     for variable in ("0", "http", "65536"):
         monkeypatch.setenv("STOKER_PORT", variable)
         with pytest.raises(InvalidSettings, match=f"STOKER_PORT={variable} does not say where the server is"):
