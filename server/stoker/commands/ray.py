@@ -97,12 +97,17 @@ def _up(args: argparse.Namespace) -> int:
 
 def _spec(args: argparse.Namespace) -> ServiceSpec:
     """What each replica is to be; the keys are this workspace's, or the environment's."""
+    from stoker.errors import InvalidSettings
     from stoker.keys.keyring import Keyring
     from stoker.models.layouts import likely_name
     from stoker.names import checked_name, parse_reference
     from stoker.ray.replica import ServiceSpec
     from stoker.workspace import Workspace
 
+    if secure := [option for option in args.option if option.startswith("--tls-")]:
+        raise InvalidSettings(
+            f"{secure[0]}: servers on a cluster of Ray are asked by plain HTTP; leave TLS to a gateway"
+        )
     workspace = Workspace.find(args.workspace)
     path = Path(args.model)
     if path.exists():

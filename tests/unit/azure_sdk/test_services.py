@@ -279,14 +279,20 @@ def test_without_a_script_the_model_is_served(deploy: Deploy, starts: Starts, ws
 def test_settings_of_stoker_itself_are_inherited(
     deploy: Deploy, starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the environment, as `stoker serve` takes them; the port is each service's own, and keys become its keys."""
+    """By the environment, as `stoker serve` takes them; the port is each service's own, and keys become its keys.
+
+    Nor is a certificate inherited: what stands in for Azure's SDK asks by plain HTTP.
+    """
     monkeypatch.setenv("STOKER_DEVICE", "cpu")
+    monkeypatch.setenv("STOKER_TLS_CERT", "tls.crt")
     monkeypatch.setenv("STOKER_PORT", "1")
     monkeypatch.setenv("STOKER_PRIMARY_KEY", PRIMARY)
     service = deploy()
     assert starts.settings.device == ("cpu",)
     assert starts.settings.port > 1
     assert "STOKER_PRIMARY_KEY" not in starts.environs[0]
+    assert "STOKER_TLS_CERT" not in starts.environs[0]
+    assert starts.settings.tls is None
     assert service.get_keys()[0] == PRIMARY
 
 

@@ -44,9 +44,11 @@ SERVICE_NAME: Final = re.compile(r"(?=.{3,32}\Z)[a-z]([-a-z0-9]*[a-z0-9])?", re.
 
 _KEYS: Final = {"primary_key", "secondary_key"}
 _LABELS: Final = {"tags", "properties"}
+# Services are asked by plain HTTP, on this machine.
+_TLS: Final = ("STOKER_TLS_CERT", "STOKER_TLS_KEY", "STOKER_TLS_CLIENT_CA")
 # Each service has its own.
 _NOT_INHERITED: Final = {
-    *("STOKER_PORT", "STOKER_WORKSPACE"),
+    *("STOKER_PORT", "STOKER_WORKSPACE", *_TLS),
     *("STOKER_PRIMARY_KEY", "STOKER_SECONDARY_KEY"),
 }
 
@@ -188,7 +190,7 @@ def _prepare(workspace: Workspace, folder: Path, plan: Plan, port: int) -> _Prep
     content = {"port": port, **imported.server, "models": [_as_yaml(model.over(imported.model))]}
     file = folder / "deployment.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    environ = {name: value for name, value in os.environ.items() if name != "STOKER_PORT"}
+    environ = {name: value for name, value in os.environ.items() if name not in ("STOKER_PORT", *_TLS)}
     keys = ImportedSettings(
         imported.source, {}, ModelSettings(), imported.primary_key, imported.secondary_key
     )

@@ -1,0 +1,24 @@
+"""`stoker ray`: what is refused before a cluster is asked for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from stoker.commands import ray
+from stoker.errors import InvalidSettings
+
+
+def test_tls_is_refused_where_nobody_would_speak_it(tmp_path: Path) -> None:
+    """The actors ask their servers by plain HTTP, and would wait for ever for one that takes none."""
+    parser = argparse.ArgumentParser()
+    ray.add_arguments(parser)
+    args = parser.parse_args(
+        ["up", "m.onnx", "--workspace", str(tmp_path), "--option=--tls-cert", "--option=tls.crt"]
+    )
+    with pytest.raises(
+        InvalidSettings, match="--tls-cert: servers on a cluster of Ray are asked by plain HTTP"
+    ):
+        ray.run(args)
