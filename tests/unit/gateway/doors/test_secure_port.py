@@ -280,6 +280,25 @@ async def test_who_does_not_confirm_the_end_is_not_waited_for(tmp_path: Path) ->
         caller.close()
 
 
+async def test_an_idle_caller_that_is_told_of_the_end_need_not_say_that_it_has_read_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who keep connections in a pool look at them when they need one."""
+    files = make_pair(tmp_path)
+    context = client_context(files.certificate)
+    monkeypatch.setattr(secure_protocol, "_QUIET_MS", 0)
+    async with staged(files) as stage:
+
+        def connected() -> ssl.SSLSocket:
+            return context.wrap_socket(socket.create_connection(stage.address), server_hostname="localhost")
+
+        with await asyncio.to_thread(connected):
+            await until(lambda: stage.listener.connections, "the handshake has ended")
+            (connection,) = stage.listener.connections
+            connection.close_unless_readable()
+            await until(lambda: not stage.listener.connections, "it has ended")
+
+
 async def _end(listener: Listener) -> int:
     await listener.stop_listening()
     return await listener.finish(PATIENCE_S)
