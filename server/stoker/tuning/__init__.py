@@ -1,0 +1,1 @@
+"""Tuning: sweeps, whose children are runs of one script with other parameters each."""

@@ -1,0 +1,274 @@
+"""Early termination: whether a child of a sweep is so much worse than the others that it is ended.
+
+Each value of the primary metric that a child logs is one interval. A policy looks at the multiples of its
+`evaluation_interval` from `delay_evaluation` on, and compares a child with what the others had at the same interval,
+those that have ended among them. So a child is never ended for being younger. What a child has then is the best of
+its values so far; one that is not finite is worse than every number.
+
+Source: azureml.train.hyperdrive.policy. Where Azure divides by `1 + slack_factor`, a metric below 0 would end the
+best child itself: there the two goals change places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from statistics import fmean, median
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+
+__all__ = [
+    "POLICIES",
+    "Bandit",
+    "Curve",
+    "Goal",
+    "MedianStopping",
+    "NoTermination",
+    "Policy",
+    "TruncationSelection",
+    "best_of",
+    "due_interval",
+    "policy_from_json",
+    "policy_to_json",
+    "read_goal",
+    "verdict",
+]
+
+
+class Goal(StrEnum):
+    """Which values of the primary metric are better."""
+
+    MAXIMIZE = "maximize"
+    MINIMIZE = "minimize"
+
+    @property
+    def sign(self) -> float:
+        """What a value is multiplied with, so that greater is better."""
+        return 1.0 if self is Goal.MAXIMIZE else -1.0
+
+
+def read_goal(text: Any) -> Goal:
+    """Return the goal that a text names, in any case.
+
+    Raises:
+        InvalidSettings: It names none.
+    """
+    try:
+        return Goal(str(text).lower())
+    except ValueError:
+        raise InvalidSettings(f"the goal {text!r} has to be maximize or minimize") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What a child has logged of the primary metric.
+
+    Attributes:
+        values: Its values in their order.
+        is_over: Whether the child has ended.
+    """
+
+    values: Sequence[float]
+    is_over: bool = False
+
+
+def _check_intervals(evaluation_interval: int, delay_evaluation: int) -> None:
+    for name, value, least in (
+        ("evaluation_interval", evaluation_interval, 1),
+        ("delay_evaluation", delay_evaluation, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidSettings(f"{name} has to be a whole number from {least} up, and is {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class NoTermination:
+    """Nothing is ended early."""
+
+    evaluation_interval: int = 1
+    delay_evaluation: int = 0
+
+    def keeps(self, run: Curve, others: Sequence[Curve], interval: int, sign: float) -> bool:
+        """Always."""
+        del run, others, interval, sign
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Bandit:
+    """Ends what is not within a slack of the best.
+
+    Attributes:
+        slack_factor: The slack as a ratio: with 0.2 and a best of 0.8, what is below 0.8 / 1.2 is ended.
+        slack_amount: The slack as a difference: with 0.2 and a best of 0.8, what is below 0.6 is ended.
+        evaluation_interval: How many values lie between two looks.
+        delay_evaluation: How many values a child logs before the first look.
+
+    Raises:
+        InvalidSettings: Not exactly one slack is given, or a number is none.
+    """
+
+    slack_factor: float | None = None
+    slack_amount: float | None = None
+    evaluation_interval: int = 1
+    delay_evaluation: int = 0
+
+    def __post_init__(self) -> None:
+        _check_intervals(self.evaluation_interval, self.delay_evaluation)
+        given = [slack for slack in (self.slack_factor, self.slack_amount) if slack is not None]
+        if len(given) != 1:
+            raise InvalidSettings("a bandit policy needs either slack_factor or slack_amount")
+        (slack,) = given
+        if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack < math.inf:
+            raise InvalidSettings(f"the slack has to be a number from 0 up, and is {slack!r}")
+
+    def keeps(self, run: Curve, others: Sequence[Curve], interval: int, sign: float) -> bool:
+        """Whether it is within the slack of the best at this interval."""
+        there = _best_until(run, interval, sign)
+        best = max([there, *(_best_until(other, interval, sign) for other in others)])
+        if best == -math.inf:
+            return True
+        if self.slack_amount is not None:
+            return there >= best - self.slack_amount
+        assert self.slack_factor is not None
+        ratio = 1 + self.slack_factor
+        return there >= (best / ratio if best > 0 else best * ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class MedianStopping:
+    """Ends what is worse than the median of the others' running averages.
+
+    Attributes:
+        evaluation_interval: How many values lie between two looks.
+        delay_evaluation: How many values a child logs before the first look.
+
+    Raises:
+        InvalidSettings: A number is none.
+    """
+
+    evaluation_interval: int = 1
+    delay_evaluation: int = 0
+
+    def __post_init__(self) -> None:
+        _check_intervals(self.evaluation_interval, self.delay_evaluation)
+
+    def keeps(self, run: Curve, others: Sequence[Curve], interval: int, sign: float) -> bool:
+        """Whether its best is no worse than the median of all averages up to this interval, its own among them."""
+        averages = [_average_until(one, interval, sign) for one in (run, *others)]
+        return _best_until(run, interval, sign) >= median(averages)
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationSelection:
+    """Ends the worst part of those that have come as far.
+
+    Of n children, the worst floor(n · percentage / 100) are; of equal ones at the border none is.
+
+    Attributes:
+        truncation_percentage: The part in percent, from 1 to 99.
+        evaluation_interval: How many values lie between two looks.
+        delay_evaluation: How many values a child logs before the first look.
+        exclude_finished_jobs: Whether a child is compared only with those that go on.
+
+    Raises:
+        InvalidSettings: A number is none.
+    """
+
+    truncation_percentage: int
+    evaluation_interval: int = 1
+    delay_evaluation: int = 0
+    exclude_finished_jobs: bool = False
+
+    def __post_init__(self) -> None:
+        _check_intervals(self.evaluation_interval, self.delay_evaluation)
+        part = self.truncation_percentage
+        if isinstance(part, bool) or not isinstance(part, int) or not 1 <= part <= 99:
+            raise InvalidSettings(
+                f"truncation_percentage has to be a whole number from 1 to 99, and is {part!r}"
+            )
+
+    def keeps(self, run: Curve, others: Sequence[Curve], interval: int, sign: float) -> bool:
+        """Whether it is not among the worst at this interval."""
+        compared = [other for other in others if not (self.exclude_finished_jobs and other.is_over)]
+        there = _best_until(run, interval, sign)
+        count = len(compared) + 1
+        cut = count * self.truncation_percentage // 100
+        better = sum(_best_until(other, interval, sign) > there for other in compared)
+        return better < count - cut
+
+
+Policy = NoTermination | Bandit | MedianStopping | TruncationSelection
+POLICIES: Final[Mapping[str, type[Policy]]] = {
+    "none": NoTermination,
+    "bandit": Bandit,
+    "median_stopping": MedianStopping,
+    "truncation_selection": TruncationSelection,
+}
+"""All policies, by the names that files have."""
+
+
+def due_interval(policy: Policy, count: int) -> int:
+    """The last interval at which a policy looks at a child that has logged so many values; 0 for none yet."""
+    interval = count - count % policy.evaluation_interval
+    return interval if interval >= max(policy.delay_evaluation, 1) else 0
+
+
+def verdict(policy: Policy, goal: Goal, run: Curve, others: Sequence[Curve], interval: int) -> str:
+    """Say why a child is to be ended; empty where it is not.
+
+    Args:
+        policy: The policy.
+        goal: Which values are better.
+        run: What the child has logged, `interval` values or more.
+        others: What the others have; those that have not come as far are not compared with it.
+        interval: One that `due_interval` gave.
+    """
+    compared = [other for other in others if len(other.values) >= interval]
+    if policy.keeps(run, compared, interval, goal.sign):
+        return ""
+    best = best_of(run.values[:interval], goal)
+    return f"{_text(policy)}: {'NaN' if best is None else format(best, '.6g')} after {interval} values"
+
+
+def best_of(values: Sequence[float], goal: Goal) -> float | None:
+    """The best finite value; None where there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    return max(finite) if goal is Goal.MAXIMIZE else min(finite)
+
+
+def _best_until(run: Curve, interval: int, sign: float) -> float:
+    values = (sign * value for value in run.values[:interval] if math.isfinite(value))
+    return max(values, default=-math.inf)
+
+
+def _average_until(run: Curve, interval: int, sign: float) -> float:
+    values = [sign * value for value in run.values[:interval] if math.isfinite(value)]
+    return fmean(values) if values else -math.inf
+
+
+def _text(policy: Policy) -> str:
+    unsaid = {("delay_evaluation", 0), ("exclude_finished_jobs", False)}
+    given = [one for one in asdict(policy).items() if one[1] is not None and one not in unsaid]
+    return f"{type(policy).__name__}({', '.join(f'{name}={value}' for name, value in given)})"
+
+
+def policy_to_json(policy: Policy) -> dict[str, Any]:
+    """Return what `policy_from_json` reads."""
+    name = next(name for name, kind in POLICIES.items() if isinstance(policy, kind))
+    return {"name": name, **asdict(policy)}
+
+
+def policy_from_json(content: Mapping[str, Any]) -> Policy:
+    """Read what `policy_to_json` has written.
+
+    Raises:
+        InvalidSettings: A number is none.
+    """
+    settings = {name: value for name, value in content.items() if name != "name"}
+    return POLICIES[str(content["name"])](**settings)
