@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stoker.errors import UnknownRun
 from stoker.launch.runner_start import spawn_runner
 from stoker.runs.folder import RunFolder
@@ -12,14 +14,22 @@ from stoker.workspace import Workspace
 __all__ = ["adopt", "adopt_all"]
 
 
-def adopt(folder: RunFolder, workspace: Workspace) -> bool:
-    """Give a run a runner if it needs one; returns whether it did."""
+def adopt(
+    folder: RunFolder, workspace: Workspace, spawn: Callable[[RunFolder, Workspace], None] = spawn_runner
+) -> bool:
+    """Give a run a runner if it needs one; returns whether it did.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        spawn: Starts the runner.
+    """
     try:
         if folder.state().is_terminal or folder.has_runner():
             return False
     except UnknownRun:
         return False
-    spawn_runner(folder, workspace)
+    spawn(folder, workspace)
     return True
 
 

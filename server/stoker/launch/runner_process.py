@@ -25,7 +25,7 @@ from stoker.targets.definitions import find_target
 from stoker.targets.registry import engine_of
 from stoker.workspace import Workspace
 
-__all__ = ["main"]
+__all__ = ["became_runner", "main"]
 
 _LOG: Final = logging.getLogger(__name__)
 # Whoever asks whether a run has a runner holds its lock for a moment.
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     """Be the runner of a run until it has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder, workspace = RunFolder(Path(arguments[0])), Workspace(Path(arguments[1]))
-    if not _is_the_runner(folder):
+    if not became_runner(folder):
         return 0
     if folder.record().kind == INTERACTIVE:
         _close_interactive(folder)
@@ -85,7 +85,7 @@ def _register(folder: RunFolder, workspace: Workspace) -> None:
         register_asked(folder, workspace)
 
 
-def _is_the_runner(folder: RunFolder) -> bool:
+def became_runner(folder: RunFolder) -> bool:
     """Take the run's lock for as long as this process lives, unless somebody else has it for longer than a look."""
     for _ in range(_TRIES):
         if folder.take() is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
+
+from stoker.runs.record import SWEEP
 
 if TYPE_CHECKING:
     from stoker.runs.folder import RunFolder
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["fork_runner", "spawn_runner"]
 
 _RUNNER: Final = "stoker.launch.runner_process"
+_RUNNERS: Final = {SWEEP: "stoker.tuning.sweep_process"}
+"""The programs that are runners of other kinds of runs than those of scripts; they stand above this package."""
 _NOT_FOR_RUNS: Final = (
     "STOKER_RUN_ID",
     "STOKER_ATTEMPT",
@@ -38,7 +44,7 @@ def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
         variables = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RUNS}
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-P", "-m", _RUNNER, str(folder.path), str(workspace.root)],
+            [sys.executable, "-P", "-m", _runner_of(folder), str(folder.path), str(workspace.root)],
             variables,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -53,12 +59,26 @@ def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
     _reaped(pid)
 
 
-def fork_runner(folder: RunFolder, workspace: Workspace) -> None:
+def _runner_of(folder: RunFolder) -> str:
+    return _RUNNERS.get(folder.record().kind, _RUNNER)
+
+
+def _reaped(pid: int) -> None:
+    """Have it buried when it ends: it may outlive this process, and must not stay a zombie of a notebook's."""
+    threading.Thread(target=_reap, args=(pid,), daemon=True).start()
+
+
+def fork_runner(folder: RunFolder, workspace: Workspace, reap: Callable[[int], None] = _reaped) -> None:
     """Start the runner of a run as a fork of this process, which spares it half of what its start takes.
 
     For a command of ours, which has imported most of what a runner needs: who knows what another program has open.
     With a second thread, whose locks a fork would keep for ever, or as a part of another run, whose mark a fork would
     bear, it is started as `spawn_runner` does.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        reap: Is told the number of the process, which somebody has to bury.
 
     Raises:
         OSError: The system does not start it.
@@ -72,7 +92,7 @@ def fork_runner(folder: RunFolder, workspace: Workspace) -> None:
     if pid == 0:
         _be_the_runner(folder, workspace, log)
     os.close(log)
-    _reaped(pid)
+    reap(pid)
 
 
 def _be_the_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoReturn:
@@ -89,16 +109,9 @@ def _be_the_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoRetur
         sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         with open("/proc/self/comm", "w", encoding="ascii") as title:  # noqa: PTH123  # opened once a run
             title.write("stoker-runner")
-        from stoker.launch.runner_process import main
-
-        status = main([str(folder.path), str(workspace.root)])
+        status = importlib.import_module(_runner_of(folder)).main([str(folder.path), str(workspace.root)])
     finally:
         os._exit(status)
-
-
-def _reaped(pid: int) -> None:
-    """Have it buried when it ends: it may outlive this process, and must not stay a zombie of a notebook's."""
-    threading.Thread(target=_reap, args=(pid,), daemon=True).start()
 
 
 def _reap(pid: int) -> None:

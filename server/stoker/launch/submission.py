@@ -22,7 +22,7 @@ from stoker.runs.data_digests import data_digests
 from stoker.runs.definition import Definition
 from stoker.runs.folder import RunFolder
 from stoker.runs.git_facts import git_properties
-from stoker.runs.record import RunRecord, checked_experiment, new_run_id
+from stoker.runs.record import SCRIPT, SWEEP, RunRecord, checked_experiment, new_run_id
 from stoker.runs.snapshots import DEFAULT_LIMIT_BYTES, Snapshot, SnapshotStore
 from stoker.runs.states import RunState, resumed
 from stoker.runs.store import RunStore
@@ -52,6 +52,7 @@ class Request:
         limit_bytes: How large the files may be together.
         parent: Id of the run that this is a part of.
         dockerfile: A file from which the image of its container is built.
+        sweep: What `stoker.tuning.terms.Terms.to_json` gave, where the script is run with many parameters.
     """
 
     definition: Definition
@@ -65,6 +66,7 @@ class Request:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
     parent: str = ""
     dockerfile: Path | None = None
+    sweep: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +150,13 @@ def submit(
         planned.experiment,
         now_ms,
         planned.definition,
+        SWEEP if request.sweep else SCRIPT,
         snapshot=snapshot.digest,
         data=data,
         parent=request.parent,
         properties={"ContentSnapshotId": snapshot.digest, **git_properties(request.source)},
         tags=dict(request.tags),
+        sweep=dict(request.sweep),
     )
     state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
 

@@ -11,12 +11,14 @@ from stoker.errors import InvalidSettings
 from stoker.names import checked_name
 from stoker.runs.definition import Definition
 
-__all__ = ["INTERACTIVE", "RunRecord", "checked_experiment", "experiment_of", "new_run_id"]
+__all__ = ["INTERACTIVE", "SCRIPT", "SWEEP", "RunRecord", "checked_experiment", "experiment_of", "new_run_id"]
 
-_SCRIPT: Final = "script"
+SCRIPT: Final = "script"
 """The kind of a run whose script an agent starts."""
 INTERACTIVE: Final = "interactive"
 """The kind of a run that a program or notebook has begun for itself: its state is its owner's to say."""
+SWEEP: Final = "sweep"
+"""The kind of a run whose parts are runs of one script, with other parameters each."""
 
 _ID: Final = re.compile(
     r"(?P<experiment>[A-Za-z0-9][A-Za-z0-9._-]{0,99})_[0-9]+_[0-9a-f]{8}(_[0-9]+)*", re.ASCII
@@ -29,28 +31,30 @@ class RunRecord:
     """What is known of a run from its beginning.
 
     Attributes:
-        id: `EXPERIMENT_UNIXTIME_8HEX`; a child of a study has `_N` behind that of its parent.
+        id: `EXPERIMENT_UNIXTIME_8HEX`; a child of a sweep has `_N` behind that of its parent.
         experiment: Name of the experiment.
         created_ms: When it was submitted, in milliseconds since 1970.
         definition: What was asked.
-        kind: `script` or `interactive`.
+        kind: `script`, `interactive` or `sweep`.
         snapshot: Digest of its files; empty where there are none.
         data: Digest of each data set, by the name of the input.
         parent: Id of the run that it is a part of; empty where it is none.
         properties: What is known of its origin, such as the commit; for good.
         tags: The labels with which it was submitted.
+        sweep: What `stoker.tuning.terms.Terms.to_json` gave; empty where it is no sweep.
     """
 
     id: str
     experiment: str
     created_ms: int
     definition: Definition
-    kind: str = _SCRIPT
+    kind: str = SCRIPT
     snapshot: str = ""
     data: Mapping[str, str] = field(default_factory=dict)
     parent: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    sweep: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
@@ -65,6 +69,7 @@ class RunRecord:
             "parent": self.parent,
             "properties": dict(self.properties),
             "tags": dict(self.tags),
+            "sweep": dict(self.sweep),
         }
 
     @classmethod
@@ -86,6 +91,8 @@ class RunRecord:
                 str(content["parent"]),
                 dict(content["properties"]),
                 dict(content["tags"]),
+                # Records of before had none.
+                dict(content.get("sweep", {})),
             )
         except (LookupError, TypeError, AttributeError) as problem:
             raise ValueError(f"this is no record of a run: {problem!r}") from problem

@@ -231,7 +231,8 @@ def verdict(policy: Policy, goal: Goal, run: Curve, others: Sequence[Curve], int
     if policy.keeps(run, compared, interval, goal.sign):
         return ""
     best = best_of(run.values[:interval], goal)
-    return f"{_text(policy)}: {'NaN' if best is None else format(best, '.6g')} after {interval} values"
+    values = f"{interval} value{'s' * (interval != 1)}"
+    return f"{_text(policy)}: {'NaN' if best is None else format(best, '.6g')} after {values}"
 
 
 def best_of(values: Sequence[float], goal: Goal) -> float | None:

@@ -139,13 +139,7 @@ def terms(
     if not isinstance(metric, str) or not metric:
         raise InvalidSettings("the sweep needs the name of a metric that its script logs, to compare runs by")
     at_once = max_runs if at_once is None else at_once
-    for what, number in (("the number of runs", max_runs), ("the number of runs at once", at_once)):
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST_RUNS:
-            raise InvalidSettings(
-                f"{what} has to be a whole number from 1 to {_MOST_RUNS:,}, and is {number!r}"
-            )
-    if max_duration_s is not None and max_duration_s <= 0:
-        raise InvalidSettings("the longest duration of a sweep has to be more than 0 s")
+    _check_numbers(max_runs, at_once, max_duration_s)
     if len(again) > max_runs:
         raise InvalidSettings(
             f"{len(again)} runs are to go on, and the sweep may have {max_runs}; allow it more"
@@ -161,6 +155,16 @@ def terms(
         tuple(warm_start),
         tuple(again),
     )
+
+
+def _check_numbers(max_runs: Any, at_once: Any, max_duration_s: float | None) -> None:
+    for what, number in (("the number of runs", max_runs), ("the number of runs at once", at_once)):
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST_RUNS:
+            raise InvalidSettings(
+                f"{what} has to be a whole number from 1 to {_MOST_RUNS:,}, and is {number!r}"
+            )
+    if max_duration_s is not None and max_duration_s <= 0:
+        raise InvalidSettings("the longest duration of a sweep has to be more than 0 s")
 
 
 def arguments_of(parameters: Mapping[str, Value]) -> list[str]:

@@ -111,9 +111,7 @@ def test_a_verdict_names_the_policy() -> None:
         Bandit(slack_factor=0.1, evaluation_interval=2), MIN, Curve([3.0, NAN]), [Curve([1.0, 1.0])], 2
     )
     assert reason == "Bandit(slack_factor=0.1, evaluation_interval=2): 3 after 2 values"
-    assert verdict(Bandit(slack_amount=0), MAX, Curve([NAN]), [Curve([1.0])], 1).endswith(
-        "NaN after 1 values"
-    )
+    assert verdict(Bandit(slack_amount=0), MAX, Curve([NAN]), [Curve([1.0])], 1).endswith("NaN after 1 value")
 
 
 @pytest.mark.parametrize(
