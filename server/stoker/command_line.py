@@ -25,6 +25,7 @@ _COMMANDS: Final = (
     "reload",
     "train",
     "submit",
+    "tune",
     "runs",
     "experiments",
     "targets",

@@ -134,6 +134,27 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
         az_actions.submit,
         (_CONFIG, _TARGET, _EXPERIMENT, _DETACH, _SCRIPT, _ARGUMENTS),
     ),
+    ("run", "submit-hyperdrive"): (
+        "run a script with many parameters, by a HyperDrive configuration",
+        az_actions.submit_hyperdrive,
+        (
+            _CONFIG,
+            _TARGET,
+            _EXPERIMENT,
+            _DETACH,
+            (
+                ("--hyperdrive-configuration-name", "--hd"),
+                {
+                    "dest": "hyperdrive",
+                    "required": True,
+                    "metavar": "NAME",
+                    "help": "NAME.yml, as hdconfig.yml",
+                },
+            ),
+            _SCRIPT,
+            _ARGUMENTS,
+        ),
+    ),
     ("run", "list"): (
         "list runs with what they have measured",
         history,

@@ -27,6 +27,7 @@ __all__ = [
     "prepare",
     "restore",
     "submit",
+    "submit_hyperdrive",
     "upload",
 ]
 
@@ -180,6 +181,24 @@ def submit(args: argparse.Namespace) -> int:
     words = _submission(args, *(["--experiment", args.experiment] if args.experiment else []))
     words += ["--detach"] if args.detach else []
     return _as_stoker(["submit", *words, args.script, *args.arguments])
+
+
+def submit_hyperdrive(args: argparse.Namespace) -> int:
+    """Run a script with many parameters, by a run configuration and a HyperDrive configuration."""
+    from stoker.commands import submit as submission
+    from stoker.commands.tune import begin
+    from stoker.tuning.sweep_files import find_hdconfig, read_hdconfig
+    from stoker.workspace import Workspace
+
+    asked = read_hdconfig(find_hdconfig(Path.cwd(), args.hyperdrive))
+    parser = argparse.ArgumentParser(prog="stoker submit")
+    submission.add_arguments(parser)
+    words = _submission(args, *(["--experiment", args.experiment] if args.experiment else []))
+    options = parser.parse_args([*words, args.script, *args.arguments])
+    workspace = Workspace.find()
+    with ExitStack() as cleanup:
+        request = submission.request_of(options, workspace, cleanup)
+        return begin(request, asked, workspace, cleanup, detach=args.detach)
 
 
 def prepare(args: argparse.Namespace) -> int:

@@ -22,8 +22,6 @@ _SERVING: Final = (
 
 REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
     "run": {
-        "submit-hyperdrive": "submit one run for each choice with 'stoker submit', and compare them "
-        "with 'stoker runs list --sort'",
         "submit-pipeline": "pipelines are not offered: submit their scripts with 'stoker submit'",
         "monitor-logs": "'stoker runs logs RUN -f' follows a log",
         "monitor-tensorboard": "'stoker runs download RUN logs' copies what TensorBoard reads",

@@ -130,6 +130,7 @@ def rerun(args: argparse.Namespace) -> int:
         dockerfile=folder.environment / file
         if (file := record.definition.container.get("dockerfile"))
         else None,
+        sweep=record.sweep,
     )
     again, _ = submit(replace(request, limit_bytes=sys.maxsize), workspace)
     sys.stdout.write(f"{again.id}\n")

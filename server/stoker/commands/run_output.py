@@ -83,7 +83,13 @@ def duration_text(begin_ms: int | None, end_ms: int | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
 
 
-def stream(folder: RunFolder, workspace: Workspace, rank: int = 0, attempt: int = 1) -> int:
+def stream(
+    folder: RunFolder,
+    workspace: Workspace,
+    rank: int = 0,
+    attempt: int = 1,
+    show: Callable[[], None] | None = None,
+) -> int:
     """Print what a run prints until it has ended; Ctrl-C leaves it to itself.
 
     Args:
@@ -91,6 +97,7 @@ def stream(folder: RunFolder, workspace: Workspace, rank: int = 0, attempt: int 
         workspace: Where it is.
         rank: Which of its processes.
         attempt: With which attempt to begin.
+        show: Shows the run in another way than by what it prints; called again and again.
 
     Returns:
         The exit status: 0 for Completed, 1 for Failed and Canceled, 130 where the run goes on.
@@ -98,6 +105,11 @@ def stream(folder: RunFolder, workspace: Workspace, rank: int = 0, attempt: int 
     from stoker.launch.following import follow
 
     try:
+        if show is not None:
+            state = follow(folder, workspace, lambda _: None, lambda *_: show(), attempt=attempt)
+            show()
+            _say_end(folder, state)
+            return exit_code_of(state)
         with _waiting_line() as waits:
             state = follow(folder, workspace, write_bytes, waits, rank=rank, attempt=attempt)
     except KeyboardInterrupt:
@@ -179,5 +191,5 @@ def _say_end(folder: RunFolder, state: RunState) -> None:
         note(f"{state.error.code}: {state.error.message}")
         if state.error.hint:
             note(state.error.hint.replace("RUN", folder.id))
-    elif state.reason and state.status.value == "Canceled":
+    elif state.reason:
         note(state.reason)

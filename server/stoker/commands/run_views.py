@@ -8,6 +8,7 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.commands import sweep_views
 from stoker.commands.run_output import duration_text, found_workspace, note, table, time_text
 from stoker.errors import InvalidSettings
 
@@ -147,6 +148,7 @@ def _found(args: argparse.Namespace, reference: str) -> RunFolder:
 
 def show_run(args: argparse.Namespace) -> int:
     """Print what is known of one run."""
+    from stoker.runs.record import SWEEP
     from stoker.runs.summary import measured
 
     folder = _found(args, args.reference)
@@ -160,9 +162,13 @@ def show_run(args: argparse.Namespace) -> int:
             "tags": folder.tags(),
             "properties": folder.properties(),
         }
+        if record.kind == SWEEP:
+            content |= sweep_views.sweep_json(args, folder)
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
         return 0
     sys.stdout.write(table(_facts(folder, record, state)))
+    if record.kind == SWEEP:
+        sys.stdout.write("\n" + sweep_views.sweep_text(args, folder))
     numbers = measured(folder.metric_files())
     if numbers:
         rows = [
@@ -187,7 +193,7 @@ def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[
         ("ended", time_text(state.ended_ms)),
         ("took", duration_text(state.started_ms, state.ended_ms)),
         ("attempt", f"{state.attempt} of {state.attempts}"),
-        ("environment", _environment_text(folder)),
+        *([] if record.sweep else [("environment", _environment_text(folder))]),
         ("snapshot", record.snapshot or "-"),
         *(
             (f"data {name}", f"{digest} {definition.inputs.get(name, '')}")
@@ -218,7 +224,7 @@ def compare(args: argparse.Namespace) -> int:
     """Print in what runs differ."""
     from stoker.runs.comparing import compare_runs
 
-    folders = [_found(args, reference) for reference in args.references]
+    folders = _compared(args)
     if len(folders) < 2:
         raise InvalidSettings("name two runs or more to compare, such as @-2 @latest")
     differences = compare_runs(folders, found_workspace(args).snapshots_dir)
@@ -238,11 +244,17 @@ def compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compared(args: argparse.Namespace) -> list[RunFolder]:
+    """The runs that are named; a sweep alone stands for its best ones."""
+    folders = [_found(args, reference) for reference in args.references]
+    return sweep_views.best_children(args, folders[0]) if len(folders) == 1 else folders
+
+
 def plot(args: argparse.Namespace) -> int:
     """Draw a picture."""
     from stoker.runs.plotting import draw
 
-    names = draw([_found(args, reference) for reference in args.references], args.metric, args.output)
+    names = draw(_compared(args), args.metric, args.output)
     sys.stdout.write(f"{args.output}: {', '.join(names)}\n")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.commands import run_actions, run_exports, run_views
+from stoker.commands import run_actions, run_exports, run_views, sweep_views
 from stoker.commands.option_values import number_option
 from stoker.commands.run_output import common_arguments, found_workspace
 
@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--json", action="store_true", help="print JSON")
     show.set_defaults(runs_run=run_views.show_run)
 
+    children = actions.add_parser(
+        "children", parents=[common, one], help="list the runs of a sweep, the best first"
+    )
+    children.add_argument("--json", action="store_true", help="print JSON")
+    children.set_defaults(runs_run=sweep_views.list_children)
+
     logs = actions.add_parser("logs", parents=[common, one], help="print what a run has printed")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
     logs.add_argument(
@@ -76,7 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rerun.add_argument("--detach", action="store_true", help="do not follow it")
     rerun.set_defaults(runs_run=run_actions.rerun)
 
-    compare = actions.add_parser("compare", parents=[common, several], help="say in what runs differ")
+    compare = actions.add_parser(
+        "compare", parents=[common, several], help="say in what runs differ, or the best ones of a sweep"
+    )
     compare.add_argument("--json", action="store_true", help="print JSON")
     compare.set_defaults(runs_run=run_views.compare)
 

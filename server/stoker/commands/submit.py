@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
     from stoker.launch.submission import Request
+    from stoker.runs.folder import RunFolder
+    from stoker.runs.snapshots import Snapshot
     from stoker.workspace import Workspace
 
-__all__ = ["SUMMARY", "add_arguments", "request_of", "run"]
+__all__ = ["SUMMARY", "add_arguments", "announce", "print_plan", "progress_bar", "request_of", "run"]
 
 SUMMARY = "run a training script on a compute target and follow it"
 
@@ -129,10 +131,19 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as cleanup:
         request = request_of(args, workspace, cleanup)
         if args.dry_run:
-            _print_plan(request, workspace)
+            print_plan(request, workspace)
             return 0
         plan(request, workspace)
-        folder, snapshot = submit(request, workspace, progress=_progress(cleanup), spawn=fork_runner)
+        folder, snapshot = submit(request, workspace, progress=progress_bar(cleanup), spawn=fork_runner)
+    announce(folder, snapshot)
+    definition = folder.record().definition
+    if definition.nodes > 1 and definition.target == "local":
+        note(f"{definition.processes} processes run on this machine: the target local has one node")
+    return 0 if args.detach else stream(folder, workspace)
+
+
+def announce(folder: RunFolder, snapshot: Snapshot) -> None:
+    """Say what was submitted: its id for programs, its files for people."""
     sys.stdout.write(f"{folder.id}\n")
     sys.stdout.flush()
     note(
@@ -141,19 +152,21 @@ def run(args: argparse.Namespace) -> int:
     )
     for name in snapshot.skipped:
         note(f"not sent, for it is a link to a folder or no file: {name}")
-    definition = folder.record().definition
-    if definition.nodes > 1 and definition.target == "local":
-        note(f"{definition.processes} processes run on this machine: the target local has one node")
-    return 0 if args.detach else stream(folder, workspace)
 
 
-def request_of(args: argparse.Namespace, workspace: Workspace, cleanup: ExitStack) -> Request:
+def request_of(
+    args: argparse.Namespace,
+    workspace: Workspace,
+    cleanup: ExitStack,
+    settings: Mapping[str, Any] | None = None,
+) -> Request:
     """What the options and the configuration that they name ask for.
 
     Args:
         args: The options.
         workspace: Where the target is.
         cleanup: Removes the files that were made for it, once the run is submitted.
+        settings: What the configuration says, where it is read already.
 
     Raises:
         OperatorError: They contradict each other, or name what there is not.
@@ -162,8 +175,10 @@ def request_of(args: argparse.Namespace, workspace: Workspace, cleanup: ExitStac
     from stoker.launch.submission import Request
     from stoker.runs.snapshots import DEFAULT_LIMIT_BYTES
 
-    config: dict[str, Any] = {}
-    if args.config is not None:
+    config: dict[str, Any] = dict(settings or {})
+    if settings is not None:
+        take_compute(Path.cwd(), args.target or config.get("target"), workspace)
+    elif args.config is not None:
         scratch = Path(cleanup.enter_context(_scratch()))
         config, fixed = read_project_configuration(args.config, args.target, workspace, scratch)
         if fixed:
@@ -176,15 +191,7 @@ def request_of(args: argparse.Namespace, workspace: Workspace, cleanup: ExitStac
         raise InvalidSettings("no script is named, by argument or configuration; see: stoker submit --help")
     source, inside = _source(args.source, script)
     asked = args.environment or environment.get("file", "")
-    beside = None
-    if asked == "relaxed":
-        from stoker.environments.discovery import find_environment
-
-        beside = Path(environment["file"]) if "file" in environment else find_environment(source)
-        if beside is None:
-            raise InvalidSettings(
-                "--environment relaxed needs an environment file beside the script, or in --config"
-            )
+    beside = _relaxed_file(environment, source) if asked == "relaxed" else None
     return Request(
         _definition(args, config, inside, workspace),
         source,
@@ -197,6 +204,17 @@ def request_of(args: argparse.Namespace, workspace: Workspace, cleanup: ExitStac
         DEFAULT_LIMIT_BYTES if args.snapshot_limit is None else args.snapshot_limit * _MB,
         dockerfile=args.dockerfile or (Path(file) if (file := environment.get("dockerfile")) else None),
     )
+
+
+def _relaxed_file(environment: Mapping[str, Any], source: Path) -> Path:
+    from stoker.environments.discovery import find_environment
+
+    beside = Path(environment["file"]) if "file" in environment else find_environment(source)
+    if beside is None:
+        raise InvalidSettings(
+            "--environment relaxed needs an environment file beside the script, or in --config"
+        )
+    return beside
 
 
 def _scratch() -> TemporaryDirectory[str]:
@@ -273,7 +291,8 @@ def _tag(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
+def progress_bar(cleanup: ExitStack) -> Callable[[int, int], None] | None:
+    """What a submission tells of its files, as a bar where somebody sees it."""
     if not sys.stderr.isatty():
         return None
     bar: Any = None
@@ -291,7 +310,8 @@ def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
     return report
 
 
-def _print_plan(request: Request, workspace: Workspace) -> None:
+def print_plan(request: Request, workspace: Workspace) -> None:
+    """Print what would be submitted."""
     from stoker.environments.check import compare, notes
     from stoker.environments.discovery import read_environment
     from stoker.launch.submission import plan

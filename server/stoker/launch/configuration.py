@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["read_configuration", "read_duration_s"]
+__all__ = ["SETTINGS", "read_configuration", "read_duration_s", "settings_of"]
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[smhd]?)\s*", re.ASCII)
@@ -84,6 +84,8 @@ _KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "tags": _labels,
 }
 """The keys of a file, and what reads their values."""
+SETTINGS: Final = tuple(_KEYS)
+"""The keys of a run configuration."""
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
@@ -103,8 +105,21 @@ def read_configuration(path: Path) -> dict[str, Any]:
     file = path if path.is_file() else path.with_name(f"{path.name}.yaml")
     if not file.is_file():
         raise InvalidSettings(f"there is no run configuration {path}, nor {file}")
+    return settings_of(file, read_yaml(file, "run configuration", "keys of a run configuration"))
+
+
+def settings_of(file: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what a file says of a run.
+
+    Args:
+        file: The file; paths are taken from its folder.
+        said: Its keys with their values.
+
+    Raises:
+        InvalidSettings: A key or value is none; the message names the nearest key.
+    """
     try:
-        content = _converted(read_yaml(file, "run configuration", "keys of a run configuration"), _KEYS, "")
+        content = _converted(said, _KEYS, "")
     except ValueError as error:
         raise InvalidSettings(f"{file}: {error}") from error
     environment = content.get("environment", {})

@@ -11,7 +11,16 @@ from stoker.errors import InvalidSettings
 from stoker.names import checked_name
 from stoker.runs.definition import Definition
 
-__all__ = ["INTERACTIVE", "SCRIPT", "SWEEP", "RunRecord", "checked_experiment", "experiment_of", "new_run_id"]
+__all__ = [
+    "INTERACTIVE",
+    "SCRIPT",
+    "SWEEP",
+    "RunRecord",
+    "checked_experiment",
+    "experiment_of",
+    "is_part",
+    "new_run_id",
+]
 
 SCRIPT: Final = "script"
 """The kind of a run whose script an agent starts."""
@@ -21,7 +30,7 @@ SWEEP: Final = "sweep"
 """The kind of a run whose parts are runs of one script, with other parameters each."""
 
 _ID: Final = re.compile(
-    r"(?P<experiment>[A-Za-z0-9][A-Za-z0-9._-]{0,99})_[0-9]+_[0-9a-f]{8}(_[0-9]+)*", re.ASCII
+    r"(?P<experiment>[A-Za-z0-9][A-Za-z0-9._-]{0,99})_[0-9]+_[0-9a-f]{8}(?P<part>(_[0-9]+)*)", re.ASCII
 )
 _RESERVED: Final = frozenset({"aux", "con", "nul", "prn", "latest", "all"})
 
@@ -118,6 +127,12 @@ def new_run_id(experiment: str, now_ms: int, token: str) -> str:
         token: Eight hexadecimal digits by chance.
     """
     return f"{experiment}_{now_ms // 1000}_{token}"
+
+
+def is_part(run_id: str) -> bool:
+    """Whether an id is that of a part of another run, as of a sweep."""
+    found = _ID.fullmatch(run_id)
+    return found is not None and bool(found["part"])
 
 
 def experiment_of(run_id: str) -> str | None:

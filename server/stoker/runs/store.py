@@ -19,7 +19,7 @@ from typing import Final
 from stoker.errors import InvalidSettings, UnknownRun
 from stoker.names import is_name
 from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord, experiment_of
+from stoker.runs.record import RunRecord, experiment_of, is_part
 from stoker.runs.states import RunState
 from stoker.system.durable import private_folder, replace_file, sync_folder
 
@@ -137,7 +137,8 @@ class RunStore:
         """Return the folder of the run that is meant.
 
         Args:
-            reference: An id, the beginning of one that no other shares, `@latest`, or `@-2` for the second to last.
+            reference: An id, the beginning of one that no other shares, `@latest`, or `@-2` for the second to last;
+                these pass over the parts of sweeps.
 
         Raises:
             UnknownRun: There is none, or there are several.
@@ -150,6 +151,10 @@ class RunStore:
             if exact.is_dir():
                 return RunFolder(exact)
         found = [folder for folder in self.folders() if reference and folder.id.startswith(reference)]
+        whole = [folder for folder in found if not is_part(folder.id)]
+        if len(whole) == 1 and all(folder.id.startswith(whole[0].id) for folder in found):
+            # The rest are its own parts.
+            return whole[0]
         if len(found) == 1:
             return found[0]
         if found:
@@ -170,7 +175,8 @@ class RunStore:
             raise InvalidSettings(f"{reference!r}: expected @latest, or @-2 for the second to last run")
         back = 1 if reference == "@latest" else int(reference[2:])
         # The time of an id is whole seconds; that of the record decides between those of one second.
-        runs = sorted(self.folders(), key=lambda folder: _second_of(folder.id), reverse=True)
+        found = (folder for folder in self.folders() if not is_part(folder.id))
+        runs = sorted(found, key=lambda folder: _second_of(folder.id), reverse=True)
         if len(runs) < back:
             raise UnknownRun(f"there are {len(runs)} runs; {reference} is none of them")
         second = _second_of(runs[back - 1].id)

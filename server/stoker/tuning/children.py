@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -21,7 +22,16 @@ from stoker.tuning.policies import Curve, best_of
 from stoker.tuning.spaces import Value
 from stoker.tuning.terms import Terms, arguments_of
 
-__all__ = ["ChildReader", "Trial", "child_folders", "create_child", "earlier_curves", "terms_of", "trials_of"]
+__all__ = [
+    "ChildReader",
+    "Trial",
+    "Trials",
+    "child_folders",
+    "create_child",
+    "earlier_curves",
+    "terms_of",
+    "trials_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,54 @@ class ChildReader:
                 self._values.append(float(value))
 
 
+class Trials:
+    """The children of a sweep, looked at again and again.
+
+    Args:
+        folder: The sweep.
+        store: Where the runs are.
+
+    Attributes:
+        terms: What was asked of it.
+
+    Raises:
+        UnknownRun: It is no sweep.
+    """
+
+    def __init__(self, folder: RunFolder, store: RunStore) -> None:
+        self._record = folder.record()
+        self._store = store
+        self.terms = terms_of(self._record)
+        self._readers: dict[int, ChildReader] = {}
+
+    def look(self) -> list[Trial]:
+        """Return them as they are now, the best first; those without a value come last, in their order."""
+        folders = child_folders(self._record, self.terms.total, self._store)
+        found = []
+        for number, child in folders.items():
+            reader = self._readers.setdefault(number, ChildReader(child, self.terms.metric))
+            try:
+                values = reader.look().curve.values
+            except UnknownRun:
+                continue
+            found.append(_trial(number, reader, values, self.terms))
+        return _ranked(found, self.terms)
+
+
+def _trial(number: int, reader: ChildReader, values: Sequence[float], terms: Terms) -> Trial:
+    state = reader.state
+    reason = state.reason if state.error is None else f"{state.error.code}: {state.error.message}"
+    best = best_of(values, terms.goal)
+    return Trial(number, reader.folder.id, terms.parameters(number), state.status, reason, best, len(values))
+
+
+def _ranked(trials: Sequence[Trial], terms: Terms) -> list[Trial]:
+    def worth(trial: Trial) -> float:
+        return -math.inf if trial.best is None else terms.goal.sign * trial.best
+
+    return sorted(trials, key=worth, reverse=True)
+
+
 def trials_of(folder: RunFolder, store: RunStore, *, with_earlier: bool = False) -> list[Trial]:
     """Return the children of a sweep, the best first; those without a value come last, in their order.
 
@@ -179,28 +237,13 @@ def trials_of(folder: RunFolder, store: RunStore, *, with_earlier: bool = False)
     Raises:
         UnknownRun: It is no sweep.
     """
-    record = folder.record()
-    terms = terms_of(record)
-    found = []
-    for number, child in child_folders(record, terms.total, store).items():
-        reader = ChildReader(child, terms.metric)
-        try:
-            values = reader.look().curve.values
-        except UnknownRun:
-            continue
-        state = reader.state
-        reason = state.reason if state.error is None else f"{state.error.code}: {state.error.message}"
-        best = best_of(values, terms.goal)
-        parameters = terms.parameters(number)
-        found.append(Trial(number, child.id, parameters, state.status, reason, best, len(values)))
+    trials = Trials(folder, store)
+    found = trials.look()
     if with_earlier:
-        for earlier in terms.warm_start:
-            found += trials_of(store.get(earlier), store, with_earlier=True)
-    return sorted(
-        found,
-        key=lambda trial: -math.inf if trial.best is None else terms.goal.sign * trial.best,
-        reverse=True,
-    )
+        for earlier in trials.terms.warm_start:
+            with contextlib.suppress(UnknownRun):
+                found += trials_of(store.get(earlier), store, with_earlier=True)
+    return _ranked(found, trials.terms)
 
 
 def earlier_curves(terms: Terms, store: RunStore) -> list[Curve]:

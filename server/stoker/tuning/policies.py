@@ -32,6 +32,7 @@ __all__ = [
     "best_of",
     "due_interval",
     "policy_from_json",
+    "policy_text",
     "policy_to_json",
     "read_goal",
     "verdict",
@@ -232,7 +233,7 @@ def verdict(policy: Policy, goal: Goal, run: Curve, others: Sequence[Curve], int
         return ""
     best = best_of(run.values[:interval], goal)
     values = f"{interval} value{'s' * (interval != 1)}"
-    return f"{_text(policy)}: {'NaN' if best is None else format(best, '.6g')} after {values}"
+    return f"{policy_text(policy)}: {'NaN' if best is None else format(best, '.6g')} after {values}"
 
 
 def best_of(values: Sequence[float], goal: Goal) -> float | None:
@@ -253,7 +254,8 @@ def _average_until(run: Curve, interval: int, sign: float) -> float:
     return fmean(values) if values else -math.inf
 
 
-def _text(policy: Policy) -> str:
+def policy_text(policy: Policy) -> str:
+    """A policy with its settings, as the reason of what it ends has it."""
     unsaid = {("delay_evaluation", 0), ("exclude_finished_jobs", False)}
     given = [one for one in asdict(policy).items() if one[1] is not None and one not in unsaid]
     return f"{type(policy).__name__}({', '.join(f'{name}={value}' for name, value in given)})"
