@@ -1,11 +1,15 @@
 """Whole sweeps on this machine, with real runners that are killed, by commands, Python and code for Azure's SDK."""
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.patience import PROGRAM_S
 
 from stoker.launch.adoption import adopt_all
 from stoker.launch.following import wait
@@ -23,6 +27,10 @@ from stoker.tuning.terms import Terms, terms
 from stoker.workspace import Workspace
 
 pytestmark = pytest.mark.targets
+
+SHARED = (
+    Path(os.environ.get("STOKER_TEST_SHARED", Path(__file__).parents[3] / "shared")) / "azure" / "training"
+)
 
 SCRIPT = """
 import argparse, os, time
@@ -131,3 +139,128 @@ def test_poor_children_are_ended_early(project: Project) -> None:
     assert poor.status is Status.CANCELED
     assert poor.reason.startswith("Bandit(slack_factor=0.5, evaluation_interval=2): ")
     assert poor.count < 40
+
+
+OF_THE_TUTORIAL = """
+import argparse, os, time
+from azureml.core import Run
+
+parser = argparse.ArgumentParser()
+for name in ("--data-folder", "--resume-from"):
+    parser.add_argument(name)
+for name in ("--batch-size", "--first-layer-neurons", "--second-layer-neurons", "--epochs"):
+    parser.add_argument(name, type=int)
+parser.add_argument("--learning-rate", type=float)
+args = parser.parse_args()
+print("data:", os.listdir(args.data_folder), "resumes:", bool(args.resume_from))
+run = Run.get_context()
+for epoch in range(args.epochs):
+    run.log("validation_acc", args.learning_rate * (epoch + 1))
+    time.sleep(0.1)
+os.makedirs("outputs/model", exist_ok=True)
+open("outputs/model/weights.txt", "w").write("weights")
+"""
+SET_UP = """
+import os
+from azureml.core import Dataset, Workspace
+
+ws = Workspace.create("tuning")
+ws.write_config()
+os.makedirs("digits", exist_ok=True)
+open("digits/images.gz", "w").write("x")
+store = ws.get_default_datastore()
+store.upload("digits", "mnist", show_progress=False)
+Dataset.File.from_files((store, "mnist")).register(ws, "mnist_opendataset")
+"""
+REGISTER = """
+from azureml.core import Environment, Workspace
+
+Environment("azureml-tensorflow-2.11-cuda11").register(Workspace.from_config())
+"""
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared has the projects of users")
+def test_the_tutorial_for_hyperdrive_runs_unchanged(tmp_path: Path) -> None:
+    """Three sweeps: one, one that is compared with it, one that goes on with a run that was ended.
+
+    The script that it tunes is one that needs no TensorFlow, so that it takes no minutes.
+    """
+    folder = tmp_path / "mnist"
+    shutil.copytree(SHARED / "mnist", folder, copy_function=shutil.copyfile)
+    for path in (folder, folder / "train_script"):
+        path.chmod(0o700)
+    (folder / "train_script" / "tf_mnist.py").write_text(OF_THE_TUTORIAL)
+    environ = {**os.environ, "STOKER_WORKSPACE": str(tmp_path / "home")}
+
+    def run(name: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        if text:
+            (folder / name).write_text(text)
+        return subprocess.run(
+            [sys.executable, "-m", "stoker.azure", name],
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_S,
+            check=False,
+        )
+
+    assert run("set_up.py", SET_UP).returncode == 0
+    refused = run("tune.py")
+    assert refused.returncode != 0
+    assert "register one of this name with the packages that it had" in refused.stderr
+    assert run("register.py", REGISTER).returncode == 0
+    done = run("tune.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = RunStore(tmp_path / "home" / "runs")
+    sweeps = [one for one in store.folders() if one.record().kind == "sweep"]
+    sweeps.sort(key=lambda one: one.record().created_ms)
+    first, warm = sweeps[:2]
+    for sweep in sweeps:
+        assert sorted(trial.number for trial in trials_of(sweep, store)) == list(range(8))
+    assert "'--epochs', '6'" in done.stdout
+    assert "outputs/model/weights.txt" in done.stdout
+    assert warm.record().sweep["warm_start"] == [first.id]
+    for again in sweeps[2:]:
+        log = (store.get(f"{again.id}_0").attempt(1) / "log_0.txt").read_text()
+        assert log == "data: ['images.gz'] resumes: True\n"
+
+
+HDCONFIG = """
+sampling:
+    type: grid
+    parameter_space:
+    - {name: --rate, expression: choice, values: [0.1, 0.3, 0.2]}
+policy: {type: NoTerminationPolicy}
+primary_metric_name: acc
+primary_metric_goal: Minimize
+max_total_runs: 8
+max_concurrent_runs: 2
+"""
+
+
+def test_commands_tune_and_show_the_best_first(project: Project) -> None:
+    """Azure's command line and file, and then Stoker's own, followed to the end."""
+    (project.path / "hdconfig.yml").write_text(HDCONFIG)
+    (project.path / "local.runconfig").write_text("script: train.py\ntarget: local\nframework: Python\n")
+    (project.path / "sweep.yaml").write_text(
+        f"script: train.py\narguments: [--began, {project.began}]\nparameters: {{--rate: [0.1, 0.3]}}\n"
+        "sampling: grid\nmetric: acc\ngoal: maximize\nruns: 5\n"
+    )
+    azure = (
+        "az ml run submit-hyperdrive -e e -c local --hyperdrive-configuration-name hdconfig train.py --began"
+    )
+    best = []
+    for words in ([*azure.split(), str(project.began)], ["tune", "sweep.yaml"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "stoker.cli", *words],
+            cwd=project.path,
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        table = done.stdout[done.stdout.index("RUN  ") :].splitlines()
+        best.append([line.split()[2] for line in table])
+    assert best == [["ACC", "0.1", "0.2", "0.3"], ["ACC", "0.3", "0.1"]]

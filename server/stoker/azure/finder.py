@@ -49,6 +49,11 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "azureml.core.script_run_config": f"{_SDK}training.run_configuration",
         "azureml.train.dnn": f"{_SDK}training.estimators",
         "azureml.train.estimator": f"{_SDK}training.estimators",
+        "azureml.train.hyperdrive": f"{_SDK}training.hyperdrive",
+        **{
+            f"azureml.train.hyperdrive.{module}": f"{_SDK}training.hyperdrive"
+            for module in ("parameter_expressions", "policy", "run", "runconfig", "sampling")
+        },
         "azureml.train.sklearn": f"{_SDK}training.estimators",
         "azureml.widgets": f"{_SDK}training.widgets",
         "azureml.logging": "stoker_run.workbench",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         process,
         webservice,
     )
-    from stoker.azure_sdk.training import experiment, run, run_configuration
+    from stoker.azure_sdk.training import experiment, hyperdrive_run, run, run_configuration
     from stoker.cluster import access, checking
     from stoker.keys import keyring, tokens
     from stoker.launch import registration
@@ -50,6 +50,7 @@ __all__ = [
     "endpoint_deploying",
     "environment",
     "experiment",
+    "hyperdrive_run",
     "keyring",
     "model",
     "plan",
@@ -74,7 +75,7 @@ _PACKAGES: Final = MappingProxyType(
             *("backends", "calling", "deploy_configuration", "deploying", "endpoint_deploying"),
             *("plan", "process", "webservice"),
         ],
-        "stoker.azure_sdk.training": ["experiment", "run", "run_configuration"],
+        "stoker.azure_sdk.training": ["experiment", "hyperdrive_run", "run", "run_configuration"],
         "stoker.cluster": ["access", "checking"],
         "stoker.keys": ["keyring", "tokens"],
         "stoker.launch": ["registration"],

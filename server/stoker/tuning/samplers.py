@@ -7,6 +7,7 @@ had.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -15,7 +16,7 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.tuning.spaces import Expression, Space, Value, checked_space, drawn
 
-__all__ = ["GRID", "RANDOM", "Sampler", "sampler"]
+__all__ = ["GRID", "RANDOM", "Sampler", "new_seed", "sampler"]
 
 RANDOM: Final = "random"
 GRID: Final = "grid"
@@ -71,6 +72,11 @@ class Sampler:
         """Read what `to_json` has written."""
         space = {str(name): Expression.from_json(one) for name, one in content["space"].items()}
         return cls(str(content["kind"]), space, int(content["seed"]))
+
+
+def new_seed() -> int:
+    """A seed by chance, for a sweep that names none."""
+    return int.from_bytes(os.urandom(6))
 
 
 def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:

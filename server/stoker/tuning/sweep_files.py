@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,11 +19,11 @@ from stoker.tuning.policies import (
     Policy,
     TruncationSelection,
 )
-from stoker.tuning.samplers import RANDOM, sampler
+from stoker.tuning.samplers import RANDOM, new_seed, sampler
 from stoker.tuning.spaces import KINDS, Expression, between, expression
 from stoker.tuning.terms import Terms, terms
 
-__all__ = ["find_hdconfig", "new_seed", "read_hdconfig", "read_sweep", "split_sweep"]
+__all__ = ["find_hdconfig", "read_hdconfig", "read_sweep", "split_sweep"]
 
 _Made = TypeVar("_Made")
 _OF_A_SWEEP: Final = (
@@ -56,11 +55,6 @@ _HD_KEYS: Final = (
     "max_duration_minutes",
 )
 _HD_NEEDED: Final = ("sampling", "primary_metric_name", "primary_metric_goal", "max_total_runs")
-
-
-def new_seed() -> int:
-    """A seed by chance, for a sweep that names none."""
-    return int.from_bytes(os.urandom(6))
 
 
 def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -21,7 +21,7 @@ __all__ = ["DEFAULT_CPU_IMAGE", "DEFAULT_GPU_IMAGE", "DockerSection", "Environme
 
 DEFAULT_CPU_IMAGE: Final = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04"
 DEFAULT_GPU_IMAGE: Final = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.8-cudnn8-ubuntu22.04"
-_CURATED: Final = "AzureML-"
+_CURATED: Final = "azureml-"
 _DOCKER: Final = {
     "base_image": "baseImage",
     "base_dockerfile": "baseDockerfile",
@@ -230,11 +230,14 @@ class Environment(UnofferedByEnvironment):
         versions = _versions(workspace, name)
         number = len(versions) if version is None else int(version)
         if not 1 <= number <= len(versions):
-            curated = "; environments of Microsoft are not here: write down the packages"
+            curated = (
+                "; environments of Microsoft are not here: register one of this name with the packages that it had, "
+                f"by Environment.from_conda_specification({name!r}, 'environment.yml').register(workspace)"
+            )
             known = ", ".join(registered_names(workspace.local)) or "none"
             raise UserErrorException(
                 f"there is no environment {name!r}{'' if version is None else f' version {version}'} in the "
-                f"workspace{curated if name.startswith(_CURATED) else ''}; registered are: {known}"
+                f"workspace{curated if name.lower().startswith(_CURATED) else ''}; registered are: {known}"
             )
         return Environment._from_json(name, str(number), versions[number - 1])
 

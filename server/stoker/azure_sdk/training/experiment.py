@@ -9,6 +9,8 @@ from typing import Any
 from stoker.azure.exceptions import ExperimentExecutionException, UserErrorException
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.labels import labels
+from stoker.azure_sdk.training.hyperdrive import HyperDriveConfig
+from stoker.azure_sdk.training.hyperdrive_run import HyperDriveRun
 from stoker.azure_sdk.training.interactive import StartedRun
 from stoker.azure_sdk.training.request import requested
 from stoker.azure_sdk.training.run import Run
@@ -18,6 +20,7 @@ from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.submission import submit
 from stoker.runs.record import checked_experiment
 from stoker.runs.store import RunStore
+from stoker.tuning.submission import submit_sweep
 
 __all__ = ["Experiment"]
 
@@ -50,13 +53,15 @@ class Experiment:
         """Have a script run.
 
         Args:
-            config: What is to run: a `ScriptRunConfig` or an estimator.
+            config: What is to run: a `ScriptRunConfig`, an estimator, or a `HyperDriveConfig`.
             tags: Labels.
 
         Raises:
             UserErrorException: The configuration is incomplete, or of another kind.
             ExperimentExecutionException: It cannot run as it is asked for.
         """
+        if isinstance(config, HyperDriveConfig):
+            return self._tuned(config, labels(tags))
         if not isinstance(config, ScriptRunConfig):
             raise UserErrorException(
                 f"{type(config).__name__} cannot be submitted: submit a ScriptRunConfig or an estimator"
@@ -67,6 +72,16 @@ class Experiment:
         ):
             folder, _ = submit(request, self.workspace.local)
         return Run(self, folder.id)
+
+    def _tuned(self, config: HyperDriveConfig, tags: Mapping[str, str]) -> HyperDriveRun:
+        with raised_as(UserErrorException):
+            asked = config.terms(self.workspace)
+        with (
+            requested(self.workspace, self.name, config.run_config, tags) as request,
+            raised_as(ExperimentExecutionException),
+        ):
+            folder, _ = submit_sweep(request, asked, self.workspace.local)
+        return HyperDriveRun(self, folder.id)
 
     def start_logging(
         self, outputs: str | None = None, snapshot_directory: str | None = ".", **_others: Any

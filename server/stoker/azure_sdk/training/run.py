@@ -21,6 +21,7 @@ from stoker.errors import SubmissionRefused, UnknownRun
 from stoker.launch.adoption import adopt
 from stoker.runs.files import run_files
 from stoker.runs.folder import RunFolder
+from stoker.runs.record import SWEEP, RunRecord
 from stoker.runs.store import RunStore
 from stoker_run import OfflineRun
 from stoker_run import Run as RunOfScript
@@ -76,7 +77,7 @@ class Run(FilesOfRun):
         """
         with raised_as(UserErrorException):
             record = RunStore(workspace.local.runs_dir).get(run_id).record()
-        return Run(deferred.experiment.Experiment(workspace, record.experiment), run_id)
+        return _run(deferred.experiment.Experiment(workspace, record.experiment), record)
 
     @staticmethod
     def list(
@@ -106,11 +107,11 @@ class Run(FilesOfRun):
                 found.append((folder.record().created_ms, folder.id, folder))
             except UnknownRun:
                 continue
-        for _, run_id, folder in sorted(found, key=lambda one: one[:2], reverse=True):
+        for _, _, folder in sorted(found, key=lambda one: one[:2], reverse=True):
             if not include_children and folder.record().parent:
                 continue
             if _has(folder.tags(), tags) and _has(folder.properties(), properties):
-                run = Run(experiment, run_id)
+                run = _run(experiment, folder.record())
                 if status is None or run.get_status() == status:
                     yield run
 
@@ -339,6 +340,13 @@ class Run(FilesOfRun):
 
 
 ScriptRun = Run
+
+
+def _run(experiment: Any, record: RunRecord) -> Run:
+    """A run as an object of the class that its kind has."""
+    if record.kind == SWEEP:
+        return deferred.hyperdrive_run.HyperDriveRun(experiment, record.id)
+    return Run(experiment, record.id)
 
 
 def _has(labelled: Mapping[str, str], wanted: Any) -> bool:
