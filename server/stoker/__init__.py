@@ -1,7 +1,7 @@
 """Stoker: a GPU model-serving inference server, and training runs.
 
-Entry scripts use `stoker.batched`, programs that train `stoker.submit`, `stoker.start_run` and what is beside them;
-everything else is reached through the `stoker` command.
+Entry scripts use `stoker.batched`, programs that train `stoker.submit`, `stoker.tune`, `stoker.start_run` and what is
+beside them; everything else is reached through the `stoker` command.
 """
 
 import os
@@ -22,9 +22,45 @@ if TYPE_CHECKING:
 _HOMES = {
     "batched": "stoker.batch_mark",
     **dict.fromkeys(("get_run", "list_runs", "start_run", "submit"), "stoker.tracking"),
+    **dict.fromkeys(
+        (
+            *(
+                "Bandit",
+                "MedianStopping",
+                "TruncationSelection",
+                "choice",
+                "lognormal",
+                "loguniform",
+                "normal",
+            ),
+            *("qlognormal", "qloguniform", "qnormal", "quniform", "randint", "tune", "uniform"),
+        ),
+        "stoker.sweeps",
+    ),
 }
 
-__all__ = ["__version__", "batched", "get_run", "list_runs", "start_run", "submit"]  # by __getattr__
+__all__ = [  # by __getattr__
+    "Bandit",
+    "MedianStopping",
+    "TruncationSelection",
+    "__version__",
+    "batched",
+    "choice",
+    "get_run",
+    "list_runs",
+    "lognormal",
+    "loguniform",
+    "normal",
+    "qlognormal",
+    "qloguniform",
+    "qnormal",
+    "quniform",
+    "randint",
+    "start_run",
+    "submit",
+    "tune",
+    "uniform",
+]
 
 __version__ = "0.1.0"
 

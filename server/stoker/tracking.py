@@ -36,7 +36,7 @@ from stoker_run import records
 if TYPE_CHECKING:
     from stoker.models.registered import Registered
 
-__all__ = ["ActiveRun", "Run", "RunOptions", "get_run", "list_runs", "start_run", "submit"]
+__all__ = ["ActiveRun", "Run", "RunOptions", "get_run", "list_runs", "requested", "start_run", "submit"]
 
 
 def _now_ms() -> int:
@@ -264,16 +264,36 @@ def submit(
         OperatorError: It is refused.
     """
     found = Workspace.find(None if workspace is None else Path(workspace))
+    request = requested(script, args, source, experiment, environment, as_of, tags, found, options)
+    folder, _ = submit_request(request, found)
+    return Run(folder, found)
+
+
+def requested(
+    script: str,
+    args: Sequence[Any],
+    source: str | os.PathLike[str],
+    experiment: str,
+    environment: str,
+    as_of: str,
+    tags: Mapping[str, str] | None,
+    workspace: Workspace,
+    options: RunOptions,
+) -> Request:
+    """Return what the arguments of `submit` ask for.
+
+    Raises:
+        OperatorError: An input is none.
+        ValueError: A duration is none.
+    """
     given: dict[str, Any] = dict(options)
     if "max_duration" in given:
         given["max_duration_s"] = read_duration_s(given.pop("max_duration"))
     if "inputs" in given:
         named = given["inputs"].items()
-        given["inputs"] = {name: find_input(name, os.fspath(where), found) for name, where in named}
+        given["inputs"] = {name: find_input(name, os.fspath(where), workspace) for name, where in named}
     definition = Definition(script, tuple(map(str, args)), **given)
-    request = Request(definition, Path(source), experiment, environment, as_of=as_of, tags=dict(tags or {}))
-    folder, _ = submit_request(request, found)
-    return Run(folder, found)
+    return Request(definition, Path(source), experiment, environment, as_of=as_of, tags=dict(tags or {}))
 
 
 @contextmanager

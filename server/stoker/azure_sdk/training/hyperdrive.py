@@ -83,7 +83,7 @@ def quniform(min_value: float, max_value: float, q: float) -> Expression:
 
 
 def loguniform(min_value: float, max_value: float) -> Expression:
-    """E to the power of a number between the two."""
+    """The exponential of a number between the two."""
     return _expression("loguniform", min_value, max_value)
 
 
@@ -103,7 +103,7 @@ def qnormal(mu: float, sigma: float, q: float) -> Expression:
 
 
 def lognormal(mu: float, sigma: float) -> Expression:
-    """E to the power of a number of a normal distribution."""
+    """The exponential of a number of a normal distribution."""
     return _expression("lognormal", mu, sigma)
 
 
