@@ -1,1 +1,1 @@
-"""Servers in a Kubernetes cluster: a plan, and the objects that follow from it. Nothing here needs a cluster."""
+"""Servers in a Kubernetes cluster: a plan, and the objects made from it. Most modules need no cluster."""

@@ -1,7 +1,7 @@
-"""The API of a cluster: the only module that imports a client of Kubernetes, and that when a cluster is asked.
+"""The API of a cluster: the only module that imports a Kubernetes client, and only when a cluster is used.
 
-Objects go in and come out as plain dicts. What is applied is applied by the server, as the manager `stoker`: fields
-that others have changed since are reported, and not written over.
+Objects are plain dicts. They are applied on the server, by the field manager `stoker`: fields that other managers
+have changed since are reported, and not overwritten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stoker.system.extras import how_to_install
 __all__ = ["Answer", "Cluster", "Reference"]
 
 _MANAGER: Final = "stoker"
-"""Who the fields of what is applied belong to."""
+"""The field manager of what is applied."""
 
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 30.0
@@ -37,7 +37,7 @@ _MERGE: Final = "application/merge-patch+json"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Reference:
-    """Which object is meant.
+    """Identifies an object.
 
     Attributes:
         api_version: Its group and version, `apps/v1`, or `v1`.
@@ -57,20 +57,20 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the API server answered: the object as it is now, and whether it is new."""
+    """The answer of the API server: the object as it is now, and whether it was created."""
 
     content: Any
     is_new: bool
 
 
 class Cluster:
-    """A cluster, as a context of a kubeconfig names it.
+    """A cluster, as named by a context of a kubeconfig.
 
     Args:
         request: Sends a request, as the method `request` of `kubernetes.dynamic.DynamicClient`.
         context: What the context is called.
-        namespace: Its namespace, where objects say none.
-        warn: Takes what the API server warns of, a line each.
+        namespace: Its namespace, for objects that name none.
+        warn: Called with each warning of the API server.
         tunnel: Opens a connection to a port of a pod.
 
     Methods raise `ClusterError` if the cluster cannot be asked, and `ClusterRefusal` if it refuses.
@@ -95,9 +95,9 @@ class Cluster:
     def connect(
         cls, context: str | None = None, *, warn: Callable[[str], object] = lambda _: None
     ) -> Cluster:
-        """Take a context of the kubeconfig (`KUBECONFIG`, else `~/.kube/config`), or in a pod the pod's own account.
+        """Use a context of the kubeconfig (`KUBECONFIG`, else `~/.kube/config`), or in a pod its service account.
 
-        Nothing is sent yet.
+        Sends nothing yet.
 
         Args:
             context: Its name; the current one by default.
@@ -112,7 +112,7 @@ class Cluster:
         except ImportError:
             raise ClusterError(f"the package kubernetes is missing; {how_to_install('cluster')}") from None
         settings = client.Configuration()
-        # A server that is not there is said at once, not after three tries.
+        # A server that does not answer is reported at once, not after three tries.
         settings.retries = False
         file = os.environ.get("KUBECONFIG") or "~/.kube/config"
         try:
@@ -134,25 +134,25 @@ class Cluster:
             raise ClusterError(
                 f"there is no cluster to ask: {error}; set KUBECONFIG, or name --context"
             ) from error
-        # Kinds are looked up when they are met, so nothing is to be discovered before.
+        # Kinds are looked up when they are first used, so no discovery is needed before.
         asking = DynamicClient(connected, discoverer=lambda *_: None)
         return cls(asking.request, str(named), namespace, warn, partial(_open_tunnel, connected))
 
     # --- objects ---
 
     def reference(self, content: Mapping[str, Any]) -> Reference:
-        """Which object this is, in the namespace of the context where it names none."""
+        """The reference to this object, in the namespace of the context if it names none."""
         api_version, kind, metadata = content["apiVersion"], content["kind"], content["metadata"]
         namespace = metadata.get("namespace") or self.namespace
         is_in_one = self._kind(api_version, kind)["namespaced"]
         return Reference(api_version, kind, namespace if is_in_one else None, metadata["name"])
 
     def knows(self, api_version: str, kind: str) -> bool:
-        """Whether the cluster has objects of this kind."""
+        """Whether the cluster has this kind of object."""
         return kind in self._group(api_version)
 
     def find(self, reference: Reference) -> dict[str, Any] | None:
-        """Return an object; None if there is none."""
+        """Return an object; None if it does not exist."""
         found: dict[str, Any] | None = self.get(self._path(reference))
         return found
 
@@ -165,8 +165,8 @@ class Cluster:
             api_version: Their group and version.
             kind: Their kind.
             namespace: Their namespace; None is all of the cluster.
-            labels: What their labels are, as `kubectl --selector` has it.
-            fields: What their fields are, as `kubectl --field-selector` has it.
+            labels: A label selector, as for `kubectl --selector`.
+            fields: A field selector, as for `kubectl --field-selector`.
         """
         query = {"labelSelector": labels, "fieldSelector": fields}
         found = self.get(self._collection(api_version, kind, namespace), **query) or {}
@@ -180,22 +180,22 @@ class Cluster:
         force: bool = False,
         dry_run: bool = False,
     ) -> Answer:
-        """Apply an object on the server: fields that it says become so and belong to the manager.
+        """Apply an object on the server: its fields are set, and belong to the manager from then on.
 
         Args:
             content: The object.
-            manager: Who says it.
-            force: Take fields over that belong to others.
-            dry_run: Change nothing, and answer what it would be.
+            manager: The field manager.
+            force: Take over fields that belong to other managers.
+            dry_run: Change nothing, and return what the object would be.
 
         Raises:
-            FieldConflict: Others have changed fields that it says.
+            FieldConflict: Other managers have changed fields that it sets.
         """
         query = {"fieldManager": manager, "force": str(force).lower(), "dryRun": "All" if dry_run else ""}
         return self._send("patch", self._path(self.reference(content)), content, _APPLY, **query)
 
     def create(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Make an object that is not there yet."""
+        """Create a new object."""
         reference = self.reference(content)
         path = self._collection(reference.api_version, reference.kind, reference.namespace)
         made: dict[str, Any] = self._send("post", path, content, fieldManager=_MANAGER).content
@@ -208,7 +208,7 @@ class Cluster:
         return merged
 
     def delete(self, reference: Reference) -> bool:
-        """Delete an object and what it owns; returns whether there was one."""
+        """Delete an object and what it owns; returns whether it existed."""
         try:
             self._send("delete", self._path(reference), {"propagationPolicy": "Background"})
         except ClusterRefusal as error:
@@ -220,14 +220,14 @@ class Cluster:
     def watch(
         self, api_version: str, kind: str, namespace: str | None, labels: str = "", *, within_s: int
     ) -> Generator[tuple[str, dict[str, Any]]]:
-        """Give what happens to objects of a kind: first each that is there as `ADDED`, then every change.
+        """Yield events of a kind of objects: first `ADDED` for each that exists, then every change.
 
         Args:
             api_version: Their group and version.
             kind: Their kind.
             namespace: Their namespace; None is all of the cluster.
             labels: What their labels are.
-            within_s: The end of watching, in whole seconds.
+            within_s: When to stop, in whole seconds.
         """
         query = {"labelSelector": labels, "watch": "true", "timeoutSeconds": str(within_s)}
         path = self._collection(api_version, kind, namespace)
@@ -240,13 +240,13 @@ class Cluster:
     def log(
         self, namespace: str, pod: str, *, lines: int | None = None, follow: bool = False
     ) -> Iterator[str]:
-        """Give the lines of a pod's log.
+        """Yield the lines of a pod's log.
 
         Args:
             namespace: Its namespace.
             pod: Its name.
-            lines: How many of the last ones at most.
-            follow: Go on with what it writes.
+            lines: How many of the last lines at most.
+            follow: Whether to continue with new lines.
         """
         query = {"tailLines": "" if lines is None else str(lines), "follow": "true" if follow else ""}
         yield from self._lines(
@@ -254,7 +254,7 @@ class Cluster:
         )
 
     def may(self, verb: str, resource: str, namespace: str | None, group: str = "", part: str = "") -> bool:
-        """Whether the account may do this, as the cluster's own rules say."""
+        """Whether the account may do this, by the cluster's own rules."""
         asked = {"verb": verb, "resource": resource, "group": group, "subresource": part}
         attributes = {**asked, "namespace": namespace or ""}
         body = {
@@ -266,13 +266,13 @@ class Cluster:
         return bool(self._send("post", path, body).content["status"]["allowed"])
 
     def tunnel(self, namespace: str, pod: str, port: int) -> socket.socket:
-        """Open a connection to a port of a pod, by way of the API server and the pod's node."""
+        """Open a connection to a port of a pod, through the API server and the pod's node."""
         assert self._tunnel is not None
         with _errors(self.context):
             return self._tunnel(namespace, pod, port)
 
     def get(self, path: str, **query: str) -> Any:
-        """Return what is at a path of the API; None if nothing is."""
+        """Return the object at a path of the API; None if there is none."""
         try:
             return self._send("get", path, **query).content
         except ClusterRefusal as error:
@@ -289,7 +289,7 @@ class Cluster:
             response = self._request(
                 method,
                 path,
-                # The client writes JSON itself, but no YAML.
+                # The client serialises JSON, but not YAML.
                 body=json.dumps(body) if content_type == _APPLY else body,
                 content_type=content_type,
                 query_params=[(name, value) for name, value in query.items() if value],
@@ -387,7 +387,7 @@ def _is_there(files: str) -> bool:
 
 @contextmanager
 def _errors(context: str) -> Iterator[None]:
-    """Say what the API server said, or that it said nothing."""
+    """Raise what the API server said, or that it did not answer."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

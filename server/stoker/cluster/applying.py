@@ -33,7 +33,7 @@ KINDS: Final = (
     ("gateway.networking.k8s.io/v1", "HTTPRoute"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
 )
-"""What a service may have, beside its namespace and its keys: these are looked for when one has it no more."""
+"""Kinds that a service may have, except its namespace and keys: these are looked for when a plan drops them."""
 
 _SECRET: Final = ("v1", "Secret")
 _HANDS_OVER: Final = "stoker-replicas"
@@ -43,7 +43,7 @@ _BY_THE_SERVER: Final = ("creationTimestamp", "generation", "managedFields", "re
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What has become of an object."""
+    """What was done with an object."""
 
     reference: Reference
     verb: Literal["created", "changed", "unchanged", "removed"]
@@ -53,10 +53,10 @@ class Change:
 
 
 def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterator[Change]:
-    """Make the objects of a cluster those of the plan; gives what has become of each, as it does.
+    """Make the objects in a cluster those of the plan; yields what was done with each.
 
-    All is asked before anything is done: where an object is refused, or others have changed fields of one, nothing
-    has changed. What the service had, and the plan has not, is removed, but for the keys.
+    All objects are checked before anything is changed: if one is refused, or has fields that others have changed,
+    nothing is done. Objects of the service that the plan no longer has are removed, except its keys.
 
     Args:
         cluster: The cluster.
@@ -64,7 +64,7 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
         force: Take over fields that others have changed.
 
     Raises:
-        ClusterError: An object is refused, or belongs to others in part.
+        ClusterError: An object is refused, or some of its fields belong to other managers.
     """
     objects = _objects(cluster, plan)
     asked = _asked(cluster, objects, force=force)
@@ -84,13 +84,13 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
 
 
 def difference(cluster: Cluster, plan: ClusterPlan) -> str:
-    """Return what `apply` would change, as a unified diff of YAML; empty if nothing. Keys are not shown."""
+    """Return what `apply` would change, as a unified diff of YAML; empty if nothing. Keys are left out."""
     parts: list[str] = []
     objects = _objects(cluster, plan)
     for content in objects:
         reference = cluster.reference(content)
         before = cluster.find(reference)
-        # What is not there cannot be asked in a namespace that is not there either.
+        # Objects in a namespace that does not exist cannot be checked.
         after = content if before is None else cluster.apply(content, force=True, dry_run=True).content
         parts += _compared(reference, before, after)
     wanted = {cluster.reference(content) for content in objects}
@@ -101,9 +101,9 @@ def difference(cluster: Cluster, plan: ClusterPlan) -> str:
 
 
 def delete(cluster: Cluster, namespace: str, name: str) -> list[Reference]:
-    """Delete all objects of a service, or of all versions of an endpoint, with the keys; the namespace stays.
+    """Delete all objects of a service, or of all versions of an endpoint, including the keys; the namespace stays.
 
-    A version `NAME-VERSION` alone can be named too; the keys and the route are those of the endpoint, and stay.
+    A single version can be named as `NAME-VERSION`; keys and route belong to the endpoint, and stay.
 
     Returns:
         What there was.
@@ -128,14 +128,14 @@ def _labels(label: str, name: str) -> str:
 
 
 def _objects(cluster: Cluster, plan: ClusterPlan) -> list[dict[str, Any]]:
-    """The objects that belong to the plan alone: keys are made once, and live longer."""
+    """The objects that belong to the plan alone: keys are created once, and outlive it."""
     if plan.router and plan.router_image is None:
         plan = replace(plan, router_image=_image_of_the_router(cluster, plan))
     return [content for content in objects_of(plan) if content["kind"] != "Secret"]
 
 
 def _image_of_the_router(cluster: Cluster, plan: ClusterPlan) -> str | None:
-    """The one that it has: another image of the pods is no other router, which keeps requests while pods go."""
+    """The router's present image: it holds requests while pods restart, so a new image must not restart it too."""
     namespace = plan.namespace or cluster.namespace
     found = cluster.find(Reference("apps/v1", "Deployment", namespace, router_name(plan)))
     return None if found is None else str(found["spec"]["template"]["spec"]["containers"][0]["image"])
@@ -150,10 +150,10 @@ class _Asked:
 
 
 def _asked(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool) -> _Asked:
-    """Ask of all objects whether they would be taken.
+    """Check with the server whether all objects would be accepted.
 
     Raises:
-        ClusterError: One would not be; the message names all fields that others have changed.
+        ClusterError: One would be refused; the message names all fields that others have changed.
     """
     asked = _Asked()
     conflicts: list[str] = []
@@ -166,7 +166,7 @@ def _asked(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool) 
             answer = cluster.apply(content, force=force, dry_run=True)
         except FieldConflict as error:
             if set(error.fields) == {_REPLICAS} and _is_scaled(cluster.find(reference)):
-                # The plan has chosen a number after an autoscaler has: that is what the change is.
+                # The plan sets a number of pods that an autoscaler set before: the change that is wanted.
                 asked.forced.add(reference)
             else:
                 conflicts += [f"{reference} {path}: {said}" for path, said in error.fields.items()]
@@ -182,15 +182,15 @@ def _asked(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool) 
 
 
 def _is_scaled(deployment: Mapping[str, Any] | None) -> bool:
-    """Whether the plan that was applied last leaves the number of pods to others."""
+    """Whether the plan that was applied last leaves the number of pods to an autoscaler."""
     annotations = {} if deployment is None else deployment["metadata"].get("annotations", {})
     return any(name.startswith(f"{ANNOTATIONS}/autoscale-") for name in annotations)
 
 
 def _hand_over(cluster: Cluster, content: Mapping[str, Any]) -> None:
-    """Let the number of pods be what it is when the plan leaves it to others from now on.
+    """Keep the present number of pods when the plan leaves it to an autoscaler from now on.
 
-    A field that nobody says any more falls back to its default: there would be one pod until somebody has scaled it.
+    A field that no manager sets falls back to its default, so there would be one pod until the autoscaler acts.
     """
     reference = cluster.reference(content)
     found = cluster.find(reference)
@@ -203,14 +203,14 @@ def _hand_over(cluster: Cluster, content: Mapping[str, Any]) -> None:
 
 
 def _keys(cluster: Cluster, plan: ClusterPlan) -> Iterator[Change]:
-    """The keys come before the pods that wait for them."""
+    """Keys are created before the pods that wait for them."""
     if (verb := ensure_keys(cluster, plan)) is not None:
         namespace = plan.namespace or cluster.namespace
         yield Change(Reference("v1", "Secret", namespace, plan.keys_secret), verb)
 
 
 def _had(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
-    """What the service has in the cluster now. What versions share belongs to none of them."""
+    """The service's objects in the cluster now. Objects that versions share belong to none of them."""
     namespace = plan.namespace or cluster.namespace
     for api_version, kind in KINDS:
         if not cluster.knows(api_version, kind):
@@ -236,7 +236,7 @@ def _compared(
 
 
 def _text(content: Mapping[str, Any] | None) -> str:
-    """An object as people read it, without what the server alone says."""
+    """An object as text, without the fields that the server adds."""
     if content is None:
         return ""
     metadata = {name: value for name, value in content["metadata"].items() if name not in _BY_THE_SERVER}

@@ -1,7 +1,7 @@
-"""`stoker autoscale`: asks all pods of a Deployment what they do, and has more or fewer of them.
+"""`stoker autoscale`: reads the load of all pods of a Deployment, and changes their number.
 
-Whatever it cannot ask, it leaves as it is: pods that say nothing, an API server that is not there, and a Deployment
-that somebody else changes meanwhile.
+Without an answer nothing is changed: if pods or the API server do not answer, or if somebody else changes the
+Deployment at the same time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _STAND_BY_S: Final = RENEW_S / 2
 
 
 class Loads(Protocol):
-    """Asks pods what they do."""
+    """Reads the load of pods."""
 
     async def read(self, addresses: Mapping[str, str]) -> Mapping[str, PodLoad]:
-        """Return what pods have said last, by name."""
+        """Return the last reports of pods, by name."""
         ...
 
 
 class Autoscaler:
-    """Has as many pods of a Deployment as their load wants.
+    """Sets the number of pods of a Deployment by their load.
 
     Args:
         name: What the Deployment is called, for the log.
@@ -67,7 +67,7 @@ class Autoscaler:
         self._trouble = ""
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Look again and again until it is stopped, then let another one act.
+        """Act periodically until it is stopped, then hand over to another autoscaler.
 
         Raises:
             InvalidSettings: The Deployment does not say how it is to be scaled.
@@ -82,7 +82,7 @@ class Autoscaler:
         await self._release()
 
     async def look(self) -> float:
-        """Look once, and do what is to be done; returns the seconds from its begin to that of the next look."""
+        """Read the loads and act once; returns the seconds between the start of this call and of the next."""
         try:
             if not await self._lead():
                 self._state = ScalingState()
@@ -98,7 +98,7 @@ class Autoscaler:
         return period_s(self._policy, len(seen.addresses))
 
     async def _lead(self) -> bool:
-        """Hold the Lease, if nobody else does."""
+        """Hold the Lease, unless another autoscaler holds it."""
         now_s = self._clock_s()
         if self._leadership.is_due(now_s):
             led = self._leadership.may_act(now_s)
@@ -132,7 +132,7 @@ class Autoscaler:
         )
 
     async def _mark(self, decision: Decision, seen: SeenDeployment) -> None:
-        """Have those with the least to do go; those that were to go before and are still there may stay."""
+        """Mark the least loaded pods as the first to be removed, and unmark those marked before."""
         going = frozenset(decision.leaving)
         staying = (self._marked - going) & seen.addresses.keys()
         await asyncio.to_thread(self._deployment.mark, sorted(going - self._marked), sorted(staying))
@@ -147,7 +147,7 @@ class Autoscaler:
                 logger.warning("%s: the next autoscaler has to wait: %s", self._name, error)
 
     def _tell_trouble(self, trouble: str) -> None:
-        """Say what is wrong, and that it is over, once each."""
+        """Log a trouble when it begins and when it ends."""
         if trouble and trouble != self._trouble:
             logger.warning("%s: the number of pods stays as it is: %s", self._name, trouble)
         elif self._trouble and not trouble:

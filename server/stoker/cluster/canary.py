@@ -1,4 +1,4 @@
-"""Other percentages for the versions of an endpoint that runs: in its route, or in the settings of its router."""
+"""Changes the percentages of the versions of a running endpoint: in its route, or in its router's settings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ClusterObjects(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How an endpoint shares out its requests.
+    """How the requests to an endpoint are divided.
 
     Attributes:
         traffic: The percentage of each version, as it was asked for.
@@ -62,7 +62,7 @@ class Shares:
     default: str
 
     def changed(self, traffic: Mapping[str, float], default: str | None = None) -> Shares:
-        """Return the shares after a change.
+        """Return the division after a change.
 
         Args:
             traffic: New percentages; the others stay as they are.
@@ -76,7 +76,7 @@ class Shares:
                 raise InvalidSettings(f"there is no version {name}; there are {', '.join(self.traffic)}")
         new = Shares({**self.traffic, **traffic}, default or self.default)
         others = {version: share for version, share in new.traffic.items() if version != new.default}
-        # The default version gives to the others what they need, whatever it was said to have once.
+        # The default version gets what the others leave, whatever percentage was set for it before.
         if new.default not in traffic:
             new = Shares({version: others.get(version, 0.0) for version in new.traffic}, new.default)
         effective_weights(new.traffic, new.default)

@@ -1,4 +1,4 @@
-"""Where a router learns of its servers: addresses that were named, or the endpoints of a Service."""
+"""How a router finds its servers: configured addresses, or the endpoints of a Service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Server:
     Attributes:
         ip: Its address.
         port: Its port.
-        ready: Whether it gets new requests; one that is about to go finishes those that it has.
+        ready: Whether it gets new requests; a terminating server finishes the requests that it has.
     """
 
     ip: str
@@ -29,31 +29,31 @@ class Server:
 
     @property
     def name(self) -> str:
-        """What HAProxy calls it."""
+        """The server's name in HAProxy."""
         return f"{self.ip}:{self.port}"
 
 
 class ServerSource(Protocol):
-    """Who knows the servers of each version."""
+    """Finds the servers of each version."""
 
     async def look(self) -> Mapping[str, frozenset[Server]]:
         """Return the servers of each version as they are now.
 
         Raises:
-            OSError: Nobody can say; those of before stay.
+            OSError: They cannot be found out now; the former ones stay in use.
         """
         ...
 
 
 class NamedServers:
-    """Addresses that the operator has named. A name stands for all its addresses, which may change."""
+    """Configured addresses. A host name stands for all its addresses, which may change."""
 
     def __init__(self, servers: Mapping[str, Sequence[str]]) -> None:
         self._servers = servers
         self._known: dict[str, frozenset[Server]] = {}
 
     async def look(self) -> Mapping[str, frozenset[Server]]:
-        """Return the servers of each version; of a name that is not found those that it last had."""
+        """Return the servers of each version; for a name that cannot be resolved, its last addresses."""
         return {
             version: frozenset().union(*[await self._resolved(address) for address in addresses])
             for version, addresses in self._servers.items()
@@ -112,7 +112,7 @@ class EndpointSlices:
 
 
 def servers_in_slices(slices: Sequence[Mapping[str, Any]]) -> frozenset[Server]:
-    """Return the servers of EndpointSlices: those that are ready, and those that still answer as they go."""
+    """Return the servers of EndpointSlices: those that are ready, and those that still answer while terminating."""
     found = set()
     for content in slices:
         port = next(
@@ -122,7 +122,7 @@ def servers_in_slices(slices: Sequence[Mapping[str, Any]]) -> frozenset[Server]:
             continue
         for endpoint in content.get("endpoints") or ():
             conditions = endpoint.get("conditions") or {}
-            # As Kubernetes has it, what is not said of readiness is true.
+            # As Kubernetes defines, missing conditions of readiness count as true.
             ready = conditions.get("ready") is not False
             if ready or conditions.get("serving"):
                 found |= {Server(ip, int(port), ready) for ip in endpoint["addresses"]}

@@ -1,4 +1,4 @@
-"""HAProxy as a process: finding it, starting it, speaking to its runtime API, and handing over to a successor."""
+"""HAProxy as a child process: finding it, starting it, its runtime API, and handing over to a successor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def find_haproxy(named: str | None = None) -> str:
 
 
 class HAProxy:
-    """One process of HAProxy, with its files in a folder that goes with it.
+    """One process of HAProxy, with its files in a temporary folder.
 
     Attributes:
         files: Its socket and its maps, as its configuration names them.
@@ -75,17 +75,17 @@ class HAProxy:
 
     @property
     def answers(self) -> bool:
-        """Whether it can be spoken to: it runs, and was not told to end."""
+        """Whether it answers: it runs, and was not told to end."""
         return self.running and not self._stopping
 
     async def start(self, configuration: str, weights: Mapping[str, int], old: HAProxy | None = None) -> None:
-        """Start it, and return when it can be spoken to.
+        """Start it, and return when it answers.
 
         Args:
             configuration: Its configuration, which names `files`.
             weights: The weight of each version; empty without versions.
-            old: One that listens already: its sockets are taken over. It goes on taking connections from them until
-                it is told to `hand_over`.
+            old: A running HAProxy whose sockets are taken over. It continues to accept connections until
+                `hand_over` is called.
 
         Raises:
             OperatorError: It does not start; the message has its own words.
@@ -152,7 +152,7 @@ class HAProxy:
         return [await self.ask(command) for command in commands]
 
     async def set_weights(self, weights: Mapping[str, int]) -> None:
-        """Give the versions other weights, all at once.
+        """Set the weights of the versions, all at once.
 
         Raises:
             OSError: It does not answer.
@@ -170,7 +170,7 @@ class HAProxy:
             await self.ask(f"add map {self.files.state} draining yes")
 
     async def hand_over(self) -> None:
-        """Take no more connections: the process that has taken its sockets over does.
+        """Stop accepting connections, because the process that has taken over the sockets accepts them.
 
         Raises:
             OSError: It does not answer.
@@ -179,7 +179,7 @@ class HAProxy:
         await self.ask_all(f"shutdown frontend {name}" for name in FRONTENDS)
 
     async def refuse(self) -> None:
-        """Refuse connections of callers from now on; those that there are still have their requests answered.
+        """Refuse new connections from now on; requests on existing ones are still answered.
 
         Raises:
             OSError: It does not answer.
@@ -187,7 +187,7 @@ class HAProxy:
         await self.ask(f"disable frontend {FRONTENDS[0]}")
 
     async def is_idle(self) -> bool:
-        """Return whether no request waits for a server, or for the answer of one.
+        """Return whether no request is waiting for a server or for an answer.
 
         Raises:
             OSError: It does not answer.
@@ -195,13 +195,16 @@ class HAProxy:
         return requests_in(await self.ask(SHOW_BACKENDS)) == 0
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Let it end: else than at once it answers what it has, but what waits hears of no server any more."""
+        """Tell it to end after its requests are answered.
+
+        Requests that wait for a server are not told of new ones any more.
+        """
         if self._process is not None and (self.answers or (at_once and self.running)):
             self._process.send_signal(signal.SIGTERM if at_once else signal.SIGUSR1)
         self._stopping = True
 
     async def end(self) -> None:
-        """End it at once, and return when it has ended."""
+        """Kill it, and return when it has ended."""
         self.stop(at_once=True)
         if self._end is not None:
             await asyncio.shield(self._end)
@@ -212,7 +215,7 @@ class HAProxy:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end HAProxy softly when the router dies: nobody would tell it of servers any more."""
+    """Have the kernel stop HAProxy softly when the router dies, because nobody would update its servers."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
 
 

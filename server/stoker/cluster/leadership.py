@@ -1,4 +1,4 @@
-"""Which of several autoscalers acts: who holds a Lease, as Kubernetes' own controllers elect their leader.
+"""Which of several autoscalers acts: the holder of a Lease, as in the leader election of Kubernetes' controllers.
 
 Clocks of machines are never compared: a Lease has expired when it has not changed for as long as it says, on the
 clock of the one who looks.
@@ -14,7 +14,7 @@ from typing import Any, Final
 __all__ = ["RENEW_S", "Leadership"]
 
 _LEASE_S: Final = 15
-"""How long others wait for a holder who does not renew."""
+"""How long other autoscalers wait for a holder that does not renew the Lease."""
 RENEW_S: Final = 5.0
 """How often the holder renews."""
 
@@ -23,10 +23,10 @@ _STOP_S: Final = 10.0
 
 @dataclass(slots=True)
 class Leadership:
-    """What one of them knows of the Lease. Times are seconds on its own clock.
+    """What one autoscaler knows of the Lease. Times are seconds on its own clock.
 
     Attributes:
-        identity: What this one is called.
+        identity: The name of this autoscaler.
     """
 
     identity: str
@@ -35,7 +35,7 @@ class Leadership:
     _renewed_s: float | None = None
 
     def may_act(self, now_s: float) -> bool:
-        """Whether it may act: it has renewed, well before others could take over."""
+        """Whether it may act: it has renewed the Lease well before others could take it."""
         return self._renewed_s is not None and now_s - self._renewed_s < _STOP_S
 
     def is_due(self, now_s: float) -> bool:
@@ -43,7 +43,7 @@ class Leadership:
         return self._renewed_s is None or now_s - self._renewed_s >= RENEW_S
 
     def claim(self, lease: Mapping[str, Any], now_s: float, wall: datetime) -> dict[str, Any] | None:
-        """Return what is to be merged into the Lease to hold it; None while another one does.
+        """Return the change to the Lease that claims it; None while another autoscaler holds it.
 
         Args:
             lease: The Lease as it is.
@@ -62,15 +62,16 @@ class Leadership:
         claimed = {"holderIdentity": self.identity, "leaseDurationSeconds": _LEASE_S, "renewTime": now}
         if holder != self.identity:
             claimed |= {"acquireTime": now, "leaseTransitions": (spec.get("leaseTransitions") or 0) + 1}
-        # Another one who claims it at the same time loses: the version is not the same any more.
+        # If another one claims it at the same time, one of both fails, because the version of the object has
+        # changed.
         return {"metadata": {"resourceVersion": version}, "spec": claimed}
 
     def claimed(self, now_s: float) -> None:
-        """Take note that this was merged, at a time before it was."""
+        """Record that the change was written, at a time before it was."""
         self._renewed_s = now_s
 
     def release(self, now_s: float) -> dict[str, Any] | None:
-        """Return what is to be merged at the end, so that nobody has to wait; None if it is not the holder."""
+        """Return the change that releases the Lease, so that nobody has to wait; None if it is not held here."""
         if not self.may_act(now_s):
             return None
         self._renewed_s = None

@@ -1,4 +1,4 @@
-"""The process `stoker router`: HAProxy, and what keeps it true to its servers, weights and settings."""
+"""The process `stoker router`: runs HAProxy, and keeps its servers, weights and settings up to date."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _END_LOOK_S: Final = 0.05
 
 
 class Router:
-    """A router from its start to its end.
+    """A router.
 
-    What is there is compared with what HAProxy has, once a second, and HAProxy told the difference: nothing has to be
-    remembered, so it does not matter what was lost or restarted in between.
+    Once a second the wanted servers are compared with those that HAProxy has, and HAProxy is told the difference.
+    No state is kept, so it does not matter what was lost or restarted in between.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class Router:
                 process.clean_up()
 
     async def _drain(self, give_up: asyncio.Event) -> None:
-        """Serve on until callers have heard, then until the last request is answered; servers may still change."""
+        """Serve until callers have noticed, then until the last request is answered.
+
+        Servers may still change meanwhile.
+        """
         assert self._newest is not None, "it was started"
         await self._newest.say_draining()
         clock = asyncio.get_running_loop().time
@@ -124,7 +127,7 @@ class Router:
         return idle
 
     async def _turn(self) -> None:
-        """Have a HAProxy that takes connections, and let all that run know the servers of this moment."""
+        """Make sure that a HAProxy accepts connections, and tell all running ones the present servers."""
         for process in [process for process in self._all if not process.running]:
             self._all.remove(process)
             process.clean_up()
@@ -158,7 +161,7 @@ class Router:
             await process.ask(command)
 
     async def _follow_settings(self) -> None:
-        """Take over changed settings: weights and servers at once, the rest by a new HAProxy beside the old one."""
+        """Apply changed settings: weights and servers at once, others by a new HAProxy that replaces the old one."""
         try:
             settings = self._read_settings()
             if settings == self._settings:
@@ -197,7 +200,7 @@ class Router:
         return process
 
     def _say(self, topic: str, trouble: str) -> None:
-        """Write a trouble into the log when it begins or becomes another one."""
+        """Log a trouble when it begins or changes."""
         if trouble and self._said.get(topic) != trouble:
             _LOGGER.warning("%s", trouble)
         self._said[topic] = trouble

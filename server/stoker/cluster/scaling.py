@@ -57,12 +57,12 @@ class ScalingPolicy:
 
 
 class PodLoad(NamedTuple):
-    """What a pod has said.
+    """The report of one pod.
 
     Attributes:
-        load: What is asked of it, of what it can do.
-        overloaded: Requests that it has refused so far because there were too many.
-        read_s: When.
+        load: Its load: requested rows over those that it could do.
+        overloaded: How many requests it has refused so far for lack of capacity.
+        read_s: When it was read.
     """
 
     load: float
@@ -104,7 +104,7 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done.
+    """The result of a decision.
 
     Attributes:
         replicas: How many pods there are to be from now on.
@@ -122,12 +122,12 @@ class Decision:
 
 
 def period_s(policy: ScalingPolicy, pods: int) -> float:
-    """Return how often so many pods are asked: above 500 the time grows as they do."""
+    """Return the period at which this many pods are asked: above 500 it grows with their number."""
     return policy.refresh_s * max(1.0, pods / _PODS_A_PERIOD)
 
 
 def decide(pods: Pods, now_s: float, state: ScalingState, policy: ScalingPolicy) -> Decision:
-    """Decide how many pods there are to be.
+    """Decide how many pods there should be.
 
     Args:
         pods: What is known of them.
@@ -160,15 +160,15 @@ def decide(pods: Pods, now_s: float, state: ScalingState, policy: ScalingPolicy)
 
 
 def _whole(needed: float, policy: ScalingPolicy) -> int:
-    """Whole pods, within what the policy allows."""
+    """A whole number of pods, within the limits of the policy."""
     most = min(needed, float(policy.max_replicas))
     return min(policy.max_replicas, max(policy.min_replicas, math.ceil(most - _ROUNDING)))
 
 
 def _stepped(replicas: int, wanted: int, now_s: float, state: ScalingState, policy: ScalingPolicy) -> int:
-    """How many there are to be after one step towards what is wanted."""
+    """The number of pods after one step towards the wanted number."""
     if not policy.min_replicas <= replicas <= policy.max_replicas:
-        # What an operator has set needs no steps; none at all is his way of saying that nothing is to be done.
+        # What an operator has set is not approached in steps, and 0 pods mean that nothing is to be done.
         return min(max(replicas, policy.min_replicas), policy.max_replicas) if replicas else 0
     if wanted > replicas:
         return min(wanted, _UP_FACTOR * replicas + _UP_MORE)
@@ -187,7 +187,7 @@ def _noted(
     pods: Pods,
     fresh: Mapping[str, PodLoad],
 ) -> ScalingState:
-    """The state with what is wanted now."""
+    """The state with the number that is wanted now."""
     unbroken = known and state.looked_s is not None and 0 <= now_s - state.looked_s <= stale_s
     since_s = min(state.known_since_s, now_s) if unbroken else now_s if known else math.inf
     later = [(at_s, number) for at_s, number in state.wanted if now_s - at_s < _DOWN_AFTER_S]

@@ -1,4 +1,4 @@
-"""What a router tells HAProxy so that it has the servers that are there: a pure function of both sides."""
+"""The commands that make HAProxy's servers those that exist: a pure function of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHECK: Final = "check inter 1s fastinter 500ms fall 2 rise 1"
 
 
 def states_in(shown: str) -> dict[tuple[str, str], str]:
-    """Return the servers that HAProxy has, by backend and name: whether each is `ready`, in `drain` or neither."""
+    """Return the servers that HAProxy has, by backend and name: whether each is `ready`, in `drain`, or neither."""
     states = {}
     for line in shown.splitlines():
         fields = line.split()
@@ -45,10 +45,10 @@ def requests_in(shown: str) -> int:
 def commands(
     states: Mapping[tuple[str, str], str], wanted: Mapping[str, frozenset[Server]], most_requests: int
 ) -> Iterator[str]:
-    """Yield the commands that lead from the servers that HAProxy has to those that are there.
+    """Yield the commands that change HAProxy's servers to the wanted ones.
 
-    New ones come first, so that their elders' requests have somewhere to go. What is gone gets no more requests, and
-    is removed as soon as it has no connection: HAProxy refuses before, and the next time it is asked again.
+    New servers come first, so that requests have somewhere to go. Servers that are gone get no new requests, and
+    are removed once they have no connections: HAProxy refuses to remove them before, and is asked again next time.
 
     Args:
         states: What HAProxy has, see `states_in`.

@@ -1,4 +1,4 @@
-"""The file of a compute target and its secrets are written together, once the target answers."""
+"""Attaching compute targets: a target is checked, then its file and its secrets are written together."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ def attach(
     secrets: Mapping[str, str],
     engine_of: Callable[[Target, Workspace], Engine] | None,
 ) -> list[str]:
-    """Write the file of a target, in place of one of the same name and type.
+    """Write the file of a target, replacing one of the same name and type.
 
     Args:
-        workspace: Where.
-        name: Of the target.
-        content: What its file is to hold, `type` too.
-        secrets: What is for its owner alone. Those of before stay where nothing else of how one gets in has changed.
-        engine_of: Makes an engine, by which the target is looked at; None for one that is not looked at.
+        workspace: The workspace of the target.
+        name: The target's name.
+        content: The content of its file, including `type`.
+        secrets: Values that only the owner may read. Earlier secrets are kept if the settings for connecting are
+            unchanged.
+        engine_of: Makes an engine, which checks the target; None to skip the check.
 
     Returns:
         What the target says that it has, a line each.
 
     Raises:
-        OperatorError: It cannot be, or cannot be used; all is as it was before.
+        OperatorError: The settings are invalid, or the target cannot be used; nothing has been changed.
     """
     _check_not_local(name)
     return _made(workspace, name, content, secrets, engine_of)
@@ -53,10 +54,11 @@ def create(
     secrets: Mapping[str, str],
     engine_of: Callable[[Target, Workspace], Engine] | None,
 ) -> list[str]:
-    """Write the file of a target of which there is none, as `attach` does; also that of this machine, `local`.
+    """Write the file of a new target, as `attach` does; also for `local`, this machine.
 
     Raises:
-        OperatorError: There is one of this name, or it cannot be, or cannot be used; all is as it was before.
+        OperatorError: There is one of this name, the settings are invalid, or it cannot be used; nothing has been
+            changed.
     """
     path = workspace.targets_dir / f"{name}.yaml"
     if name in list_targets(workspace.targets_dir) and path.exists():
@@ -98,17 +100,17 @@ def _made(
 
 
 def detach(workspace: Workspace, name: str) -> None:
-    """Forget a target; what runs have left on it stays there.
+    """Remove a target from the workspace; what runs have left on its machine stays there.
 
     Raises:
-        InvalidSettings: There is none.
+        InvalidSettings: There is no such target.
         SubmissionRefused: A run that has not ended is on it.
     """
     if name == LOCAL:
         raise InvalidSettings(f"{LOCAL} is this machine, and cannot be detached")
     path = workspace.targets_dir / f"{name}.yaml"
     if name not in list_targets(workspace.targets_dir):
-        # Says which one may be meant.
+        # Suggests the name that may be meant.
         find_target(workspace.targets_dir, name)
     store = RunStore(workspace.runs_dir)
     if store.runs_dir.is_dir():
@@ -133,7 +135,7 @@ def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -
 
 
 def _kept_secrets(targets_dir: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Mapping[str, str]:
-    """Those of before, for a target that is attached again for another reason."""
+    """The earlier secrets, for a target that is attached again with the same settings for connecting."""
     try:
         before = find_target(targets_dir, name)
         kept: dict[str, str] = json.loads((targets_dir / f"{name}.secret").read_bytes())
@@ -145,7 +147,7 @@ def _kept_secrets(targets_dir: Path, name: str, kind: str, settings: Mapping[str
 
 @contextmanager
 def _as_before(path: Path) -> Iterator[None]:
-    """Leave a file as it was if the body fails."""
+    """Restore a file if the body fails."""
     before = path.read_bytes() if path.exists() else None
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a machine has for runs: cores and GPUs, as far as this process may use them."""
+"""The cores and GPUs of this machine that runs may use, within the limits of this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Capacity", "machine_capacity"]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What there is.
+    """The capacity of a machine.
 
     Attributes:
-        cores: How many.
+        cores: Number of cores.
         gpus: Their names for CUDA_VISIBLE_DEVICES: numbers or UUIDs.
     """
 
@@ -25,7 +25,7 @@ class Capacity:
 
 
 def machine_capacity() -> Capacity:
-    """What this machine has: the cores within this process's limit, the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    """The capacity of this machine: cores within this process's limit, and the GPUs in CUDA_VISIBLE_DEVICES."""
     return Capacity(usable_cores(), _gpu_names())
 
 
@@ -33,11 +33,11 @@ def _gpu_names() -> tuple[str, ...]:
     try:
         found = gpus()
     except OSError:
-        # No driver, no GPU.
+        # No driver, so no GPU.
         return ()
     if not found:
         return ()
-    # Not above: it knows of models and settings, which most machines that run scripts need not import.
+    # Imported here: it imports modules of models and settings, which most machines that run scripts do not need.
     from stoker.gpu.visible import visible_devices
 
     visible = visible_devices(found, os.environ)

@@ -1,6 +1,6 @@
-"""The engine of containers on this machine: each has the attempt's folder, and the agent as its first process.
+"""The engine for containers on this machine: each mounts the attempt's folder, and the agent is its first process.
 
-Nothing secret is on a command line: variables of the script travel in `start.json`.
+Secrets are never on a command line: variables of the script are passed in `start.json`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ContainerEngine:
 
     Args:
         target: The compute target.
-        workspace: Whose runs they are; its environments and data stores are used.
+        workspace: The workspace of the runs; its environments and data stores are used.
     """
 
     def __init__(self, target: Target, workspace: Workspace) -> None:
@@ -72,7 +72,7 @@ class ContainerEngine:
         self._workspace = workspace
 
     def check(self) -> Sequence[str]:
-        """Start a container of the target's image, and say what it has."""
+        """Start a container of the target's image, and return what it has."""
         settings = ContainerSettings.of(self._target.settings, {})
         program = ContainerProgram.find(settings.engine)
         said: list[str] = []
@@ -87,7 +87,7 @@ class ContainerEngine:
         )
 
     def prepare(self, job: Job, say: Say) -> None:
-        """Have the image, look into it, make the environment and a working directory."""
+        """Get the image and inspect it; make the environment and a working directory."""
         with as_failure("the run cannot be prepared"):
             private_folder(job.place)
             if (job.place / "start.json").exists():
@@ -123,7 +123,7 @@ class ContainerEngine:
         return _Packages(python, variables, tuple(made.seen(place)))
 
     def _write(self, job: Job, base: ContainerBase, packages: _Packages, with_gpus: Sequence[str]) -> None:
-        """Make the working directory, and write down how the container is started."""
+        """Make the working directory, and record how the container is started."""
         working_directory(job)
         write_archive(job.place / _AGENT)
         (job.place / "home").mkdir(exist_ok=True)
@@ -158,14 +158,14 @@ class ContainerEngine:
         write_start(job, start)
 
     def _data(self, job: Job) -> list[str]:
-        """How a container sees data stores and inputs: where they are on this machine, and inputs to be read only."""
+        """Mounts of data stores and inputs, at their paths on this machine; inputs are read-only."""
         stores = self._workspace.root.absolute() / "stores"
         inputs = {Path(place) for place in job.record.definition.inputs.values()}
         found = [word for one in sorted(inputs) for word in mount(one, str(one), readonly=True)]
         return [*(mount(stores, str(stores)) if stores.is_dir() else []), *found]
 
     def start(self, job: Job) -> None:
-        """Start the container; one that was made and not started is started."""
+        """Start the container, unless it has been started already."""
         if (job.place / "agent.json").exists() or (job.place / "exit.json").exists():
             return
         record = read_record(job.place)
@@ -175,7 +175,7 @@ class ContainerEngine:
         start_container(program, record, job.place)
 
     def observe(self, job: Job) -> Sight:
-        """Read what the agent has written; only where that says nothing, ask for the container."""
+        """Read what the agent has written; only if there is nothing, ask the container program."""
         seen = sight_of_files(job)
         if seen is not None:
             return seen
@@ -200,7 +200,7 @@ class ContainerEngine:
             collect(job)
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Leave word for the agent, which sees the same folder."""
+        """Leave a message for the agent, which sees the same folder."""
         tell_to_end(job, grace_s, reason)
 
     def clean(self, job: Job) -> None:

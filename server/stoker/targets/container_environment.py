@@ -1,7 +1,7 @@
-"""The packages of a run in a container: those of its image, or a virtual environment that is made in one.
+"""The packages of a run in a container: those of its image, or a virtual environment that is made in a container.
 
-Environments are kept in the workspace beside the others, by a digest of everything that decides their content, the
-image among that. They are seen at the same place in each container, where alone their interpreter is.
+Environments are kept in the workspace, named by a digest of everything that determines their content, including the
+image. They are mounted at the same path in each container, because only there their interpreter works.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The image of a run's container: found, pulled or built, and looked into before anything is started in it."""
+"""The image of a run's container: found, pulled or built, and inspected before anything is started in it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Image:
             say: Is told in a line what takes time, and that another image is used than asked for.
 
         Raises:
-            EngineFailure: It cannot be had.
+            EngineFailure: There is no such image, and it cannot be made.
         """
         if settings.dockerfile:
             return cls._built(program, environment, settings.dockerfile, say)
@@ -104,7 +104,7 @@ class Image:
 
     @classmethod
     def _built(cls, program: ContainerProgram, environment: Path, file: str, say: Say) -> Image:
-        """Build it, unless one was built of the same lines."""
+        """Build it, unless an image of the same lines was built before."""
         dockerfile = environment / file
         name = f"stoker-run:{hashlib.sha256(dockerfile.read_bytes()).hexdigest()[:20]}"
         digest = _id_of(program, name)

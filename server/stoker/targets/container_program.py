@@ -1,4 +1,4 @@
-"""`docker` and `podman`, by their command lines: one code for both."""
+"""`docker` and `podman` by their command lines, with the same code for both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.targets.engine import EngineFailure
 __all__ = ["Asked", "ContainerProgram", "last_line", "mount"]
 
 _ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
-"""Names the program that starts containers, where no target does."""
+"""The environment variable that names the container program, where the target does not."""
 _ANSWER_S: Final = 60.0
 _FACTS: Final = {
     "docker": "{{.ServerVersion}} {{json .SecurityOptions}}",
@@ -58,10 +58,10 @@ class ContainerProgram:
 
     @classmethod
     def find(cls, wanted: str = "", environ: Mapping[str, str] = os.environ) -> ContainerProgram:
-        """Return the one that is wanted, else the first that answers.
+        """Return the program that is wanted, else the first that answers.
 
         Args:
-            wanted: `docker` or `podman`; empty is what the variable says, else either.
+            wanted: `docker` or `podman`; empty to use the environment variable, or else either.
             environ: The environment variables.
 
         Raises:
@@ -75,7 +75,7 @@ class ContainerProgram:
 
     @classmethod
     def answering(cls, wanted: str, which: Callable[[str], str | None], asked: Asked) -> ContainerProgram:
-        """Return the one that is wanted, else the first that answers, on whichever machine.
+        """Return the program that is wanted, else the first that answers, on any machine.
 
         Args:
             wanted: `docker` or `podman`; empty is either.
@@ -103,7 +103,7 @@ class ContainerProgram:
 
     @staticmethod
     def _answering(path: str, asked: Asked) -> ContainerProgram | tuple[str, str]:
-        """The program at a path, or what it says instead, and what to do."""
+        """The program at a path; or its error, and what to do about it."""
         name = Path(path).name
         try:
             kind = "podman" if "podman" in asked([path, "--version"]).stdout.lower() else "docker"
@@ -144,13 +144,13 @@ class ContainerProgram:
             ) from error
 
     def user(self) -> list[str]:
-        """The arguments by which what a container writes belongs to the user who runs this process."""
+        """The options by which files that a container writes belong to the user of this process."""
         return self._as_user(os.geteuid(), os.getegid())
 
     def _as_user(self, user: int, group: int) -> list[str]:
         if user == 0 or (self.rootless and self.kind == "docker"):
             return []
-        # Podman of a user: the same number inside as outside.
+        # With rootless podman: the same user id inside as outside.
         same = ["--userns", "keep-id"] if self.rootless else []
         return [*same, "--user", f"{user}:{group}"]
 
@@ -160,8 +160,8 @@ class ContainerProgram:
             return self.call("build", "-t", name, "-f", str(dockerfile), context, timeout_s=None)
 
     def gpus(self) -> list[str]:
-        """The arguments by which a container sees the GPUs of this machine."""
-        # Podman takes --gpus and does nothing.
+        """The options that give a container the GPUs of this machine."""
+        # Podman accepts --gpus and ignores it.
         return ["--device", "nvidia.com/gpu=all"] if self.kind == "podman" else ["--gpus", "all"]
 
 
@@ -185,7 +185,7 @@ def _asked(
 
 
 def mount(here: Path, there: str, *, readonly: bool = False) -> list[str]:
-    """The arguments that show a file or folder of this machine in a container, whatever letters its name has."""
+    """The options that mount a file or folder of this machine, whatever characters its name has."""
     line = io.StringIO()
     fields = ["type=bind", f"source={here}", f"target={there}", *(["readonly"] if readonly else [])]
     csv.writer(line, lineterminator="").writerow(fields)

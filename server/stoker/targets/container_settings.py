@@ -1,4 +1,4 @@
-"""What is said of the containers of runs: by their compute target, and by the run itself, which wins."""
+"""Settings of the containers of runs: by their compute target, and by the run itself, which takes precedence."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stoker.errors import InvalidSettings
 __all__ = ["CONTAINER_KEYS", "DEFAULT_IMAGE", "PROGRAMS", "ContainerSettings", "check_container_keys"]
 
 DEFAULT_IMAGE: Final = f"docker.io/library/python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-"""What runs begin with where neither they nor their target name an image."""
+"""The image for runs if neither they nor their target name one."""
 PROGRAMS: Final = ("docker", "podman")
-"""What starts containers, in the order in which they are tried."""
+"""The container programs, in the order in which they are tried."""
 _SIZE: Final = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE | re.ASCII)
 _REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 
@@ -49,7 +49,7 @@ class ContainerSettings:
 
     @classmethod
     def of(cls, target: Mapping[str, Any], asked: Mapping[str, Any]) -> ContainerSettings:
-        """Put together what a target says and what a run asks for."""
+        """Merge the settings of a target and of a run."""
         names = {field.name for field in fields(cls)} - {"image", "fallback"}
         said = {**{name: target[name] for name in names & set(target)}}
         said |= {name: asked[name] for name in names & set(asked) if asked[name]}
@@ -111,10 +111,10 @@ CONTAINER_KEYS: Final[Mapping[str, Callable[[Any], None]]] = {
 
 
 def check_container_keys(content: Mapping[str, Any]) -> None:
-    """Look at the values of a target of containers.
+    """Check the settings of a target of containers.
 
     Raises:
-        InvalidSettings: One cannot be.
+        InvalidSettings: A value is invalid.
     """
     for key, check in CONTAINER_KEYS.items():
         if key in content:

@@ -51,12 +51,12 @@ class ContainerState:
 
     @property
     def has_yet_to_start(self) -> bool:
-        """Whether it was made, and not started."""
+        """Whether it was created, and not started."""
         return self.status in _NOT_YET
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs in it any more."""
+        """Whether its processes have ended."""
         return self.status in _OVER
 
 
@@ -88,7 +88,7 @@ def read_record(place: Path) -> dict[str, Any] | None:
 
 
 def start_container(program: ContainerProgram, record: Mapping[str, Any], directory: Path) -> None:
-    """Start a container; one that was made and not started is started, one that was started is left alone.
+    """Start a container: created if it does not exist, started if it was only created, otherwise left alone.
 
     Args:
         program: What starts it.
@@ -131,7 +131,7 @@ def state_of(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerS
 def sight_of_container(
     program: ContainerProgram, record: Mapping[str, Any], state: ContainerState, *, had_agent: bool
 ) -> Sight:
-    """How an attempt is whose agent has left no report.
+    """The state of an attempt whose agent has left no report.
 
     Args:
         program: What has its container.

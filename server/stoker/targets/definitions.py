@@ -29,16 +29,16 @@ __all__ = [
 ]
 
 LOCAL: Final = "local"
-"""The name, and the type, of this machine."""
+"""Name and type of this machine."""
 
 DOCKER: Final = "docker"
-"""The type of targets whose runs are in containers on this machine, whichever program starts them."""
+"""The type of targets whose runs are in containers on this machine, with docker or podman."""
 
 SSH: Final = "ssh"
-"""The type of a machine that is reached by SSH."""
+"""The type of machines that are reached by SSH."""
 
 AMLCOMPUTE: Final = "amlcompute"
-"""The type of a cluster of Azure's, for which the cores and GPUs of this machine stand."""
+"""The type of Azure's clusters, for which this machine's cores and GPUs are used."""
 
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     AMLCOMPUTE: frozenset({"type", "max_nodes", "min_nodes"}),
@@ -88,22 +88,22 @@ class Target:
 
     @property
     def reads_files_here(self) -> bool:
-        """Whether its runs find files of this machine at their paths: data need not travel to it."""
+        """Whether its runs can read files of this machine at their paths, so that data need not be copied."""
         return self.type in _HERE
 
     @property
     def has_containers(self) -> bool:
-        """Whether its runs are in containers, whose image they may name."""
+        """Whether its runs are in containers, and may name an image."""
         return self.type == DOCKER or bool(self.settings.get("containers", "image" in self.settings))
 
     @property
     def pool(self) -> str:
-        """The name under which its runs share what there is: this machine's share it with its own runs."""
+        """The name of the pool of cores and GPUs that its runs share; targets on this machine share one."""
         return LOCAL if self.type in _HERE else self.name
 
     @property
     def capacity(self) -> Capacity | None:
-        """What its runs share; None where there is no such limit, or somebody else keeps it."""
+        """The pool that its runs share; None if there is no such limit, or another system enforces it."""
         if self.type not in _HERE:
             cores = self.settings.get("cores")
             return None if cores is None else Capacity(cores, tuple(map(str, self.settings.get("gpus", ()))))
@@ -139,17 +139,17 @@ def find_target(targets_dir: Path, name: str) -> Target:
 
 
 def attachable() -> list[str]:
-    """The types that runs are sent to, in alphabetical order."""
+    """The types of targets that can be attached, in alphabetical order."""
     return sorted({DOCKER, SSH})
 
 
 def keys_of(kind: str) -> list[str]:
-    """What the file of a target of this type may say besides its type, in alphabetical order."""
+    """The keys of a target's file of this type, besides `type`, in alphabetical order."""
     return sorted(_KEYS[kind] - {"type"})
 
 
 def secrets_of(kind: str) -> list[str]:
-    """What a target of this type may have in `NAME.secret`, for its owner alone: an object of JSON."""
+    """The secrets of a target of this type, in `NAME.secret`, a JSON object that only the owner may read."""
     return sorted(_SECRETS.get(kind, ()))
 
 

@@ -1,9 +1,9 @@
-"""What an engine is: seven functions by which a runner has an attempt of a run done on some machine.
+"""The interface of engines: seven functions by which a runner executes an attempt of a run on some machine.
 
-Engines differ in how files get to the machine, how the agent (`stoker_run`) is started there and how files come back.
-They keep nothing in memory that matters: a runner may be killed at any moment, and the next one asks a new engine the
-same things. So each function may be called again after it was cut off, and `start` starts an attempt once.
-`tests/targets/conformance.py` is the suite that each engine passes.
+Engines differ in how files get to the machine, how the agent (`stoker_run`) is started there, and how files come
+back. They keep no essential state in memory: a runner may be killed at any moment, and the next one calls a new
+engine. So each function may be called again after it was interrupted, and `start` starts an attempt only once.
+`tests/targets/conformance.py` is the test suite for engines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 class EngineFailure(OperatorError):
-    """A target could not do what it was asked; `failure` is what the run gets of it.
+    """A target could not do what it was asked; `failure` is recorded for the run.
 
     Args:
         failure: The reason.
@@ -52,20 +52,20 @@ class EngineFailure(OperatorError):
 
 
 class Unreachable(EngineFailure):
-    """The machine does not answer; it may do so later."""
+    """The machine does not answer, but may do so later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One attempt of a run, as an engine needs to know it.
+    """One attempt of a run, as engines need it.
 
     Attributes:
-        folder: The run's folder on this machine; `pull` brings everything there.
-        record: What was asked.
-        attempt: Which attempt it is.
+        folder: The run's folder on this machine, to which `pull` brings everything.
+        record: The submitted run.
+        attempt: The number of the attempt.
         snapshots_dir: Where the snapshots of this workspace are.
-        gpus: Names of the GPUs that it holds, for CUDA_VISIBLE_DEVICES; None leaves all as they are.
-        resume_from: The folder on this machine from which it is to go on, or None.
+        gpus: The GPUs assigned to it, for CUDA_VISIBLE_DEVICES; None sets nothing.
+        resume_from: The folder on this machine from which it continues, or None.
     """
 
     folder: RunFolder
@@ -82,31 +82,31 @@ class Job:
 
 
 class Presence(Enum):
-    """How an attempt is on its machine."""
+    """The state of an attempt on its machine."""
 
     ABSENT = auto()
     """It was never started."""
     PENDING = auto()
-    """It was started, and a node for it has yet to come."""
+    """It was started, and waits for a node."""
     ALIVE = auto()
-    """Its agent is there."""
+    """Its agent is running."""
     ENDED = auto()
-    """It has ended, and says how."""
+    """It has ended, and has reported how."""
     GONE = auto()
-    """It was started, and nothing of it is there any more, though it has not said how it ended."""
+    """It was started, and is gone without a report of its end."""
     UNREACHABLE = auto()
-    """Nothing is known: the machine does not answer."""
+    """Unknown: the machine does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What `observe` has seen.
+    """The result of `observe`.
 
     Attributes:
-        presence: How the attempt is.
-        reason: What it waits for, or why nothing is known, or what its agent complains of; empty for nothing.
-        started_ms: When the script began by the machine's clock; None while it has not.
-        exit: The content of `exit.json`, where it has ended.
+        presence: The state of the attempt.
+        reason: What it waits for, why nothing is known, or the agent's complaint; empty for none.
+        started_ms: When the script started, by the machine's clock; None before.
+        exit: The content of `exit.json`, if it has ended.
     """
 
     presence: Presence
@@ -119,7 +119,7 @@ class Engine(Protocol):
     """One kind of machine. All functions may block; none is called from two threads at once."""
 
     def check(self) -> Sequence[str]:
-        """Look whether the target can be used; returns what it has, a line each.
+        """Check whether the target can be used; returns what it has, a line each.
 
         Raises:
             EngineFailure: It cannot be used; the failure says why, and what to do.
@@ -127,19 +127,19 @@ class Engine(Protocol):
         ...
 
     def prepare(self, job: Job, say: Say) -> None:
-        """Bring environment and files to the machine, `start.json` last.
+        """Bring environment and files to the machine; `start.json` is written last.
 
         Args:
             job: The attempt.
             say: Is told in a line what takes time.
 
         Raises:
-            EngineFailure: They cannot be had.
+            EngineFailure: They cannot be provided.
         """
         ...
 
     def start(self, job: Job) -> None:
-        """Start the agent of a prepared attempt; nothing happens where it was started before.
+        """Start the agent of a prepared attempt, unless it was started before.
 
         Raises:
             EngineFailure: It cannot be started.
@@ -147,31 +147,32 @@ class Engine(Protocol):
         ...
 
     def observe(self, job: Job) -> Sight:
-        """See how the attempt is; changes nothing but its lease, which is renewed."""
+        """Return the state of the attempt; changes nothing, except that its lease is renewed."""
         ...
 
     def pull(self, job: Job, *, final: bool) -> None:
-        """Bring what is new of logs, lines and files to the attempt's folder on this machine.
+        """Copy new log lines and files to the attempt's folder on this machine.
 
         Args:
             job: The attempt.
-            final: Whether nothing of it runs any more: then all, and `outputs/` and `logs/` to the run's folder.
+            final: Whether none of its processes is running any more: then everything is copied, with `outputs/` and
+                `logs/` to the run's folder.
 
         Raises:
-            EngineFailure: They do not come; a later call goes on where this one stopped.
+            EngineFailure: Copying failed; a later call continues where this one stopped.
         """
         ...
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Have the script ended: SIGTERM to all its processes, after the grace SIGKILL. Does not wait.
+        """Ask for the end of the script: SIGTERM to all its processes, SIGKILL after the grace period. Does not wait.
 
         Raises:
-            EngineFailure: The machine cannot be told; a later call tells it again.
+            EngineFailure: The machine cannot be told; to be called again later.
         """
         ...
 
     def clean(self, job: Job) -> None:
-        """Leave nothing of an attempt that has ended on the machine: no process, no working directory.
+        """Remove everything of an ended attempt from the machine: its processes, its working directory.
 
         Raises:
             EngineFailure: The machine cannot be told.
@@ -181,10 +182,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Learning(Protocol):
-    """An engine of a machine that can be asked what the file of its target had better say."""
+    """An engine that can suggest settings for its target's file by asking the machine."""
 
     def learned(self) -> Mapping[str, Any]:
-        """Settings that the file has not, or has less exactly.
+        """Settings that the file lacks, or has less precisely.
 
         Raises:
             EngineFailure: It cannot be asked.
@@ -194,10 +195,10 @@ class Learning(Protocol):
 
 @runtime_checkable
 class Building(Protocol):
-    """An engine that has environments built before there is a run for them."""
+    """An engine that can build environments before a run needs them."""
 
     def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
-        """Have an environment on the machine, where runs that ask for the same find it.
+        """Build an environment on the machine, for runs that ask for the same one.
 
         Args:
             asked: What is asked for.
@@ -213,14 +214,14 @@ class Building(Protocol):
 
 @runtime_checkable
 class Pruning(Protocol):
-    """An engine whose machine keeps environments that nobody but its runs uses."""
+    """An engine whose machine keeps environments of its own runs."""
 
     def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
-        """Remove the environments that no run was given for a time, and in which no process is.
+        """Remove environments that have not been used for some time, and in which no process is running.
 
         Args:
-            unused_s: The time.
-            remove: Whether they are removed, or only told of.
+            unused_s: That time.
+            remove: Whether to remove them; False only lists them.
 
         Returns:
             Of each its name, the seconds since it was last used, and the bytes that it takes.

@@ -1,4 +1,4 @@
-"""The engine of this machine: the attempt's folder is where the agent works, so nothing has to travel."""
+"""The engine of this machine: the agent works in the attempt's folder, so nothing has to be copied."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class LocalEngine:
             collect(job)
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Leave word for the agent."""
+        """Leave a message for the agent."""
         tell_to_end(job, grace_s, reason)
 
     def clean(self, job: Job) -> None:
@@ -132,7 +132,7 @@ class LocalEngine:
 
 
 def _variables_of(interpreter: Path) -> dict[str, str]:
-    """What is other than in this process in the variables of one that an interpreter runs."""
+    """Variables that an interpreter's processes have with other values than this process."""
     if interpreter == Path(sys.executable):
         return {}
     from stoker.environments.interpreters import variables_for

@@ -1,4 +1,4 @@
-"""What engines share whose attempts' folders are where their agents work: nothing has to travel."""
+"""What engines share whose agents work in the attempts' folders on this machine, so that nothing has to be copied."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -
 
 
 def sight_of_files(job: Job) -> Sight | None:
-    """What the agent's files and lock say; None where there is neither an agent nor an end."""
+    """The state by the agent's files and lock; None if there is neither an agent nor a report of its end."""
     seen = sight_of(observing.observe(job.place))
     return None if seen.presence in (Presence.ABSENT, Presence.GONE) else seen
 
 
 def tell_to_end(job: Job, grace_s: float, reason: str) -> None:
-    """Leave word for the agent."""
+    """Leave a message for the agent."""
     with as_failure("the agent cannot be told to end the script"):
         observing.stop(job.place, grace_s, reason)
 
@@ -80,7 +80,7 @@ def collect(job: Job) -> None:
 
 
 def _move(written: Path, place: Path) -> None:
-    """Put a folder in the place of one that is empty or not there; what lies in that already is kept beside it."""
+    """Move a folder to a place that is empty or does not exist; existing content there is kept beside it."""
     if written.is_symlink() or not written.is_dir():
         return
     if place.is_dir():
@@ -92,7 +92,7 @@ def _move(written: Path, place: Path) -> None:
 
 
 def remove_work(job: Job) -> None:
-    """Remove the working directory, and what the agent has needed."""
+    """Remove the working directory, and the agent's own files."""
     for name in ("work", "work.new", "agent", "home"):
         shutil.rmtree(job.place / name, ignore_errors=True)
     for name in ("stoker_run.zip", "oom"):
@@ -101,7 +101,7 @@ def remove_work(job: Job) -> None:
 
 @contextlib.contextmanager
 def as_failure(what: str) -> Iterator[None]:
-    """Tell what the system refuses as the failure of a target."""
+    """Turn errors of the system into failures of the target."""
     try:
         yield
     except OSError as error:
@@ -111,7 +111,7 @@ def as_failure(what: str) -> Iterator[None]:
 
 
 def environment_failure(error: EnvironmentUnusable, asked: AskedEnvironment) -> RunFailure:
-    """What a run gets whose packages, or whose interpreter, cannot be had."""
+    """The failure of a run whose packages or interpreter cannot be provided."""
     hint = (
         "name another interpreter with --python, or none for that of Stoker"
         if asked.kind == "user"

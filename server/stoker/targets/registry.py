@@ -1,4 +1,4 @@
-"""Which engine serves which type of compute target."""
+"""The engine for each type of compute target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine has seen, in the words of the agent."""
+"""Converts what an agent reports to the result of an engine."""
 
 from __future__ import annotations
 
