@@ -302,7 +302,7 @@ def test_what_is_answered_before_the_end_is_sent(tmp_path: Path) -> None:
         )
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert "traces of 1 requests were left out" in server.output()
+        assert "traces of 1 requests were dropped" in server.output()
 
 
 @pytest.mark.parametrize("by", ["setting", "variables"])

@@ -155,7 +155,7 @@ def _canary(
     canary = Canary(first_row(runtime.signature, sizes, sample))
     if (failure := canary.failure(runtime)) is not None:
         logger.warning(
-            "%s: whether it still computes cannot be tried out while it serves: %s", servable.name, failure
+            "%s: the device cannot be checked by a canary while it serves: %s", servable.name, failure
         )
         return None
     return canary

@@ -220,7 +220,7 @@ class ModelThreads:
                 self._servable.terms.device_share, SlotFacts(threads, asks=self.wants_targets)
             )
         except OSError as error:
-            logger.warning("%s takes no turns: %s", self._servable.name, error)
+            logger.warning("%s does not take turns of its device: %s", self._servable.name, error)
             return None
 
     def _audit_policy(self, loaded: LoadedModel) -> AuditPolicy | None:

@@ -35,10 +35,10 @@ def measure_overlap(turns: Turns, models: Sequence[ModelThreads]) -> None:
     try:
         gained = gain(begins)
     except Exception as error:  # noqa: BLE001  # it serves all the same, one batch at a time
-        logger.warning("what two batches at once gain could not be measured: %s", error)
+        logger.warning("the gain of running two batches at once could not be measured: %s", error)
         return
     at_once = 2 if gained >= WORTH else 1
-    logger.info("two batches at once do %.0f %% more in a second; %d run at once", 100 * gained, at_once)
+    logger.info("two batches at once: %.0f %% more throughput; running %d at once", 100 * gained, at_once)
     turns.set_turns(at_once)
 
 

@@ -176,7 +176,7 @@ def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> Turns | No
             return None
         page = DevicePage(turns_fd, str(device))
     except OSError as error:
-        logger.warning("its batches take no turns: %s", error)
+        logger.warning("the batches of this process do not take turns of the device: %s", error)
         return None
     finally:
         os.close(turns_fd)

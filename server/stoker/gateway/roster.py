@@ -294,7 +294,8 @@ class Roster:
             if self._exchanges.get(replica.generation) is exchange:
                 del self._exchanges[replica.generation]
             logger.warning(
-                "a device process of %s has ended; its requests run in another one or were told", service.name
+                "a device process of %s has ended; its requests run again elsewhere or get errors",
+                service.name,
             )
 
         doorbell = socket.socket(fileno=doorbell_fd)

@@ -63,7 +63,7 @@ class Requests:
         except StokerError as error:
             self._refuse(asker, ask, error)
         except Exception:
-            logger.exception("what a frontend has asked failed: %s", ask)
+            logger.exception("a request of a frontend failed: %s", ask)
             self._refuse(asker, ask, StokerError("An unexpected internal error occurred."))
         else:
             self._frontends.reply(asker, Reply(ask.ticket, tuple(entries)))

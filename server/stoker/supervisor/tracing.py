@@ -148,7 +148,7 @@ class TraceSender:
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.warning("the last traces are left: their receiver does not take them in time")
+            logger.warning("the last traces are dropped: their receiver does not accept them in time")
             self._exporter.close()
 
     def _live(self) -> None:
@@ -177,6 +177,6 @@ class TraceSender:
         self._quiet_periods += 1
         if self._untold and self._quiet_periods > _QUIET_PERIODS:
             logger.warning(
-                "traces of %d requests were left out: their receiver did not take them", self._untold
+                "traces of %d requests were dropped: their receiver did not accept them", self._untold
             )
             self._untold = self._quiet_periods = 0

@@ -133,5 +133,5 @@ def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[st
                 source = offer.source(version)
                 seen[name, version] = (source.fingerprint(), source.registered is not None)
             except (OperatorError, OSError) as error:
-                logger.warning("%s version %d is left alone: %s", name, version, error)
+                logger.warning("%s version %d stays as it is: %s", name, version, error)
     return seen

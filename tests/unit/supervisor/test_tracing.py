@@ -80,7 +80,7 @@ def test_what_nobody_takes_is_counted_and_said_now_and_then(
             sender.send()
     assert counts == [(0, 2)] * 3
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("traces of 2 requests were left out")
+    assert caplog.messages[0].startswith("traces of 2 requests were dropped")
 
 
 def test_the_end_waits_for_nobody(fd: int) -> None:

@@ -240,7 +240,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 async def _on_gone(request: Request, error: Exception) -> Response:
     # The caller has gone, so this answer is sent to nobody.
     del error
-    logger.info("a caller went away in the body of %s %s", request.method, request.url.path)
+    logger.info("a caller disconnected during the body of %s %s", request.method, request.url.path)
     return Response(status_code=_CLIENT_GONE)
 
 

@@ -129,7 +129,7 @@ class PipelineExchange:
         try:
             self._fill(call, run)
         except Exception as error:
-            logger.exception("the answer of a pipeline could not be put together")
+            logger.exception("the answer of a pipeline could not be assembled")
             call.fail(unforeseen(error))
         else:
             call.settle()

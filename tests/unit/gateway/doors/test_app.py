@@ -57,7 +57,7 @@ async def test_a_caller_who_goes_away_in_the_body_of_an_admin_request_is_one_lin
     part = {"type": "http.request", "body": b"{", "more_body": True}
     await ask("/v2/repository/models/m/load", "POST", part, {"type": "http.disconnect"})
     assert [(record.message, record.exc_info) for record in caplog.records] == [
-        ("a caller went away in the body of POST /v2/repository/models/m/load", None)
+        ("a caller disconnected during the body of POST /v2/repository/models/m/load", None)
     ]
 
 
