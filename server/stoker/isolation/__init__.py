@@ -1,1 +1,1 @@
-"""Whether the rows of a model see each other: read in its graph, tested with companions, watched while it serves."""
+"""Whether a model's rows affect each other: from its graph, by tests when it is loaded, and while it serves."""

@@ -1,8 +1,8 @@
-"""An audit: a row that has been answered is run again, at the same place among others, and has to get the same bits.
+"""An audit runs an answered row again, at the same position among other rows, and expects a bit-identical answer.
 
-What was put beside a row before the model served cannot be all that callers put beside it. An audit compares the
-answer that a caller was given, beside whatever others had sent, with the one that the same row gets beside rows made
-of itself. So it needs nobody else's data, and what it looks at is what is served.
+The rows tried beside a row before the model serves cannot cover everything that callers send. An audit compares the
+answer that a caller was given, beside the rows of other callers, with the answer that the same row gets beside rows
+derived from itself. It needs no data of other callers, and it checks the very batches that are served.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from stoker.isolation.row_test import Run, in_one_line
 __all__ = ["Finding", "Taken", "audit", "take"]
 
 _KINDS: Final = (("zero", "other", "large", "short"), ("other",))
-"""What is put beside a row; and if the model does not take that, only what the row itself holds, in other orders."""
+"""Kinds of rows put beside a row; the second set, tried if the model refuses the first, only permutes its values."""
 _ROUNDS: Final = 4
-"""How often the noise of the device is measured before a difference is called none of it."""
+"""How often the device's noise is measured before a difference counts as a failure."""
 _DIGEST: Final = 16
 _SHOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Rows of one caller, and the answers that they were given in a batch.
+    """Rows of one caller from a batch, with the answers they were given.
 
     Attributes:
-        size: How many rows the batch had, those that filled it up included.
-        place: At which of them these begin.
-        inputs: What they hold, `[rows, ...]` of each input.
-        answers: What they got, `[rows, ...]` of each output.
+        size: The batch's size in rows, padding included.
+        place: The position of the first of these rows in the batch.
+        inputs: Their inputs by name, `[rows, ...]`.
+        answers: Their outputs by name, `[rows, ...]`.
     """
 
     size: int
@@ -48,7 +48,7 @@ class Taken:
 
     @property
     def stop(self) -> int:
-        """The place behind the last row."""
+        """The position after the last row."""
         return self.place + len(next(iter(self.inputs.values())))
 
     def __str__(self) -> str:
@@ -62,14 +62,14 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What an audit has found.
+    """The result of an audit.
 
     Attributes:
-        result: `passed` if the rows got the same answer, `failed` if not, `skipped` if that cannot be said.
-        reason: Why it was not passed; else empty.
-        given: A digest of the answer that was given.
-        found: A digest of the one that was found.
-        noise: How far equal batches of this model were seen to be from each other so far.
+        result: `passed` if the answers were equal, `failed` if not, `skipped` if that cannot be decided.
+        reason: Why it did not pass; else empty.
+        given: Digest of the answer that the caller was given.
+        found: Digest of the answer of the second run.
+        noise: The largest relative difference between runs of an equal batch of this model so far.
     """
 
     result: Literal["passed", "failed", "skipped"]
@@ -80,32 +80,32 @@ class Finding:
 
 
 def take(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], place: int, stop: int) -> Taken:
-    """Copy the rows from `place` up to before `stop` out of a batch.
+    """Copy the rows `place:stop` out of a batch.
 
     Args:
-        inputs: Its inputs, `[size, ...]` each.
-        outputs: Its outputs; likewise.
-        place: The first row.
-        stop: The row behind the last one.
+        inputs: The batch's inputs, `[size, ...]` each.
+        outputs: The batch's outputs, `[size, ...]` each.
+        place: The position of the first row.
+        stop: The position after the last row.
     """
     size = len(next(iter(inputs.values())))
     return Taken(size, place, _copied(inputs, place, stop), _copied(outputs, place, stop))
 
 
 def audit(run: Run, taken: Taken, noise: float = 0.0) -> Finding:
-    """Run rows again among others, and compare what they get with what they were given.
+    """Run rows again among others, and compare the answers with those that the caller was given.
 
     Args:
         run: The model, as a function of named tensors.
         taken: The rows.
-        noise: What is known of the noise of its device.
+        noise: The noise of the device as known so far, relative to the output.
     """
     refusal = ""
     for kinds in _KINDS:
         batch = _batch(taken, kinds)
         try:
             found = _answers(run, batch, taken)
-        except Exception as error:  # noqa: BLE001  # whatever a model raises on what was made up
+        except Exception as error:  # noqa: BLE001  # a model may raise anything for made-up rows
             refusal = in_one_line(error)
             continue
         return _compare(run, batch, taken, found, noise)
@@ -126,7 +126,7 @@ def _compare(
             noise = noise_of(lambda: _answers(run, batch, taken), found, noise)
         except Noisy:
             return Finding("skipped", "equal batches get different answers", noise=noise)
-        except Exception as error:  # noqa: BLE001  # it took the same batch before
+        except Exception as error:  # noqa: BLE001  # the model accepted the same batch before
             return Finding("skipped", f"it fails now and then: {error}"[:_SHOWN], noise=noise)
     if difference <= noise:
         return Finding("passed", noise=noise)
@@ -135,15 +135,15 @@ def _compare(
 
 
 def _batch(taken: Taken, kinds: Sequence[str]) -> dict[str, np.ndarray]:
-    """The rows at their place among companions that are made of the first of them."""
+    """A batch with the rows at their position, filled with companions derived from the first of them."""
     own = {name: array[:1] for name, array in taken.inputs.items()}
     companions = Companions([own])
     known = [kind for kind in kinds if kind in companions.kinds()]
-    # What is not finite may be no part of what is known of the model.
+    # The model need not be known to keep NaN and infinities of one row out of the others, so they are left out.
     beside = [
         row for kind in known for row in companions.grades(kind) if all(map(all_finite, row.values()))
     ] or [own]
-    # In turn at the other places; the rows' own are written over.
+    # Companions fill all positions in turn; the audited rows then overwrite their own.
     order = np.arange(taken.size)
     order[taken.stop :] -= taken.stop - taken.place
     order %= len(beside)

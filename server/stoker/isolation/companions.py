@@ -1,8 +1,8 @@
-"""Rows to try a model with: ordinary ones, and companions that show whether one row sees another.
+"""Rows to test a model with: ordinary ones, and companions that reveal whether one row affects another.
 
-What a row must not see is made as different from it as the model takes: zeros, huge and negative numbers, NaN,
-infinities, numbers below the smallest normal one, integers up to the ends of what it takes, texts of other lengths
-and scripts. The same is made each time.
+Companions are as different from an ordinary row as the model accepts: zeros, huge and negative numbers, NaN,
+infinities, denormal numbers, integers up to the limits of what the model accepts, texts of other lengths and scripts.
+They are deterministic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SENTENCES: Final = (
     b"one had by word but not what all were we when your can said there use an each which do their time if up other "
     b"about out",
 )
-"""Texts of different numbers of common words: of a single word a sum over words is the same in any order."""
+"""Texts with different numbers of common words: the sum over a single word would not depend on the summing order."""
 _TEXTS: Final = {
     "empty": [b""],
     "short": [b"a"],
@@ -40,13 +40,13 @@ _TEXTS: Final = {
 }
 _ROWS: Final = 3
 _FREE_SIZES: Final = (8, 32, 64, 1, 128, 224)
-"""What free sizes are tried with: some models take only multiples of 32, some only what they were trained with."""
+"""Sizes tried for free axes: some models accept only multiples of 32, some only the sizes they were trained with."""
 _LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
-"""Integers that are tried before the largest: a model may make as many of something."""
+"""Integers tried in ascending order before the largest: a model may allocate that many of something."""
 
 
 def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
-    """Yield different ways to make up rows, the most likely first; a model may refuse some of them."""
+    """Yield several ways to make up rows, the most plausible first; a model may refuse some of them."""
     sizes = _FREE_SIZES if any(-1 in info.shape[1:] for info in inputs) else _FREE_SIZES[:1]
     has_texts = any(info.dtype == "string" for info in inputs)
     for size in sizes:
@@ -61,19 +61,19 @@ def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
 
 
 def sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:
-    """Make plausible inputs of `rows` different rows, the same each time; free sizes other than the batch are 8."""
+    """Make plausible inputs with `rows` different rows; deterministic. Free sizes other than the batch are 8."""
     made = [_made_up(inputs, _FREE_SIZES[0], seed) for seed in range(rows)]
     return {info.name: np.concatenate([row[info.name] for row in made]) for info in inputs}
 
 
 def _made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Sequence[bytes] = ()) -> Row:
-    """Make one plausible row, the same each time for a seed.
+    """Make one plausible row, deterministic for a seed.
 
     Args:
-        inputs: What the model takes; the first axis of each is that of the rows.
-        free_size: What sizes are that the model leaves open.
-        seed: Which row.
-        texts: What inputs of texts hold; by default words.
+        inputs: The model's inputs; the first axis of each is the batch axis.
+        free_size: The size to use for axes that the model leaves open.
+        seed: Selects the row.
+        texts: The content of string inputs; by default words.
     """
     random = np.random.default_rng((20260721, seed))
     row = {}
@@ -84,36 +84,36 @@ def _made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Seq
         elif np.dtype(info.dtype).kind == "f":
             row[info.name] = random.random(shape).astype(info.dtype)
         else:
-            # Small enough to be an index into whatever a model looks up.
+            # Small enough to be a valid index into any table that the model looks up.
             row[info.name] = random.integers(0, 2, shape).astype(info.dtype)
     return row
 
 
 class Companions:
-    """Rows of one model, and what is put beside them.
+    """Test rows of one model, and the companions to put beside them.
 
     Attributes:
-        rows: Three ordinary rows; they may be alike where no other could be made of the one that was given.
+        rows: Three ordinary rows; they may be equal where no other row could be derived from the given one.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        """Take up to three rows that the model answers; those that are missing hold the same in other orders."""
+        """Take up to three rows that the model answers; missing ones are permutations of the given ones."""
         self.rows = list(rows[:_ROWS])
         while len(self.rows) < _ROWS:
             self.rows.append(_reordered(self.rows[0], len(self.rows)))
 
     @property
     def takes_texts(self) -> bool:
-        """Whether a row has texts."""
+        """Whether a row has string inputs."""
         return any(array.dtype == object for array in self.rows[0].values())
 
     @property
     def takes_floats(self) -> bool:
-        """Whether a row has numbers that may be infinite or none at all."""
+        """Whether a row has floating-point inputs, which may hold NaN and infinities."""
         return any(array.dtype.kind == "f" for array in self.rows[0].values())
 
     def kinds(self) -> list[str]:
-        """What rows of these inputs can be put beside them, by what `grades` calls it."""
+        """The kinds of companions that exist for these inputs, as named for `grades`."""
         found: dict[str, None] = {"other": None, "same": None}
         for array in self.rows[0].values():
             if array.dtype.kind == "f":
@@ -125,9 +125,9 @@ class Companions:
         return list(found)
 
     def grades(self, kind: str) -> Iterator[Row]:
-        """Yield the companions of a kind, each further from an ordinary row than the one before.
+        """Yield the companions of a kind, from the mildest to the most extreme.
 
-        What does not exist in a kind, such as a text that is not a number, is ordinary in its rows.
+        Inputs for which the kind does not exist, such as strings for a kind of number, keep their ordinary values.
         """
         if kind in ("other", "same"):
             yield self.rows[2 if kind == "other" else 0]
@@ -143,7 +143,7 @@ class Companions:
 
 
 def same_rows(one: Row, other: Row) -> bool:
-    """Whether two rows hold the same, bit for bit."""
+    """Whether two rows are bit-identical."""
     return all(same_bits(array, other[name]) for name, array in one.items())
 
 
@@ -182,7 +182,7 @@ def _float(kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def _reordered(row: Row, seed: int) -> Row:
-    """A row with the numbers and texts of another one in other places, so that all are such as the model takes."""
+    """A row with the values of another one permuted, so that each value is one that the model accepts."""
     random = np.random.default_rng((20260721, seed))
     reordered = {}
     for name, array in row.items():
@@ -201,7 +201,7 @@ def _texts(shape: tuple[int, ...], contents: Sequence[bytes]) -> np.ndarray:
 
 
 def _png(seed: int) -> bytes:
-    """A picture of 8 × 8 pixels of one colour, for models that take encoded images."""
+    """An encoded image of 8 × 8 pixels of one colour, for models that take encoded images."""
     colour = bytes((40 + 60 * seed, 120, 200 - 50 * seed))
     pixels = zlib.compress((b"\0" + colour * 8) * 8)
     chunks = ((b"IHDR", struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)), (b"IDAT", pixels), (b"IEND", b""))

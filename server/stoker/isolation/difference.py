@@ -1,4 +1,4 @@
-"""How far two answers are from each other: bit for bit, or relative to the size of the output."""
+"""The difference between two answers: bit for bit, or relative to the magnitude of the output."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 __all__ = ["largest_difference", "same_bits"]
 
 _SMALLEST_SIZE = 1e-6
-"""Outputs that are all but zero are compared with this instead of themselves."""
+"""Lower bound of the magnitude that differences are divided by, for outputs close to zero."""
 
 
 def same_bits(mine: np.ndarray, theirs: np.ndarray) -> bool:
-    """Whether two arrays have the same shape, dtype and bits; strings are compared as they are."""
+    """Whether two arrays have the same shape, dtype and bits; strings are compared by value."""
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
         return False
     if mine.dtype == object:
@@ -22,9 +22,9 @@ def same_bits(mine: np.ndarray, theirs: np.ndarray) -> bool:
 
 
 def largest_difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """How far outputs are from what was expected, relative to the largest number of each; infinite if not comparable.
+    """The largest difference of outputs from the expected ones, relative to the largest number of each output.
 
-    NaN and infinities must be at the same places, and what is no fraction must be equal.
+    Infinite if not comparable: NaN and infinities must be at the same positions, and integers and strings be equal.
     """
     return max(map(_difference, outputs, expected), default=0.0)
 

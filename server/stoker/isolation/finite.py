@@ -1,4 +1,4 @@
-"""Numbers that are none: which rows hold NaN or infinities, and which answers do though their rows did not."""
+"""Finds NaN and infinities: rows that hold them, and answers that do although their inputs were finite."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 __all__ = ["all_finite", "count_unexplained", "finite_rows"]
 
 _SMALL: Final = 8192
-"""Up to so many numbers their product with themselves is the quickest look, and numpy starts no threads for it."""
+"""For up to this many numbers the dot product with themselves is the fastest check, and numpy starts no threads."""
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether there is neither NaN nor an infinity in an array; what has no fraction is always finite."""
+    """Whether an array has neither NaN nor infinities; integers and strings are always finite."""
     if array.dtype.kind != "f":
         return True
-    # Of numbers that are very large the product is none either; then each is looked at.
+    # The dot product of very large numbers overflows although they are finite; then each number is checked.
     if array.size <= _SMALL and array.itemsize > 2 and math.isfinite(np.vdot(array, array)):
         return True
     return bool(np.isfinite(array).all())
@@ -35,12 +35,12 @@ def finite_rows(arrays: Iterable[np.ndarray], rows: int) -> np.ndarray | None:
 
 
 def count_unexplained(inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int) -> int:
-    """How many rows have answers that are not finite though all that they hold is.
+    """The number of rows whose answers are not finite although their inputs are.
 
     Args:
-        inputs: The inputs, `[rows, ...]` each; looked at only if an answer is not finite.
-        outputs: The outputs; likewise.
-        rows: How many rows.
+        inputs: The inputs, `[rows, ...]` each; read only if an answer is not finite.
+        outputs: The outputs, `[rows, ...]` each.
+        rows: The number of rows.
     """
     answered = finite_rows(outputs, rows)
     if answered is None:

@@ -1,4 +1,4 @@
-"""The verdict on a model: may rows of different callers share a batch?"""
+"""The verdict on a model: whether rows of different callers may share a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _VOUCH: Final = "batching: rows"
 _SAMPLE: Final = "sample_input: FILE or batching: rows"
 _BOUNDS: Final = {"float16": 1e-2, "float32": 1e-3, "float64": 1e-6}
-"""How far answers alone and in a batch may be from each other, by the coarsest output, without a warning."""
+"""Tolerated differences between answers alone and in a batch, by the least precise output, without a warning."""
 _MIDDLE: Final = 16
 
 
@@ -32,13 +32,13 @@ def judge(
     read: Callable[[], Reading] | None,
     sample: Mapping[str, np.ndarray] | None = None,
 ) -> Verdict:
-    """Find out whether a model's rows see each other, and say how that is known.
+    """Determine whether a model's rows affect each other, and what that conclusion is based on.
 
     Args:
-        servable: The model, with what the operator says of it.
-        run: It, as a function of named tensors.
-        tensors: What it declares; `batched` says whether its first axes may be one batch axis.
-        read: Reads its graph; None if there is nothing to read.
+        servable: The model, with the operator's settings.
+        run: The model as a function of named tensors.
+        tensors: Its inputs and outputs; `batched` says whether their first axes may be one batch axis.
+        read: Analyses its graph; None if there is no graph to analyse.
         sample: Rows that it is known to answer, if there are any.
     """
     if not tensors.batched:
@@ -96,7 +96,7 @@ def _weighed(reading: Reading, evidence: Evidence) -> Verdict:
 
 
 def _vouched(name: str, reading: Reading, evidence: Evidence) -> Verdict:
-    """The operator's word, with a warning where something speaks against it."""
+    """The verdict on the operator's word, with a warning where the evidence contradicts it."""
     against = reading.reason if reading.finding == "mixed" else ""
     if evidence.finding == "mixed":
         against = evidence.reason

@@ -1,7 +1,7 @@
-"""How large a device's noise is: what equal batches give that is not equal.
+"""Measures a device's noise: how far answers to equal batches differ.
 
-Not every device computes the same bits from run to run; the order in which a GPU adds may differ. How far the answers
-to one batch are from each other when it is repeated is the only tolerance that isolation has.
+Not every device computes the same bits in every run; on a GPU the order of additions may differ. The difference
+between the answers to one batch when it is repeated is the only tolerance of the isolation tests.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["Noisy", "noise_of"]
 _REPEATS: Final = 6
 _NOISE_ROOM: Final = 2.0
 _MOST_NOISE: Final = 1e-3
-"""Relative to the output: what is beyond is no noise of a device, but a model that draws random numbers."""
+"""Relative to the output: larger differences are not noise of a device; such a model draws random numbers."""
 
 
 class Noisy(Exception):
-    """Equal batches get answers so different that a row's share in another's would not be seen."""
+    """Answers to equal batches differ so much that an influence of one row on another could not be detected."""
 
 
 def noise_of(
     repeat: Callable[[], Sequence[np.ndarray]], expected: Sequence[np.ndarray], known: float = 0.0
 ) -> float:
-    """How far answers to equal batches may be from each other, relative to the output; 0 for bits alike.
+    """The largest difference between answers to equal batches, relative to the output; 0 if they are bit-identical.
 
     Args:
-        repeat: Runs the batch again; returns the answers that are looked at.
-        expected: What they were before.
-        known: What is known of the noise already.
+        repeat: Runs the batch again; returns the compared answers.
+        expected: The answers of the first run.
+        known: The noise as known so far.
 
     Raises:
-        Noisy: So far that nothing can be said.
+        Noisy: The noise is too large to conclude anything.
     """
     noise = known
     for _ in range(_REPEATS):

@@ -1,4 +1,4 @@
-"""What a model's graph says of its rows, whatever a test of it sees."""
+"""The result of analysing a model's graph for operators that mix rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Reading"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was found by following the batch axis through a model's graph.
+    """The result of following the batch axis through a model's graph.
 
     Attributes:
-        finding: `apart` if no operator on a way from input to output lets one row see another, `mixed` if one does,
-            `unknown` if there are operators of which that is not known.
-        reason: For `mixed` and `unknown` one sentence that names the node, as the operator is told; else empty.
+        finding: `apart` if no operator between input and output lets one row affect another, `mixed` if one does,
+            `unknown` if there are operators for which this is not known.
+        reason: For `mixed` and `unknown` one sentence that names the node, shown to the operator; else empty.
     """
 
     finding: Literal["apart", "mixed", "unknown"]

@@ -1,8 +1,8 @@
-"""A test without a tolerance: whether a row's answer depends on the rows beside it.
+"""Tests without a tolerance whether a row's answer depends on the rows beside it.
 
-In batches of one shape a model's kernels are the same, whatever the numbers in them. So, if rows do not see each
-other, the answer of a row at one place of them is the same bit for bit, whatever the other rows are. Answers alone
-and in a batch may differ, for other shapes have other kernels: that is a question of accuracy, not of isolation.
+Batches of one shape run the same kernels, whatever numbers they hold. So, if rows do not affect each other, the
+answer to a row at one position is bit-identical whatever the other rows are. Answers alone and in a batch may differ,
+because other shapes run other kernels: that is a question of accuracy, not of isolation.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from stoker.tensors import TensorInfo
 __all__ = ["Evidence", "Run", "in_one_line", "try_rows"]
 
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-"""A model as a function of named tensors, whose first axes are the rows."""
+"""A model as a function of named tensors; their first axes are the batch axis."""
 
 _BUDGET_S: Final = 0.025
-"""How long tests go on after those that are always made."""
+"""How long optional tests go on after the mandatory ones."""
 _SLOW_ROW_S: Final = 0.01
 _TELLING: Final = ("nan", "huge", "negative", "infinite", "high", "long", "empty")
-"""Kinds that are enough for a slow model of which more is known."""
+"""The kinds that suffice for a slow model whose graph is already known to keep rows apart."""
 _OTHER_ANSWER: Final = 1e-2
-"""Relative to the output: kernels of other shapes do not differ so much for every row."""
+"""Relative to the output: kernels of other shapes do not differ by this much for every row."""
 _MOST_BATCH_BYTES: Final = 64 << 20
 _MUCH_LONGER: Final = 20
 _SHOWN: Final = 200
@@ -39,14 +39,14 @@ _SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What trying rows has shown.
+    """The result of testing rows.
 
     Attributes:
-        finding: `apart` if no answer changed with the rows beside it, `mixed` if one did or if batches have no answer
-            for each row, `unknown` if the model refused all that was made up.
-        reason: Why not `apart`, as the operator is told; else empty.
-        companions: In how many batches an answer was compared.
-        non_finite: Whether rows with NaN and infinities were among the companions, or cannot exist.
+        finding: `apart` if no answer changed with the rows beside it, `mixed` if one did or if outputs have not one
+            answer for each row, `unknown` if the model refused all made-up rows.
+        reason: Why it is not `apart`, shown to the operator; else empty.
+        companions: The number of batches in which an answer was compared.
+        non_finite: Whether NaN and infinities were among the companions, or cannot occur in the inputs.
         difference: The largest difference between an answer alone and in a batch, relative to the largest number of
             its output; None if nothing was compared.
     """
@@ -59,7 +59,7 @@ class Evidence:
 
 
 class _Mixed(Exception):
-    """Rows see each other; the message says how that was seen."""
+    """Rows affect each other; the message says how that was detected."""
 
 
 def try_rows(
@@ -71,14 +71,14 @@ def try_rows(
     proven: bool = False,
     clock_s: Callable[[], float] = time.perf_counter,
 ) -> Evidence:
-    """Put companions beside rows, and see whether the answers change.
+    """Put companions beside rows, and compare the answers.
 
     Args:
         run: The model.
-        inputs: What it takes; the first axis of each is that of the rows.
-        sizes: Sizes of batches that it may be given, beside 2 and 3.
-        sample: Rows that the model is known to answer, `[rows, ...]` of each input; None makes some up.
-        proven: Whether the rows are known to be apart: then a slow model is tried with few batches.
+        inputs: Its inputs; the first axis of each is the batch axis.
+        sizes: Batch sizes to test, in addition to 2 and 3.
+        sample: Rows that the model is known to answer, `[rows, ...]` of each input; None to make some up.
+        proven: Whether the graph is known to keep rows apart: then a slow model is tested with few batches.
         clock_s: A clock in seconds.
     """
     if sample is None:
@@ -97,7 +97,7 @@ def try_rows(
             break
         except _Mixed as mixed:
             return Evidence("mixed", str(mixed))
-        except Exception as error:  # noqa: BLE001  # whatever a model raises on what was made up
+        except Exception as error:  # noqa: BLE001  # a model may raise anything for made-up rows
             refusal = refusal or in_one_line(error)
     if test is None:
         return Evidence("unknown", refusal)
@@ -113,11 +113,11 @@ def try_rows(
 
 
 class _RowTest:
-    """One model with rows that it takes.
+    """The test of one model with rows that it accepts.
 
     Attributes:
-        compared: Batches in which an answer was compared.
-        noise: The largest difference between answers to equal batches, relative to the output; 0 for bits alike.
+        compared: The number of batches in which an answer was compared.
+        noise: The largest difference between answers to equal batches, relative to the output; 0 if bit-identical.
         difference: As in `Evidence`.
     """
 
@@ -151,19 +151,19 @@ class _RowTest:
 
     @property
     def non_finite(self) -> bool:
-        """Whether NaN and infinities were beside rows, or cannot be."""
+        """Whether NaN and infinities were put beside rows, or cannot occur in the inputs."""
         return not self._companions.takes_floats or all(kind in self._beside for kind in NON_FINITE)
 
     def _run(self, rows: Sequence[Row]) -> Mapping[str, np.ndarray]:
         feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
         begun_s = self._clock_s()
         outputs = self._model(feeds)
-        # The first runs pay for what later ones find ready.
+        # Overwritten by each run: the first ones include one-time costs such as the choice of kernels.
         self._row_s = (self._clock_s() - begun_s) / len(rows)
         return outputs
 
     def compare_all(self, sizes: Sequence[int], *, proven: bool) -> None:
-        """Make the tests that are always made, then further ones for as long as there is time.
+        """Run the mandatory tests, then further ones while there is time.
 
         Raises:
             _Mixed: An answer has changed.
@@ -175,7 +175,7 @@ class _RowTest:
             self._compare_alone()
             return
         self._find_companions(kinds)
-        # The first batch of two may have paid for what each model does once.
+        # The first batch of two may have included one-time costs.
         slow = self._row_s > _SLOW_ROW_S
         found = list(self._beside)
         if not found:
@@ -183,7 +183,7 @@ class _RowTest:
         for place in (0, 1):
             self._compare(2, place, 1, *found[:2])
         for beside in (found[:3], found[3:]) if slow else [[kind] for kind in found]:
-            # A text of other words may be added up in the same order whatever is beside it.
+            # The sum over one text may be taken in the same order whatever is beside it, so several texts are tested.
             for row in self._ordinary if self._companions.takes_texts and not proven else (0,):
                 self._compare(3, 1, row, *beside)
         if not (slow or proven):
@@ -198,7 +198,7 @@ class _RowTest:
         self._compare_alone()
 
     def _find_companions(self, kinds: Sequence[str]) -> None:
-        """Find of each kind the companion that is the furthest from ordinary of those that the model takes."""
+        """Find, for each kind, the most extreme companion that the model accepts."""
         for kind in kinds:
             usual_s = self._row_s
             for row in self._companions.grades(kind):
@@ -209,11 +209,11 @@ class _RowTest:
                     break
                 self._beside[kind] = row
                 if self._row_s > _MUCH_LONGER * max(usual_s, 1e-4):
-                    # It makes so many of something that the next step could take all memory.
+                    # The model allocates in proportion to the number: the next step could use up all memory.
                     break
 
     def _compare_companions(self, kinds: Sequence[str]) -> None:
-        """Look at the answers to companions too: a row may see others only where it is far from ordinary itself."""
+        """Compare the answers to companions too: a row may be affected only if it is itself far from ordinary."""
         for number, kind in enumerate(kinds):
             if kind != "same":
                 self._rows.append(self._beside[kind])
@@ -231,7 +231,7 @@ class _RowTest:
                     yield size, place, (turn + position) % len(self._ordinary), (first, second)
 
     def _compare(self, size: int, place: int, row: int, *kinds: str) -> None:
-        """Compare with companions of these kinds in turn, as far as the model takes them."""
+        """Compare with companions of these kinds in turn, those that the model accepts."""
         taken = [kind for kind in kinds if kind in self._beside]
         if taken:
             named = " and ".join(map(repr, dict.fromkeys(taken)))
@@ -239,11 +239,11 @@ class _RowTest:
             self._compare_beside(size, place, row, beside, f"rows of the kind {named}")
 
     def _compare_beside(self, size: int, place: int, row: int, beside: Sequence[Row], named: str) -> bool:
-        """Compare, and say whether the model takes such a batch: what it refuses says nothing of its rows.
+        """Compare one row's answer; returns whether the model accepts such a batch, since a refusal proves nothing.
 
         Raises:
-            _Mixed: The answer has changed; beside which rows is what they are `named`.
-            Noisy: Nothing can be said of answers.
+            _Mixed: The answer has changed; the message calls the rows beside it `named`.
+            Noisy: The noise is too large to conclude anything.
         """
         try:
             self._compare_with(size, place, row, beside)
@@ -251,7 +251,7 @@ class _RowTest:
             raise _Mixed(f"beside {named} {mixed}") from None
         except Noisy:
             raise
-        except Exception:  # noqa: BLE001  # whatever a model raises on what was made up
+        except Exception:  # noqa: BLE001  # a model may raise anything for made-up rows
             return False
         return True
 
@@ -268,10 +268,10 @@ class _RowTest:
                 )
 
     def _noise_of(self, size: int, place: int, row: int) -> float:
-        """How far the answers to equal batches are from each other: looked at only where bits differ.
+        """The difference between answers to equal batches; measured only where bits differ.
 
         Raises:
-            Noisy: So far that nothing can be said.
+            Noisy: The noise is too large to conclude anything.
         """
         batch = self._batch(size, place, row, self._others(row))
         expected = self._reference(size, place, row)
@@ -279,7 +279,7 @@ class _RowTest:
         return self.noise
 
     def _reference(self, size: int, place: int, row: int) -> list[np.ndarray]:
-        """The answers to a row beside ordinary rows."""
+        """The answers to a row beside ordinary rows; computed once."""
         key = (size, place, row)
         if key not in self._references:
             outputs = self._run(self._batch(size, place, row, self._others(row)))
@@ -294,7 +294,7 @@ class _RowTest:
         return [self._rows[row] if number == place else next(others) for number in range(size)]
 
     def _compare_alone(self) -> None:
-        """Compare answers alone with those in a batch: an answer that is another one for every row is no rounding."""
+        """Compare answers alone with those in a batch: a large difference for every row is no rounding error."""
         by_place: dict[tuple[int, int], list[float]] = {}
         for (size, place, row), answers in self._references.items():
             if row not in self._ordinary:
@@ -303,7 +303,7 @@ class _RowTest:
                 self._alone[row] = self._answer_alone(row)
             by_place.setdefault((size, place), []).append(largest_difference(self._alone[row], answers))
         largest = max(difference for found in by_place.values() for difference in found)
-        # What is not comparable, such as another class, is all of it.
+        # An answer that is not comparable, such as another class, counts as entirely different.
         self.difference = min(1.0, largest)
         for (size, place), differences in by_place.items():
             if len(differences) > 1 and min(differences) > _OTHER_ANSWER:
@@ -319,12 +319,12 @@ class _RowTest:
 
 
 def in_one_line(error: Exception) -> str:
-    """What a model says of what it refuses, short and in one line."""
+    """The message of a model's error, shortened and in one line."""
     return " ".join(str(error).split())[:_SHOWN]
 
 
 def _at(outputs: Mapping[str, np.ndarray], place: int) -> list[np.ndarray]:
-    """One row of each output, which stays when the outputs do not."""
+    """A copy of one row of each output, valid after the outputs are reused."""
     if any(array.ndim == 0 or len(array) <= place for array in outputs.values()):
         raise _Mixed("gets no answer of its own")
     return [array[place : place + 1].copy() for array in outputs.values()]

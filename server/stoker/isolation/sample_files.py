@@ -1,4 +1,4 @@
-"""Files with requests, read as a model's inputs: JSON of any protocol that is served, arrays, or images."""
+"""Reads files with requests as a model's inputs: JSON of any served protocol, arrays, or images."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ __all__ = ["read_sample"]
 
 _NPY: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK\x03\x04"
-# The operator's own file: what Pillow itself takes for an attack is the limit.
+# The file is the operator's own, so the limit is Pillow's threshold for decompression bombs.
 _MAX_PIXELS: Final = 89_478_485
 
 
 def read_sample(
     path: Path, inputs: Sequence[TensorInfo], *, model: str = "", image: ImageInput | None = None
 ) -> dict[str, np.ndarray]:
-    """Read a file as a model's inputs: JSON of any protocol that is served, `.npy`, `.npz`, or an image.
+    """Read a file as a model's inputs: JSON of any served protocol, `.npy`, `.npz`, or an image.
 
     Args:
-        path: The file; what it is follows from its content.
-        inputs: What the model takes.
+        path: The file; its format is detected from its content.
+        inputs: The model's inputs.
         model: Its name, for error messages.
-        image: How its input is made from images; None if it takes none.
+        image: How the model's input is made from images; None if it takes none.
 
     Returns:
         The inputs by name, of the model's dtypes; strings are `object` arrays of `bytes`.
 
     Raises:
-        LoadFailed: It cannot be read, does not fit the model, or holds no rows.
-        InvalidSettings: It is an image, and the model cannot take what `image` says.
+        LoadFailed: The file cannot be read, does not fit the model, or holds no rows.
+        InvalidSettings: The file is an image, and the model cannot take what `image` says.
     """
     try:
         content = path.read_bytes()
@@ -61,14 +61,14 @@ def read_sample(
     empty = next((name for name, array in feeds.items() if not array.size), None)
     if empty is not None:
         raise LoadFailed(f"the sample input {path} is empty: it has no values for {empty!r}")
-    # Decoders give views of the file, which cannot be written.
+    # Decoders return read-only views of the file.
     return {info.name: np.array(feeds[info.name]) for info in inputs}
 
 
 def _from_images(
     content: bytes, inputs: Sequence[TensorInfo], image: ImageInput
 ) -> dict[str, np.ndarray] | None:
-    """The rows of images; None if there are none in the file."""
+    """The rows of an image file; None if the file is no image."""
     fixed = [info for info in inputs if info.dtype != "string" and -1 not in info.shape[1:]]
     specs = tuple(TensorSpec(info.name, info.dtype, info.shape[1:]) for info in fixed)
     if len(specs) < len(inputs):
@@ -96,7 +96,7 @@ def _decoded(content: bytes, path: Path, tensors: ModelTensors, model: str) -> d
 
 
 def _from_archive(content: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
-    """The arrays of a `.npz` file, which is a ZIP of a `.npy` file for each of them."""
+    """The arrays of a `.npz` file, a ZIP archive with a `.npy` file for each array."""
     try:
         with zipfile.ZipFile(BytesIO(content)) as archive:
             members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
@@ -122,7 +122,7 @@ def _from_json(content: bytes, tensors: ModelTensors, model: str) -> dict[str, n
     if "inputs" in document and _is_open_inference(document["inputs"]):
         return decode_inputs(model, tensors, document, memoryview(b""))
     if "inputs" in document or "instances" in document:
-        # Whichever it names: it is a sample of this one.
+        # A sample belongs to this signature, whichever one the request names.
         named = NamedSignature(str(document.get("signature_name", "")), tensors)
         return decode_predict([named], content).inputs
     keys = ", ".join(map(repr, document)) or "none"

@@ -1,7 +1,7 @@
-"""Requests that a model is known to answer: finding them, and first batches made of them.
+"""Finds requests that a model is known to answer, and makes its first batches of them.
 
-What is made up need not be valid: an encoded image, an index, a text that a model parses. A sample is. Most models
-have none, so what reads files, with the decoders of all protocols, is imported where there is one.
+Made-up inputs need not be valid: an encoded image, an index, a text that a model parses. A sample is valid. Most
+models have none, so the module that reads files, with the decoders of all protocols, is imported only where needed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Sample:
     """A request that a model is known to answer.
 
     Attributes:
-        feeds: The inputs by name, of the model's dtypes; strings are `object` arrays of `bytes`. All can be written.
-        source: Where it is from, as the operator is told.
+        feeds: The inputs by name, of the model's dtypes; strings are `object` arrays of `bytes`. All are writable.
+        source: Where it was found, shown to the operator.
     """
 
     feeds: Mapping[str, np.ndarray]
@@ -35,7 +35,7 @@ class Sample:
 
     @property
     def rows(self) -> int | None:
-        """The length of all first axes; None if they differ, so that they can be no batch axis."""
+        """The length of all first axes; None if they differ, in which case they are no batch axis."""
         counts = {array.shape[0] if array.ndim else None for array in self.feeds.values()}
         return counts.pop() if len(counts) == 1 else None
 
@@ -43,15 +43,15 @@ class Sample:
 def find_sample_feeds(servable: Servable, inputs: Sequence[TensorInfo]) -> Sample | None:
     """Find a request that a model is known to answer.
 
-    It is the first of these: the file that the setting names, `sample_input.json` beside the model, a SavedModel's
+    The first of these is used: the file that the setting names, `sample_input.json` beside the model, a SavedModel's
     `assets.extra/tf_serving_warmup_requests`, Triton's `model_warmup`.
 
     Args:
-        servable: The model; no entry script, which gets its sample as it is.
-        inputs: What it takes.
+        servable: The model; not an entry script, which gets its sample undecoded.
+        inputs: The model's inputs.
 
     Raises:
-        LoadFailed: What is there cannot be read, or does not fit the model.
+        LoadFailed: The sample cannot be read, or does not fit the model.
         InvalidSettings: The sample is an image, and the model cannot take what its image input says.
     """
     file = servable.sample_file
@@ -69,7 +69,7 @@ def find_sample_feeds(servable: Servable, inputs: Sequence[TensorInfo]) -> Sampl
     if servable.warm_up:
         from stoker.isolation.warm_up_requests import warm_up_feeds
 
-        # Values of a file have been chosen by somebody, others by nobody.
+        # Requests with data from files are preferred: somebody has chosen their values.
         by_files = sorted(servable.warm_up, key=lambda request: all(i.file is None for i in request.inputs))
         return Sample(warm_up_feeds(by_files[0], inputs), f"model_warmup {by_files[0].name!r}")
     return None
@@ -78,7 +78,7 @@ def find_sample_feeds(servable: Servable, inputs: Sequence[TensorInfo]) -> Sampl
 def first_rows(
     specs: Sequence[TensorSpec], rows: int, sample: Mapping[str, np.ndarray] | None
 ) -> list[np.ndarray]:
-    """Return inputs `[rows, *row_shape]` for the first batches of a model: its sample over and over, or zeros."""
+    """Return inputs `[rows, *row_shape]` for the first batches of a model: its sample repeated, or zeros."""
     if sample is None:
         return [np.zeros((rows, *spec.shape), spec.dtype) for spec in specs]
     return [np.resize(sample[spec.name], (rows, *spec.shape)).astype(spec.dtype) for spec in specs]

@@ -1,7 +1,7 @@
-"""Requests that models bring along to be warmed up with: TensorFlow Serving's records, Triton's `model_warmup`.
+"""Reads the warm-up requests that models come with: TensorFlow Serving's records, Triton's `model_warmup`.
 
-Sources: `tensorflow_serving/apis/prediction_log.proto` and `predict.proto`, of which the few fields that are needed
-are read by hand, because TensorFlow has no classes for them; Triton's `model_config.proto`.
+Sources: `tensorflow_serving/apis/prediction_log.proto` and `predict.proto`, whose few needed fields are parsed by
+hand because TensorFlow has no classes for them; Triton's `model_config.proto`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
 
 __all__ = ["read_recorded_requests", "warm_up_feeds"]
 
-# TensorFlow Serving refuses a file with more.
+# TensorFlow Serving refuses files with more records.
 _MAX_RECORDS: Final = 1000
 _MAX_ROWS: Final = 32
 _PREDICT_LOG: Final = 6
@@ -34,19 +34,18 @@ _KEY, _VALUE = 1, 2
 def read_recorded_requests(path: Path, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray] | None:
     """Read TensorFlow Serving's warm-up requests of a SavedModel.
 
-    Of the records, those of predict requests with the names of these inputs are read; classify, regress and others
-    are left out, and so are requests to other signatures. The rows of requests whose rows have one shape are put
-    together, up to 32.
+    Predict requests with exactly these inputs are read; classify, regress and other requests are skipped, and so are
+    requests to other signatures. Rows of requests with equal row shapes are concatenated, up to 32.
 
     Args:
         path: A TFRecord file of `PredictionLog` messages.
-        inputs: What the signature takes.
+        inputs: The signature's inputs.
 
     Returns:
         The inputs by name; None if no request is for this signature.
 
     Raises:
-        LoadFailed: It cannot be read, or its tensors are not what the signature takes.
+        LoadFailed: The file cannot be read, or its tensors do not fit the signature.
     """
     names = {info.name for info in inputs}
     found: list[dict[str, np.ndarray]] = []
@@ -56,7 +55,7 @@ def read_recorded_requests(path: Path, inputs: Sequence[TensorInfo]) -> dict[str
             if tensors is not None and tensors.keys() == names:
                 found.append({name: _array(content) for name, content in tensors.items()})
     except Exception as error:
-        # Protobuf, TensorFlow and numpy each have errors of their own for bytes that are not what they should be.
+        # Protobuf, TensorFlow and numpy each raise errors of their own for malformed content.
         raise LoadFailed(f"the warm-up requests {path} cannot be read: {error}") from error
     if not found:
         return None
@@ -73,7 +72,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def _predict_inputs(record: bytes) -> dict[str, bytes] | None:
-    """The `TensorProto` messages of a `PredictionLog` by input; None if it is no predict request's."""
+    """The `TensorProto` messages of a `PredictionLog` by input; None if it is not a predict request."""
     logs = [content for field, content in _fields(record) if field == _PREDICT_LOG]
     if not logs:
         return None
@@ -89,7 +88,7 @@ def _fields(message: bytes) -> list[tuple[int, bytes]]:
     """The length-delimited fields of a protobuf message: number and content; others are skipped.
 
     Raises:
-        ValueError: It is no message.
+        ValueError: The bytes are no protobuf message.
     """
     try:
         found = list(fields_of(message, 0, len(message)))
@@ -114,7 +113,7 @@ def _check(array: np.ndarray, info: TensorInfo, source: str) -> None:
 
 
 def _joined(requests: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The rows of the first request, and of those with rows of the same shapes, as far as there is room."""
+    """The rows of the first request, and of those with equal row shapes, up to the limit of rows."""
     alike = [request for request in requests if _row_shapes(request) == _row_shapes(requests[0])]
     kept, rows = [alike[0]], _row_count(alike[0])
     for request in alike[1:]:
@@ -136,17 +135,17 @@ def _row_count(request: dict[str, np.ndarray]) -> int:
 
 
 def warm_up_feeds(request: WarmUpRequest, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray]:
-    """Make a model's inputs of one of Triton's warm-up requests.
+    """Make a model's inputs from one of Triton's warm-up requests.
 
     Args:
-        request: What the configuration says of it.
-        inputs: What the model takes.
+        request: Its entry in the configuration.
+        inputs: The model's inputs.
 
     Returns:
-        The inputs by name, of the model's dtypes; all rows of a request are equal, as Triton has it.
+        The inputs by name, of the model's dtypes; all rows of a request are equal, as in Triton.
 
     Raises:
-        LoadFailed: An input is missing, a file cannot be read, or they are not what the model takes.
+        LoadFailed: An input is missing, a file cannot be read, or the data do not fit the model.
     """
     described = {entry.name: entry for entry in request.inputs}
     missing = [info.name for info in inputs if info.name not in described]
@@ -189,7 +188,7 @@ def _from_file(
     except OSError as error:
         raise LoadFailed(f"the data of the model_warmup {request.name!r} cannot be read: {error}") from error
     if info.dtype != "string":
-        # Triton lets files be longer.
+        # Triton accepts files that are longer than needed.
         content = content[: math.prod(shape) * np.dtype(info.dtype).itemsize]
     try:
         return from_raw(request.name, info, shape, content)

@@ -1,1 +1,1 @@
-"""The batch axis followed through the graph of an ONNX file."""
+"""Follows the batch axis through the graph of an ONNX file."""

@@ -1,4 +1,4 @@
-"""One node of a graph with what is known of its inputs, as the rules of operators see it; and the table of rules."""
+"""One node of a graph with the states of its inputs, as passed to the rules of operators; and the table of rules."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _names = count()
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A node at work.
+    """A node applied to inputs of known state.
 
     Attributes:
         node: The node.
-        inputs: What is known of its inputs; None for those that are left out. None of them is `lost`.
-        opset: The version of the operators of the node's domain.
+        inputs: The states of its inputs; None for omitted ones. None of them is `lost`.
+        opset: The opset version of the node's domain.
         attributes: Its attributes.
     """
 
@@ -45,11 +45,11 @@ class Call:
     attributes: Mapping[str, Attribute]
 
     def mixed(self, what: str) -> NoReturn:
-        """Raise Mixed: this node does it."""
+        """Raise Mixed with this node as the subject: it mixes rows."""
         raise Mixed(f"{self.node} {what}")
 
     def undecided(self, what: str) -> NoReturn:
-        """Raise Undecided: this node does it."""
+        """Raise Undecided with this node as the subject: whether it mixes rows is not known."""
         raise Undecided(f"{self.node} {what}")
 
     def has(self, index: int) -> bool:
@@ -57,31 +57,31 @@ class Call:
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def value(self, index: int) -> Value:
-        """An input that has to be there."""
+        """A required input; raises Undecided if it is omitted."""
         value = self.inputs[index] if index < len(self.inputs) else None
         if value is None:
             self.undecided("lacks an input")
         return value
 
     def shape(self, index: int) -> Shape:
-        """The sizes of an input, whose rank has to be known."""
+        """The shape of an input; raises Undecided if its rank is unknown."""
         shape = self.value(index).shape
         if shape is None:
             self.undecided("takes a tensor of unknown rank")
         return shape
 
     def integer(self, name: str, default: int) -> int:
-        """An attribute that is a whole number."""
+        """An integer attribute."""
         value = self.attributes.get(name, default)
         return value if isinstance(value, int) else self.undecided(f"has no number as {name}")
 
     def text(self, name: str, default: str = "") -> str:
-        """An attribute that is a word."""
+        """A string attribute."""
         value = self.attributes.get(name, default.encode())
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else default
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        """An attribute that is a list of whole numbers; None if it is not given."""
+        """A list-of-integers attribute; None if it is not given."""
         value = self.attributes.get(name)
         if value is None and name not in self.attributes:
             return None
@@ -90,46 +90,46 @@ class Call:
         return self.undecided(f"has no numbers as {name}")
 
     def content(self, index: int) -> Content:
-        """The numbers of an input, which have to be known in their number."""
+        """The elements of an input; raises Undecided unless their number is known."""
         content = self.value(index).content
         if content is None:
             self.undecided("takes a parameter that is computed")
         return content
 
     def numbers(self, index: int) -> tuple[int, ...]:
-        """The numbers of an input, which have to be constant and whole."""
+        """The elements of an input; raises Undecided unless they are constant integers."""
         content = self.content(index)
         if any(number is None or isinstance(number, Size) or number != int(number) for number in content):
             self.undecided("takes a parameter that is computed")
         return tuple(int(number) for number in content if isinstance(number, int | float))
 
     def list_of(self, name: str) -> tuple[int, ...] | None:
-        """What was an attribute once and is the second input now; None if neither is given."""
+        """A list that is an attribute in older opsets, and the second input in newer ones; None if not given."""
         return self.numbers(1) if self.has(1) else self.integers(name)
 
     def axis(self, default: int) -> int:
-        """The attribute that names an axis of the first input, counted from the front."""
+        """The attribute that names an axis of the first input, as a non-negative axis."""
         return self.from_front(self.integer("axis", default), len(self.shape(0)))
 
     def from_front(self, axis: int, rank: int) -> int:
-        """An axis counted from the front."""
+        """An axis as a non-negative number; raises Undecided if there is no such axis."""
         if not -rank <= axis <= rank:
             self.undecided(f"has no axis {axis}")
         return axis + rank if axis < 0 else axis
 
     def batch_axis(self, index: int) -> int | None:
-        """The axis of the rows of an input; None if it has none."""
+        """The batch axis of an input; None if it does not depend on the rows."""
         value = self.inputs[index] if index < len(self.inputs) else None
         return value.axis if value is not None and value.is_rows else None
 
     def only(self, *indices: int) -> None:
-        """Raise Undecided if other inputs than these depend on the rows."""
+        """Raise Undecided if inputs other than these depend on the rows."""
         for index, value in enumerate(self.inputs):
             if value is not None and value.is_rows and index not in indices:
                 self.undecided("takes a parameter from the rows")
 
     def give(self, shape: Sequence[Dim], axis: int | None) -> Value:
-        """An output: of rows along `axis`, or without rows if that is None."""
+        """An output with rows along `axis`, or independent of the rows if `axis` is None."""
         if axis is None:
             return same(shape)
         try:
@@ -138,11 +138,11 @@ class Call:
             self.undecided(str(error))
 
     def free(self) -> Size:
-        """A size that is not known here, and does not depend on the batch."""
+        """A new symbolic size that is unknown but does not depend on the batch."""
         return Size(1, 0, (f"{self.node.name}:{next(_names)}",))
 
     def broadcast(self, values: Sequence[Value]) -> Value:
-        """What element by element gives, sizes aligned at the end."""
+        """The output of an elementwise operator with numpy's broadcasting."""
         shapes = [value.shape for value in values if value.shape is not None]
         if len(shapes) < len(values):
             if not any(value.is_rows for value in values):
@@ -163,7 +163,7 @@ class Call:
 
 
 def _wider(first: Dim, second: Dim) -> Dim:
-    """The size that two sizes give, one of which may be 1."""
+    """The size that results from broadcasting two sizes."""
     if first == 1 or first == second:
         return second
     if second == 1:
@@ -180,11 +180,11 @@ _F = TypeVar("_F", bound=Function)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operator does with rows.
+    """How an operator treats rows.
 
     Attributes:
-        function: Gives its output, or as many outputs as it has.
-        parameters: Inputs that may depend on N, because they are sizes.
+        function: Returns the state of its output, or of each of its outputs.
+        parameters: Indices of inputs that may depend on N because they are sizes.
     """
 
     function: Function
@@ -192,11 +192,11 @@ class Rule:
 
 
 RULES: Final[dict[tuple[str, str], Rule]] = {}
-"""By domain and operator."""
+"""Rules by domain and operator."""
 
 
 def rule(*operators: str, domain: str = "", parameters: Sequence[int] = ()) -> Callable[[_F], _F]:
-    """Enter a function as the rule of operators; it raises Mixed or Undecided where rows do not stay apart."""
+    """Register a function as the rule of operators; it raises Mixed or Undecided unless rows stay apart."""
 
     def enter(function: _F) -> _F:
         for operator in operators:

@@ -1,4 +1,4 @@
-"""Small integers that a graph computes from shapes, followed with N and free sizes in place of numbers."""
+"""Small integers that a graph computes from shapes, evaluated with symbols for N and free sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Number = float | Size | None
 
 
 def computed(call: Call) -> Value | None:
-    """The output of a node whose numbers are known, at least in their number; None if they are not."""
+    """The output of a node with known elements, or at least a known number of them; None if that is not known."""
     if call.node.domain or (function := _FUNCTIONS.get(call.node.operator)) is None:
         return None
     if function not in {_shape, _count} and any(value is not None and value.is_rows for value in call.inputs):
@@ -83,7 +83,7 @@ def _cast(call: Call) -> Found:
 
 
 def _as_truth(number: Number) -> Number:
-    # A size is never 0 here.
+    # Sizes are never 0 here.
     return 1 if isinstance(number, Size) else None if number is None else int(bool(number))
 
 
@@ -108,7 +108,7 @@ _CASTS: Final[dict[int, Callable[[Number], Number]]] = {
     9: _as_truth,
     11: _as_float,
 }
-"""By the number of the type; narrower ones wrap round or round, and are not followed."""
+"""Conversions by ONNX data type; narrower types wrap round or lose precision, and are not evaluated."""
 
 
 def _gather(call: Call) -> Found:
@@ -142,7 +142,7 @@ def _concat(call: Call) -> Found:
 
 
 def _reshaped(call: Call) -> Found:
-    """Squeeze, Unsqueeze and Reshape of vectors and scalars: the sizes of the result are those of the plain rule."""
+    """Squeeze, Unsqueeze and Reshape of vectors and scalars; the general rule computes the resulting shape."""
     content = call.content(0)
     if call.node.operator == "Squeeze":
         return ((), content) if len(content) == 1 and len(call.shape(0)) <= 1 else None
@@ -226,7 +226,7 @@ def _equal(first: Number, second: Number) -> Number:
     if isinstance(first, int | float) and isinstance(second, int | float):
         return int(first == second)
     if isinstance(first, int | float) and isinstance(second, Size):
-        # A size is never negative, and 0 is none that comes here.
+        # A size is positive: it equals no negative number, and zero sizes do not occur.
         return 0 if first < 0 else None
     return 1 if first is not None and first == second else None
 

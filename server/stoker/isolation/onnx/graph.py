@@ -1,4 +1,4 @@
-"""The graph of an ONNX model: nodes, shapes, and the small constants that parametrise them."""
+"""The graph of an ONNX model: nodes, shapes, and the small constants that serve as parameters."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Tensor:
     """A constant.
 
     Attributes:
-        name: Its name, where it is an initializer.
-        shape: Its sizes.
-        content: Its numbers, flat; None if they are many, no numbers, or in another file.
+        name: Its name if it is an initializer.
+        shape: Its shape.
+        content: Its elements, flat; None if they are many, not numbers, or stored in another file.
     """
 
     name: str
@@ -25,14 +25,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An attribute of a function's node that is one of the function's own."""
+    """A reference, in an attribute of a node of a function, to an attribute of the function."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator at work."""
+    """One node: an operator with its inputs, outputs and attributes."""
 
     operator: str
     domain: str
@@ -48,11 +48,11 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """A graph: a model's, or one in an attribute.
+    """The graph of a model, or a subgraph in an attribute.
 
     Attributes:
-        nodes: In an order in which they can run.
-        inputs: Names and sizes: a number, or None for a free size; None in place of sizes for an unknown rank.
+        nodes: In topological order.
+        inputs: Shape by name: a number, or None for a free size; None in place of the shape for an unknown rank.
         outputs: Names.
         constants: The initializers, by name.
     """
@@ -65,12 +65,12 @@ class Graph:
 
 _List = tuple[int, ...] | tuple[float, ...] | tuple[bytes, ...]
 Attribute = int | float | bytes | _List | Tensor | Graph | Reference | None
-"""What a node is told; None if it is too long to be kept."""
+"""The value of an attribute; None if it is too long to be kept."""
 
 
 @dataclass(slots=True)
 class Function:
-    """A function that a model defines."""
+    """A function defined in the model file."""
 
     name: str = ""
     domain: str = ""
@@ -83,7 +83,7 @@ class Function:
 
 @dataclass(slots=True)
 class Model:
-    """A model: its graph, the versions of the operators in it by domain, and its own functions."""
+    """A model: its graph, opset versions by domain, and its functions."""
 
     graph: Graph = field(default_factory=Graph)
     opsets: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What layers do with rows: convolutions and pools, normalisations, recurrent ones, attention, resizing."""
+"""How layers treat rows: convolutions, pooling, normalisation, recurrent layers, attention, resizing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__: list[str] = []
 
 
 def _images(call: Call) -> None:
-    """Raise unless the rows of the first input, if it has any, are along its first axis."""
+    """Raise unless the first input has its rows, if any, along its first axis."""
     batch = call.batch_axis(0)
     if batch == 1:
         call.undecided("takes the rows for channels")
@@ -22,7 +22,7 @@ def _images(call: Call) -> None:
 
 
 def _windowed(call: Call, image: Shape, kernel: Sequence[Dim]) -> list[Dim]:
-    """The sizes of an image after a window has gone over it."""
+    """The spatial sizes after a convolution or pooling window."""
     sides = image[2:]
     strides = call.integers("strides") or (1,) * len(sides)
     dilations = call.integers("dilations") or (1,) * len(sides)
@@ -226,7 +226,7 @@ def _recurrent(call: Call) -> list[Value]:
     if call.batch_axis(0) not in {None, batch}:
         call.mixed("takes the rows of the batch for steps in time or for numbers of one step")
     of_rows = call.batch_axis(0) is not None
-    # Lengths are a vector; states are [directions, batch, hidden], or with the batch first.
+    # Lengths are a vector; states are [directions, batch, hidden], or batch first.
     states = [index for index in (5, 6) if call.has(index)]
     call.only(0, 4, *states)
     for index in (4, *states):
@@ -302,7 +302,7 @@ def _quantised_attention(call: Call) -> list[Value]:
 
 
 def _masked(call: Call, mask: int, bias: int, past: int) -> None:
-    """Raise Undecided unless a mask is one of [rows, keys], and what is added the same for all rows or theirs."""
+    """Raise Undecided unless the mask is `[rows, keys]`, and the bias is constant or has one entry for each row."""
     if call.has(mask) and (call.batch_axis(mask) != 0 or len(call.shape(mask)) != 2):
         call.undecided("takes a mask that is not of its rows")
     if call.has(bias):

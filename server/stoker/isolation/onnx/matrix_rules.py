@@ -1,4 +1,4 @@
-"""What products of matrices do with rows."""
+"""How matrix products treat rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _fused_matmul(call: Call) -> Value:
 
 
 def _turned(call: Call, value: Value) -> Value:
-    """With the last two axes changed for each other."""
+    """The state after transposing the last two axes."""
     if value.shape is None:
         call.undecided("takes a tensor of unknown rank")
     rank = len(value.shape)
@@ -61,7 +61,7 @@ def _axis(value: Value) -> int | None:
 
 
 def _matrix_product(call: Call, first: Value, second: Value) -> Value:
-    """The product of two stacks of matrices, as numpy's `matmul` has it."""
+    """The product of two stacks of matrices, as in numpy's `matmul`."""
     if first.shape is None or second.shape is None or not first.shape or not second.shape:
         if first.is_rows or second.is_rows:
             call.undecided("takes a tensor of unknown rank")
@@ -72,7 +72,7 @@ def _matrix_product(call: Call, first: Value, second: Value) -> Value:
         call.mixed("adds up what the rows hold")
     left = list(a) if len(a) > 1 else [1, *a]
     right = list(b) if len(b) > 1 else [*b, 1]
-    # With the axes that are multiplied taken as 1, what is left is put together element by element.
+    # With the contracted axes set to 1, the other axes broadcast as in elementwise operators.
     result = call.broadcast(
         [
             call.give([*left[:-1], 1], _axis(first)),
@@ -133,7 +133,7 @@ def _einsum(call: Call) -> Value:
     (label,) = labels
     if label not in right:
         call.mixed("adds up what the rows hold")
-    # A size of 1 is stretched to the rows'.
+    # An axis of size 1 is broadcast to the rows.
     sizes[label] = next(
         call.shape(index)[call.value(index).axis] for index in range(len(terms)) if call.value(index).is_rows
     )

@@ -1,7 +1,7 @@
-"""Reads the graph of an ONNX file by its wire format and without its weights.
+"""Reads the graph of an ONNX file from its wire format, without its weights.
 
-The `onnx` package would take a quarter of a second to import and read gigabytes of weights; what is asked here is
-nodes, shapes and the small constants that parametrise them. Field numbers are those of `onnx/onnx.proto`.
+The `onnx` package takes a quarter of a second to import and reads gigabytes of weights; needed are only nodes, shapes
+and the small constants that serve as parameters. Field numbers are from `onnx/onnx.proto`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, fields_of, packed
 __all__ = ["MalformedModel", "read_model"]
 
 _DEEPEST: Final = 24
-"""Graphs within graphs, at most; protobuf's own limit is 100 messages, and a graph within one takes three."""
+"""Nesting of graphs, at most; protobuf's own limit is 100 messages, and a nested graph takes three of them."""
 _MOST_ELEMENTS: Final = 512
-"""Constants with more elements are weights, or tables: what they hold is not kept."""
+"""Constants with more elements are weights or tables; their content is not kept."""
 _MOST_LIST_BYTES: Final = 1 << 14
-"""Attributes that are longer lists of numbers or words are the trees of an ensemble, or a vocabulary."""
+"""Longer list attributes, such as the trees of an ensemble or a vocabulary, are not kept."""
 
 _DTYPES: Final = {
     1: "<f4",
@@ -44,14 +44,14 @@ _FLOAT, _INT, _STRING, _TENSOR, _GRAPH, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 5
 
 
 class MalformedModel(Exception):
-    """The bytes are no ONNX model, or not one that can be read here."""
+    """The bytes are no ONNX model, or not one that this module can read."""
 
 
 def read_model(model: Path | bytes) -> Model:
-    """Read a model.
+    """Read a model's graph.
 
     Args:
-        model: The file, which is mapped so that its weights are not read, or its content.
+        model: The file, which is memory-mapped so that weights are not read; or its content.
 
     Raises:
         MalformedModel: It is no ONNX model.
@@ -187,7 +187,7 @@ _DEFAULTS: Final[dict[int, Attribute]] = {_FLOAT: 0.0, _INT: 0, _STRING: b""}
 
 
 def _single(data: Buffer, part: Field, depth: int) -> dict[int, Attribute]:
-    """An attribute that is no list, by its type."""
+    """An attribute that is not a list, by its type."""
     number, _, value, start, stop = part
     if number == 2:
         return {_FLOAT: float(struct.unpack("<f", data[start:stop])[0])}
@@ -227,13 +227,13 @@ def _tensor(data: Buffer, begin: int, end: int) -> Tensor:
     if raw is not None:
         numbers = np.frombuffer(raw, _DTYPES[dtype]).tolist()
     elif dtype == 10:
-        # Halves are kept as the integers of their bits.
+        # float16 elements are stored as the integers of their bits.
         numbers = np.array(numbers, np.uint16).view(np.float16).tolist()
     return Tensor(name, shape, tuple(numbers) if len(numbers) == elements else None)
 
 
 def _typed(data: Buffer, number: int, wire: int, value: int, start: int, stop: int) -> list[float]:
-    """The numbers of a field of typed data; one more than are kept stands for many."""
+    """The elements of a typed-data field; one more than the limit stands for any larger number of elements."""
     if wire == VARINT:
         return [signed(value)]
     if stop - start > 10 * _MOST_ELEMENTS:
@@ -280,7 +280,7 @@ def _tensor_type(data: Buffer, begin: int, end: int) -> tuple[int | None, ...] |
 
 def _size(data: Buffer, begin: int, end: int) -> int | None:
     for number, wire, value, _, _ in fields_of(data, begin, end):
-        # Some exporters write 0 or -1 for a size that they do not know, which ONNX Runtime takes as free.
+        # Some exporters write 0 or -1 for an unknown size; ONNX Runtime treats these as free.
         if number == 1 and wire == VARINT and signed(value) > 0:
             return signed(value)
     return None

@@ -1,4 +1,4 @@
-"""What operators on numbers do with rows: element by element, quantised, along an axis."""
+"""How numeric operators treat rows: elementwise, quantised, along an axis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BROADCASTING: Final = """
 @rule(*_ONE_INPUT.split(), "CastLike", "Clip")
 @rule("Gelu", "QuickGelu", domain=MICROSOFT)
 def per_row(call: Call) -> Value:
-    """Each element by itself."""
+    """Elementwise with one input: rows stay apart."""
     call.only(0)
     value = call.value(0)
     return value if value.is_rows else same(value.shape)
@@ -86,7 +86,7 @@ def _softmax(call: Call) -> Value:
     if not value.is_rows:
         return same(value.shape)
     axis = call.axis(1 if call.opset < 13 else -1)
-    # Before version 13 all axes from this one on are taken as one.
+    # Before opset 13 all axes from this one on are flattened into one.
     if value.axis == axis or (call.opset < 13 and value.axis > axis):
         call.mixed("goes over the rows of the batch")
     return value

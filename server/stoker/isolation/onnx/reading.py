@@ -1,8 +1,8 @@
-"""The batch axis followed through an ONNX graph, operator by operator.
+"""Follows the batch axis through an ONNX graph, operator by operator.
 
-It is an abstract interpretation: in place of numbers, tensors hold what is known of how they depend on the rows of
-the batch. What is not known is said to be unknown; a model is `apart` only if every operator on every way from an
-input to an output is known to keep its rows apart.
+An abstract interpretation: instead of numbers, each tensor has a state that says how it depends on the rows of the
+batch. What is not known is reported as unknown; a model is `apart` only if every operator on every path from an input
+to an output is known to keep rows apart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-# The rules enter themselves.
+# Importing these modules registers their rules.
 from stoker.isolation.onnx import layer_rules, matrix_rules, shape_rules, tree_rules  # noqa: F401
 from stoker.isolation.onnx.call import RULES, Call
 from stoker.isolation.onnx.contents import computed
@@ -37,17 +37,17 @@ from stoker.isolation.reading import Reading
 __all__ = ["followed", "read_onnx"]
 
 _MOST_STEPS: Final = 200_000
-"""Nodes that are looked at, those of a loop's body as often as it takes."""
+"""Nodes to visit at most; those of a loop's body count once for each iteration."""
 _DEEPEST: Final = 32
 _MOST_TURNS: Final = 6
-"""Of a loop, until what is known of its state does not change any more."""
+"""Iterations of a loop until the states of its variables have to be stable."""
 
 
 def read_onnx(model: Path | bytes) -> Reading:
-    """Say whether the rows of a model see each other, if the first axis of each input is the batch.
+    """Determine whether the rows of a model affect each other, if the first axis of each input is the batch axis.
 
     Args:
-        model: The file, or its content; ONNX Runtime has loaded it.
+        model: The file, or its content; ONNX Runtime has already loaded it.
     """
     try:
         return _verdict(followed(model))
@@ -58,10 +58,10 @@ def read_onnx(model: Path | bytes) -> Reading:
 
 
 def followed(model: Path | bytes) -> dict[str, Value]:
-    """Say what is known of each output of a model if the first axis of each input is the batch.
+    """Return the state of each output of a model if the first axis of each input is the batch axis.
 
     Raises:
-        Undecided: The first axis of an input is no free size.
+        Undecided: The first axis of an input is not a free size.
         MalformedModel: It is no ONNX model.
         OSError: The file cannot be opened.
     """
@@ -70,7 +70,7 @@ def followed(model: Path | bytes) -> dict[str, Value]:
 
 @dataclass(slots=True)
 class _Scope:
-    """What is known of the tensors of a graph, and of those around it."""
+    """The states of the tensors of a graph and of the enclosing graphs."""
 
     opsets: Mapping[str, int]
     attributes: Mapping[str, Attribute]
@@ -103,13 +103,13 @@ class _Reader:
                 continue
             if not sizes or sizes[0] is not None:
                 raise Undecided(f"the first axis of its input {name!r} is no free size")
-            # Free sizes of two inputs may differ, even where the file gives them one name.
+            # Free sizes of two inputs may differ, even if the file gives them the same name.
             free = (size or Size(1, 0, (f"{name}:{axis}",)) for axis, size in enumerate(sizes[1:], 1))
             scope.values[name] = of_rows([ROWS, *free], 0)
         return dict(zip(graph.outputs, self._run(graph, scope), strict=True))
 
     def _run(self, graph: Graph, scope: _Scope) -> list[Value]:
-        """Follow a graph whose inputs are in its scope; returns its outputs."""
+        """Follow a graph whose inputs are in its scope; returns the states of its outputs."""
         for name, tensor in graph.constants.items():
             scope.values[name] = same(tensor.shape, tensor.content)
         self._follow(graph.nodes, scope)
@@ -211,7 +211,7 @@ class _Reader:
         surely: bool,
         condition: bool = True,
     ) -> tuple[list[Value], list[Value]]:
-        """Follow a body until what is known of its state stays; returns that, and what each turn gives beside it."""
+        """Follow a loop's body until states are stable; returns these and those of the per-iteration outputs."""
         state = list(start)
         ends: list[list[Value]] = [] if surely else [list(start)]
         parts: list[Value] = []
@@ -238,7 +238,7 @@ class _Reader:
         return carried, parts
 
     def _check_count(self, call: Call, value: Value) -> None:
-        """Raise unless how often a loop runs is the same whatever the rows are."""
+        """Raise unless the number of a loop's iterations is independent of the rows."""
         if value.kind == "lost":
             raise (Mixed if value.finding == "mixed" else Undecided)(value.reason)
         if value.is_rows:
@@ -277,7 +277,7 @@ def _apply_rule(call: Call) -> Value | Sequence[Value]:
 
 
 def _without_rows(call: Call) -> Value | Sequence[Value]:
-    """What a node gives whose inputs do not depend on what the rows hold, though on N perhaps."""
+    """The outputs of a node whose inputs do not depend on the rows' contents, though perhaps on N."""
     by_size = {
         index for index, value in enumerate(call.inputs) if value is not None and value.kind == "sized"
     }
@@ -311,13 +311,13 @@ def _joined(call: Call, first: Value, second: Value) -> Value:
 
 
 def _widened(before: Value, after: Value) -> Value:
-    """What stays if a loop goes on changing its sizes and small contents."""
+    """The state for a loop variable whose sizes or small contents change in every iteration."""
     value = joined(before, after)
     return after if value is None else value
 
 
 def _stacked(call: Call, value: Value, axis: int) -> Value:
-    """What each turn gives, along a new axis."""
+    """Per-iteration outputs, stacked along a new axis."""
     if value.kind == "lost" or value.shape is None:
         return value if value.kind in {"lost", "sized"} else same()
     axis = call.from_front(axis, len(value.shape) + 1)
@@ -329,7 +329,7 @@ def _stacked(call: Call, value: Value, axis: int) -> Value:
 
 
 def _element(call: Call, index: int, axis: int, states: int) -> Value:
-    """What one turn of a Scan sees of an input."""
+    """The state of one iteration's slice of a Scan input."""
     value = call.value(index)
     if value.shape is None:
         return value

@@ -1,4 +1,4 @@
-"""Why an operator mixes rows, or cannot be told not to: what several rules say, each time in the same words."""
+"""Reasons that several rules give for mixed or undecided rows, worded in one place."""
 
 from __future__ import annotations
 

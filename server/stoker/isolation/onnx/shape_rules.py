@@ -1,4 +1,4 @@
-"""What operators that move numbers do with rows: reshaping, turning, cutting, joining, looking up."""
+"""How operators that move elements treat rows: reshape, transpose, slice, concatenate, gather."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from stoker.isolation.onnx.values import (
 __all__: list[str] = []
 
 _END: Final = 1_000_000
-"""More rows than any batch has; exporters write 10^9 or the largest integer for `to the end`."""
+"""More rows than any batch has; exporters write 10^9 or the largest integer for "to the end"."""
 
 
 def _rearranged(call: Call, value: Value, sizes: Sequence[Dim]) -> Value:
-    """The same numbers in the same order with other sizes.
+    """The same elements in the same order with another shape.
 
-    What belongs to one row are blocks of neighbours, one for each place in the axes before that of the rows. They
-    stay blocks of one axis if what is before that axis is as many places as it was.
+    The elements of a row are contiguous blocks, one for each index of the axes before the batch axis. They remain
+    blocks along one axis if the product of the sizes before that axis stays the same.
     """
     if not value.is_rows or value.shape is None:
         return same(sizes)
@@ -73,7 +73,7 @@ def _reshape(call: Call) -> Value:
 
 
 def _raise_if_rows_are_cut(call: Call, shape: Shape, others: Dim) -> None:
-    """Raise Mixed if new rows are surely made of parts of several ones."""
+    """Raise Mixed if new rows surely consist of parts of several rows."""
     block = quotient(product(shape), Size(1, 1))
     if isinstance(block, int) and isinstance(others, int) and others > 0 and block % others:
         call.mixed("makes rows of what several rows of the batch hold")
@@ -128,7 +128,7 @@ def _transpose(call: Call) -> Value:
 
 
 def _asked(call: Call) -> list[Dim]:
-    """Sizes that are an input; none of them may depend on N in a way that is not known."""
+    """Sizes given as an input; raises Undecided if one depends on N in an unknown way."""
     content = call.content(1)
     if None in content and call.value(1).kind == "sized":
         call.undecided("takes a size from the number of rows")

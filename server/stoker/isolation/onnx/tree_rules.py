@@ -1,4 +1,4 @@
-"""What the operators of classical machine learning (ai.onnx.ml) and those on texts do with rows."""
+"""How operators of classical machine learning (ai.onnx.ml) and text operators treat rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__: list[str] = []
 
 
 def _table(call: Call, index: int = 0) -> Dim:
-    """The rows of a table; raises Mixed for a vector, which is one row."""
+    """The number of rows of a table; raises Mixed for a vector, which is treated as one row."""
     shape = call.shape(index)
     if call.batch_axis(index) is not None and len(shape) == 1:
         call.mixed("takes the batch for one row")
@@ -103,6 +103,7 @@ def _string_split(call: Call) -> list[Value]:
 @rule("Tokenizer", domain=MICROSOFT)
 def _tokenizer(call: Call) -> Value:
     if call.value(0).is_rows:
-        # What scikit-learn's vectorisers become counts the words then, and not the padding: that is seen by trying.
+        # Models converted from scikit-learn's vectorisers count words and ignore the padding: the test with rows
+        # tells.
         call.undecided("makes all rows as long as the one with the most words")
     return same()

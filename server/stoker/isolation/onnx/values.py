@@ -1,7 +1,7 @@
-"""What is known of a tensor while a graph is read: how it depends on the rows of the batch, and its sizes.
+"""The state of a tensor during the analysis of a graph: how it depends on the rows of the batch, and its shape.
 
 Sizes are products of a number, of N (the rows of the batch) and of free sizes, so that a Reshape can be followed
-through `[N, S, 768] -> [N·S, 768]` without a number for either.
+through `[N, S, 768] -> [N·S, 768]` without a number for N or S.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size that is no number: `factor` · N^`rows` · the sizes named in `free`, of which there is at least one."""
+    """A symbolic size: `factor` · N^`rows` · the sizes named in `free`; it has N or at least one free size."""
 
     factor: int
     rows: int
@@ -46,13 +46,13 @@ class Size:
 
 
 Dim = int | Size | None
-"""One size; None if nothing is known of it, not even that it is the same for all batches."""
+"""One size; None if nothing is known of it, not even whether it is the same for all batches."""
 Shape = tuple[Dim, ...]
 Content = tuple[float | Size | None, ...]
-"""The numbers of a small tensor, flat; None for those that are not known."""
+"""The elements of a small tensor, flat; None for unknown ones."""
 
 ROWS: Final = Size(1, 1)
-"""N itself."""
+"""The size N."""
 
 
 def _size(factor: int, rows: int, free: Iterable[str]) -> Dim:
@@ -63,7 +63,7 @@ def _size(factor: int, rows: int, free: Iterable[str]) -> Dim:
 
 
 def product(sizes: Iterable[Dim]) -> Dim:
-    """The product of sizes; None if one is not known."""
+    """The product of sizes; None if one is unknown."""
     factor, rows = 1, 0
     free: list[str] = []
     for size in sizes:
@@ -78,7 +78,7 @@ def product(sizes: Iterable[Dim]) -> Dim:
 
 
 def quotient(size: Dim, divisor: Dim) -> Dim:
-    """`size` / `divisor` where it comes out even whatever N and the free sizes are; else None."""
+    """`size` / `divisor` if divisible for all N and free sizes; else None."""
     if size is None or divisor is None or divisor == 0:
         return None
     whole = size if isinstance(size, Size) else Size(size, 0)
@@ -96,11 +96,11 @@ def depends_on_rows(size: float | Size | None) -> bool:
 
 
 class Mixed(Exception):
-    """An operator that lets one row see another; the sentence that says so."""
+    """An operator lets one row affect another; the message says which."""
 
 
 class Undecided(Exception):
-    """An operator of which it is not known; the sentence that says so."""
+    """It is not known whether an operator mixes rows; the message says which."""
 
 
 Kind = Literal["same", "sized", "rows", "lost"]
@@ -108,15 +108,15 @@ Kind = Literal["same", "sized", "rows", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor.
+    """The state of a tensor.
 
     Attributes:
-        kind: `same` if it is the same whatever the batch is, `sized` if it depends on N and on nothing else of the
-            batch, `rows` if each part of it along `axis` depends on one row, `lost` if rows see each other in it, or
+        kind: `same` if it is the same for every batch, `sized` if it depends on N but on nothing else of the batch,
+            `rows` if each part of it along `axis` depends on one row only, `lost` if rows are mixed in it, or
             that is not known.
-        shape: Its sizes; None if not even their number is known. That of `rows` is known.
-        axis: The axis of `rows`, whose size is N times something: as many neighbours belong to one row.
-        content: Its numbers, where they are few and known.
+        shape: Its shape; None if the rank is unknown. That of `rows` is known.
+        axis: The batch axis of `rows`; its size is a multiple of N, and that many neighbours belong to one row.
+        content: Its elements, if they are few and known.
         finding: For `lost`: `mixed` or `unknown`.
         reason: For `lost`: the sentence that names the node.
     """
@@ -130,17 +130,17 @@ class Value:
 
     @property
     def rank(self) -> int | None:
-        """The number of axes; None if it is not known."""
+        """The number of axes; None if unknown."""
         return None if self.shape is None else len(self.shape)
 
     @property
     def is_rows(self) -> bool:
-        """Whether its rows are those of the batch, each by itself."""
+        """Whether it has the rows of the batch, not mixed."""
         return self.kind == "rows"
 
 
 def same(shape: Sequence[Dim] | None = None, content: Content | None = None) -> Value:
-    """A tensor that is the same whatever the batch is."""
+    """A tensor that is the same for every batch."""
     return Value("same", None if shape is None else tuple(shape), content=content)
 
 
@@ -150,10 +150,10 @@ def sized(shape: Sequence[Dim] | None = None, content: Content | None = None) ->
 
 
 def of_rows(shape: Sequence[Dim], axis: int) -> Value:
-    """A tensor of rows that do not see each other.
+    """A tensor whose rows are not mixed.
 
     Raises:
-        Undecided: Its size along the axis is not known to be N times something.
+        Undecided: Its size along the axis is not known to be a multiple of N.
     """
     size = shape[axis]
     if not isinstance(size, Size) or size.rows != 1:
@@ -162,18 +162,18 @@ def of_rows(shape: Sequence[Dim], axis: int) -> Value:
 
 
 def lost(finding: Literal["mixed", "unknown"], reason: str) -> Value:
-    """A tensor in which rows see each other, or may."""
+    """A tensor in which rows are mixed, or may be."""
     return Value("lost", finding=finding, reason=reason)
 
 
 def worst(values: Iterable[Value | None]) -> Value | None:
-    """The first of the lost ones that is mixed, else the first that is lost, else None."""
+    """The first lost value that is mixed, else the first lost one, else None."""
     found = [value for value in values if value is not None and value.kind == "lost"]
     return next((value for value in found if value.finding == "mixed"), found[0] if found else None)
 
 
 def joined(first: Value, second: Value) -> Value | None:
-    """What is known of a tensor that is one or the other; None if that is nothing."""
+    """The state of a tensor that has either one state or the other; None if nothing is known of it."""
     if "lost" in {first.kind, second.kind}:
         return worst([first, second])
     if first == second:
@@ -196,7 +196,7 @@ def _joined_shape(first: Shape | None, second: Shape | None) -> Shape | None:
 
 
 def elements(shape: Shape | None) -> int | None:
-    """How many numbers a tensor has; None unless that is a number."""
+    """The number of elements of a tensor; None if it is unknown or symbolic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return None
     return math.prod(size for size in shape if isinstance(size, int))

@@ -1,1 +1,1 @@
-"""The batch axis followed through the graph of a SavedModel."""
+"""Follows the batch axis through the graph of a SavedModel."""

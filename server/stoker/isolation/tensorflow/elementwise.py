@@ -1,4 +1,4 @@
-"""TensorFlow's operators that take each element by itself, products, and those that go along axes."""
+"""TensorFlow's elementwise operators, layers with a leading batch axis, and operators along axes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALONG_ROWS: Final = """
 
 
 def _elementwise(op: Any, states: Sequence[State]) -> State:
-    """Rows meet only rows at the same place, and what is the same for all rows.
+    """Each row is combined only with the row at the same position, and with what is the same for all rows.
 
     Axes are counted from the last one, as broadcasting does.
     """
@@ -55,10 +55,10 @@ def _elementwise(op: Any, states: Sequence[State]) -> State:
 
 
 def is_same_for_all(tensor: Any, state: State, place: int) -> bool:
-    """Whether each row meets the same of a tensor that has no rows; `place` is the batch's, from the last axis."""
+    """Whether a tensor without rows is the same for each row; `place` is the batch axis counted from the last."""
     if not isinstance(state, Plain) or state.varies or tensor.shape.rank is None:
         return False
-    # Another size would give each place in the batch something else.
+    # Any size other than 1 would give each position in the batch another value.
     return bool(tensor.shape.rank < place or tensor.shape.as_list()[-place] == 1)
 
 
@@ -67,7 +67,7 @@ def _all_plain(states: Sequence[State]) -> bool:
 
 
 def _along_rows(op: Any, states: Sequence[State]) -> State:
-    """Pictures and the like: the first axis is the batch, whatever else there is belongs to the operator."""
+    """Operators on images and the like whose first axis is the batch axis and that keep its rows apart."""
     first, *others = states
     if isinstance(first, Rows) and first.axis == 0 and _all_plain(others):
         return first
@@ -100,7 +100,7 @@ def _normalization(op: Any, states: Sequence[State]) -> State | list[State]:
 
 
 def _axes(op: Any, state: State) -> set[int] | None:
-    """The axes that a tensor names, from 0; None if they are not known."""
+    """The axes that a tensor names, as non-negative numbers; None if unknown."""
     numbers, rank = state.numbers if isinstance(state, Plain) else None, op.inputs[0].shape.rank
     if numbers is None or rank is None or not all(isinstance(number, int) for number in numbers):
         return None
@@ -134,13 +134,13 @@ def _last_axis(op: Any, states: Sequence[State]) -> State:
 
 
 def _whole(op: Any, states: Sequence[State]) -> State:
-    """An operator that looks at all of a tensor, or changes the order of its first axis."""
+    """An operator that works on a whole tensor, or reorders its first axis."""
     first = states[0]
     return Mixed(node_of(op)) if isinstance(first, Rows) and first.axis == 0 else Unknown(node_of(op))
 
 
 def _quantization(op: Any, states: Sequence[State]) -> State | list[State]:
-    """With a range that is given it is elementwise; else the range is that of the whole batch."""
+    """With a given range it is elementwise; else the range is that of the whole batch."""
     first, *others = states
     if not isinstance(first, Rows) or not _all_plain(others) or op.get_attr("axis") != -1:
         return Unknown(node_of(op))
@@ -150,7 +150,7 @@ def _quantization(op: Any, states: Sequence[State]) -> State | list[State]:
 
 
 def _distinct(op: Any, states: Sequence[State]) -> State | list[State]:
-    """Numbers of values count all rows; values that are looked up by them may be each row's own again."""
+    """The indices of distinct values number all rows; values looked up by these may be each row's own again."""
     first = states[0]
     if not isinstance(first, Rows) or first.axis != 0:
         return Unknown(node_of(op))

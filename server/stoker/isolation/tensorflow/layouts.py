@@ -1,4 +1,4 @@
-"""TensorFlow's operators that move axes, make tensors of a shape, or list them: where the batch axis goes."""
+"""TensorFlow's operators that move axes, make tensors of a shape, or use lists: where the batch axis goes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _vary(sizes: Sequence[Any]) -> bool:
 
 
 def _reshape(op: Any, states: Sequence[State]) -> State:
-    """The rows lie one behind the other, each of as many elements; so they do in any shape that does not cut one."""
+    """Rows are contiguous, each of equally many elements; they stay apart in a shape that splits no row."""
     given, shape = states
     unknown = Unknown(node_of(op))
     sizes = _numbers(shape)
@@ -52,7 +52,7 @@ def _reshape(op: Any, states: Sequence[State]) -> State:
 
 
 def _known_elements(tensor: Any) -> tuple[int, bool]:
-    """A number that divides the elements of each place on the first axis, and whether it is their number."""
+    """A divisor of the number of elements at each index of the first axis, and whether it is that number."""
     sizes = tensor.shape.as_list()[1:] if tensor.shape.rank is not None else []
     elements = 1
     for size in reversed(sizes):
@@ -79,7 +79,7 @@ def _expand_dims(op: Any, states: Sequence[State]) -> State:
 def _squeeze(op: Any, states: Sequence[State]) -> State:
     (given,) = states
     rank, named = op.inputs[0].shape.rank, op.get_attr("squeeze_dims")
-    # Without names an axis of one row would go as well.
+    # Without named axes, a batch axis of size 1 would be dropped too.
     if not isinstance(given, Rows) or rank is None or not named:
         return Unknown(node_of(op))
     axes = {axis % rank for axis in named}
@@ -118,7 +118,7 @@ def _strided_slice(op: Any, states: Sequence[State]) -> State:
 
 
 def _is_whole(masks: dict[str, int], places: Sequence[State], index: int) -> bool:
-    """Whether a slice takes all of an axis in its order."""
+    """Whether a slice takes a whole axis in order."""
     begin, _, stride = (_numbers(place) for place in places)
     bit = 1 << index
     first = bool(masks["begin"] & bit) or (begin is not None and begin[index] == 0)
@@ -148,7 +148,7 @@ def _concat(op: Any, states: Sequence[State]) -> State:
     *parts, axis = states
     numbers, rank = _numbers(axis), op.outputs[0].shape.rank
     rows = {part for part in parts if isinstance(part, Rows)}
-    # All parts have as many places there: what is no row would be another one for each row.
+    # All parts have equal sizes along the batch axis: a part without rows would differ for each row.
     if numbers is None or rank is None or len(rows) != 1 or not all(isinstance(part, Rows) for part in parts):
         return Unknown(node_of(op))
     (given,) = rows
@@ -193,7 +193,7 @@ def _fill(op: Any, states: Sequence[State]) -> State:
 
 
 def _repeat(op: Any, states: Sequence[State]) -> State:
-    """`Tile` and `BroadcastTo`: rows stay what they are, or something is repeated for each row."""
+    """`Tile` and `BroadcastTo`: rows are kept, or a value is repeated for each row."""
     given, sizes = states[0], _numbers(states[1])
     shape, rank = op.inputs[0].shape, op.outputs[0].shape.rank
     if sizes is None or rank is None or shape.rank is None or len(sizes) != rank:
@@ -264,7 +264,7 @@ LAYOUTS: Final[dict[str, Rule]] = {
     "Pack": _pack,
     "Unpack": _unpack,
 }
-"""Operators on rows."""
+"""Rules of operators on rows."""
 
 MAKING: Final[dict[str, Rule]] = {
     **dict.fromkeys(("Tile", "BroadcastTo"), _repeat),
@@ -276,4 +276,4 @@ MAKING: Final[dict[str, Rule]] = {
     "TensorListStack": _list_stack,
     "TensorListLength": _list_length,
 }
-"""Operators that may make rows, or lists, of what is the same for all."""
+"""Rules of operators that may make rows, or lists, from inputs that are the same for all rows."""

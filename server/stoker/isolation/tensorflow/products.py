@@ -1,4 +1,4 @@
-"""TensorFlow's products of matrices, and what looks rows up: which axis of the result is the batch."""
+"""TensorFlow's matrix products and lookups: which axis of the result is the batch axis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _matmul(op: Any, states: Sequence[State]) -> State:
     rank, *ranks = [2 if op.type == "MatMul" else tensor.shape.rank for tensor in tensors]
     if rank is None or None in ranks:
         return unknown
-    # Axes from the last one: 1 and 2 are those of the matrices.
+    # Axes counted from the last one: 1 and 2 are those of the matrices.
     places = [
         r - state.axis if isinstance(state, Rows) else None for r, state in zip(ranks, states, strict=True)
     ]
@@ -32,7 +32,7 @@ def _matmul(op: Any, states: Sequence[State]) -> State:
     if any(place == sum_over for place, sum_over in zip(places, contracted, strict=True)):
         return Mixed(node_of(op))
     if tuple(places) == outer:
-        # Each row by each other one.
+        # Each row is multiplied by each other row.
         return Mixed(node_of(op))
     rows = [state for state in states if isinstance(state, Rows)]
     exact = all(state.exact for state in rows)
@@ -68,7 +68,7 @@ def _einsum(op: Any, states: Sequence[State]) -> State:
 
 
 def _einsum_terms(op: Any) -> list[str] | None:
-    """The labels of each operand and of the result, with letters in place of an ellipsis."""
+    """The labels of each operand and of the result, with letters substituted for an ellipsis."""
     equation = op.get_attr("equation").decode()
     operands, arrow, result = equation.partition("->")
     terms = [*operands.split(","), result]
@@ -84,13 +84,13 @@ def _einsum_terms(op: Any) -> list[str] | None:
         count = rank - len(term.replace("...", ""))
         if count > len(free) or count < 0 or (count and "..." not in term):
             return None
-        # Broadcasting aligns them at their ends.
+        # Broadcasting aligns the axes of an ellipsis at the end.
         filled.append(term.replace("...", "".join(free[len(free) - count :])))
     return filled
 
 
 def _gather(op: Any, states: Sequence[State]) -> State:
-    """Rows of indices look up something that is the same for all, or each looks up its own."""
+    """Rows of indices select from something that is the same for all rows, or each row selects from its own."""
     unknown = Unknown(node_of(op))
     params, indices, axis = states
     batch_dims, rank = op.get_attr("batch_dims"), op.inputs[0].shape.rank
@@ -149,7 +149,7 @@ def _one_hot(op: Any, states: Sequence[State]) -> State:
 
 
 def _parse_example(op: Any, states: Sequence[State]) -> list[State]:
-    """A row is an example. Sparse and ragged features have no axis of rows, those of a free size the longest's."""
+    """A row is an example. Sparse and ragged features have no batch axis; free sizes are the longest example's."""
     unknown = Unknown(node_of(op))
     serialized, *others = states
     sparse = op.get_attr("Nsparse" if op.type == "ParseExample" else "num_sparse")

@@ -1,7 +1,7 @@
-"""Whether the rows of a SavedModel see each other, read in the graph of its signature.
+"""Determines from the graph of a SavedModel's signature whether its rows affect each other.
 
-The batch axis is followed from the inputs to the outputs, through the functions that the graph calls. What rows are
-joined by is named; what an operator does that is not known here leaves the question to the test with companions.
+The batch axis is followed from the inputs to the outputs, through the functions that the graph calls. An operator
+that joins rows is named; if an operator is not known here, the test with companions decides.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PASSED_ON: Final = frozenset(
         "EnsureShape",
         "Identity",
         "IdentityN",
-        # One that the signature does not feed has its default.
+        # An input that the signature does not feed has its default.
         "PlaceholderWithDefault",
         "PreventGradient",
         "Snapshot",
         "StopGradient",
     }
 )
-# A value that nobody knows may be found by a number that counts all rows, and be a row's own again.
+# An unknown value may be an index over all rows; looking it up may give each row its own value again.
 _LOOKING_UP: Final = frozenset({"GatherV2", "GatherNd", "ResourceGather"})
 _READING: Final = """
     Assert Case HashTable HashTableV2 If LookupTableFind LookupTableFindV2 LookupTableSizeV2 MutableHashTableV2
@@ -59,7 +59,7 @@ def read_concrete_function(function: Any) -> Reading:
     reader = _GraphReader()
     try:
         outputs = reader.outputs(graph, [*[Rows(0)] * own, *[Plain()] * captured])
-    except Exception as error:  # noqa: BLE001  # what it looks into is not all public, and a model may hold anything
+    except Exception as error:  # noqa: BLE001  # it uses private parts of TensorFlow
         logger.info("the graph of %s cannot be read: %s", function.name, error)
         return Reading("unknown", "its graph cannot be read")
     named = [(state, tensor.name) for state, tensor in zip(outputs, graph.outputs, strict=True)]
@@ -80,10 +80,10 @@ def read_concrete_function(function: Any) -> Reading:
 
 
 class _GraphReader:
-    """Reads graphs and the functions that they call.
+    """Follows the batch axis through graphs and the functions that they call.
 
     Attributes:
-        keeps: The first operator that may leave something behind; empty if there is none.
+        keeps: The first operator that may keep state between requests; empty if there is none.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _GraphReader:
         self._depth = 0
 
     def outputs(self, graph: Any, inputs: Sequence[State]) -> list[State]:
-        """The states of a graph's outputs, by those of its inputs."""
+        """The states of a graph's outputs for given states of its inputs."""
         if self._depth == _MAX_DEPTH:
             raise RecursionError("functions call each other too deeply")
         self._depth += 1
@@ -107,7 +107,7 @@ class _GraphReader:
         return [states[tensor.op.name][tensor.value_index] for tensor in graph.outputs]
 
     def _of(self, graph: Any, op: Any, known: dict[str, Sequence[State]]) -> Sequence[State]:
-        # Loops of TensorFlow 1 come back to operators before them.
+        # Loops of TensorFlow 1 have edges back to earlier operators.
         unread = [Unknown(node_of(op))]
         states = [
             known.get(tensor.op.name, unread * (tensor.value_index + 1))[tensor.value_index]
@@ -147,7 +147,7 @@ class _GraphReader:
         return first
 
     def _while(self, graph: Any, op: Any, states: Sequence[State]) -> State | list[State]:
-        """What holds before and after each round, however many there are."""
+        """The states that hold before and after each iteration, for any number of them."""
         body, condition = (_function(graph, op.get_attr(name)) for name in ("body", "cond"))
         held = list(states)
         for _ in range(_MAX_ROUNDS):
@@ -172,7 +172,7 @@ def _joined(before: State, after: State, node: str) -> State:
 
 
 def _decided(op: Any, condition: State) -> State | None:
-    """What a condition makes of all that depends on it; None if it is the same for all rows and their number."""
+    """The state of all that depends on a condition; None if the condition is independent of the rows and of N."""
     if isinstance(condition, Mixed | Unknown):
         return condition
     return None if isinstance(condition, Plain) and not condition.varies else Unknown(node_of(op))
@@ -184,14 +184,14 @@ def _function(graph: Any, named: Any, arguments: Sequence[Any] = ()) -> Any:
     Args:
         graph: The graph that calls it.
         named: The attribute that names it.
-        arguments: What it is called with, if it has their shapes; those of a loop may have others later.
+        arguments: The arguments of the call, to take their shapes; empty for loops, whose shapes may change.
     """
-    found = graph._get_function(named.name)  # noqa: SLF001  # nothing public leads from a call to its function
+    found = graph._get_function(named.name)  # noqa: SLF001  # there is no public way from a call to its function
     if found is None:
         raise LookupError(f"the function {named.name} is not in the graph")
     if hasattr(found, "graph"):
         return found.graph
-    # As models of TensorFlow 1 have them, without shapes.
+    # Functions of TensorFlow 1 models have no shapes.
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
     with graph.as_default():

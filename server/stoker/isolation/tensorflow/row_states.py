@@ -1,4 +1,4 @@
-"""What is known of a tensor while the batch axis is followed through a graph."""
+"""The state of a tensor while the batch axis is followed through a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Listed", "Mixed", "Plain", "Rows", "Size", "State", "Unknown", "join
 
 
 class Size(Enum):
-    """A size that is no number yet."""
+    """A symbolic size."""
 
     ROWS = "the number of rows in the batch"
     SOME = "unknown, and the same whatever else is in the batch"
@@ -19,10 +19,10 @@ class Size(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Nothing of it depends on what a row holds.
+    """A tensor that does not depend on the contents of any row.
 
     Attributes:
-        value: Its integers as nested tuples of `int` and `Size`, as far as they are known; None if they are not.
+        value: Its integers as nested tuples of `int` and `Size`, as far as known; None if unknown.
         varies: Whether it may depend on the number of rows.
     """
 
@@ -31,12 +31,12 @@ class Plain:
 
     @classmethod
     def of(cls, value: Any) -> Plain:
-        """A tensor of these integers."""
+        """The state of a tensor with these integers."""
         return cls(value, _varies(value))
 
     @property
     def numbers(self) -> tuple[Any, ...] | None:
-        """Its value as a vector, also of a scalar; None if it is unknown, or no vector."""
+        """Its value as a vector, or a scalar as a vector of one; None if it is unknown or has more axes."""
         if self.value is None:
             return None
         value = self.value if isinstance(self.value, tuple) else (self.value,)
@@ -51,11 +51,11 @@ def _varies(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One axis is the batch, and what is at a row's place there follows from that row alone, wherever it stands.
+    """One axis is the batch axis; the elements at a row's position depend on that row alone, whatever its position.
 
     Attributes:
-        axis: That axis.
-        exact: Whether it has one place for each row; else it has some, as many for each, next to each other.
+        axis: The batch axis.
+        exact: Whether it has one index for each row; else each row has several adjacent ones, equally many.
     """
 
     axis: int
@@ -64,10 +64,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list of tensors, not one for each row.
+    """A list of tensors, which is not one tensor for each row.
 
     Attributes:
-        item: What holds for each of them; None for a list in which nothing is yet.
+        item: The common state of its tensors; None for an empty list.
     """
 
     item: Plain | Rows | None = None
@@ -75,10 +75,10 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """It depends on several rows at once.
+    """A tensor that depends on several rows at once.
 
     Attributes:
-        node: The operator that has joined them, by type and name.
+        node: The operator that joined them, by type and name.
     """
 
     node: str
@@ -86,10 +86,10 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Nothing is known of it.
+    """A tensor of unknown dependence on the rows.
 
     Attributes:
-        node: The first operator of which that holds, by type and name.
+        node: The first operator that is not understood, by type and name.
     """
 
     node: str
@@ -99,11 +99,11 @@ State = Plain | Rows | Listed | Mixed | Unknown
 
 
 def join(one: State, other: State, node: str) -> State:
-    """What holds for a tensor that is one or the other.
+    """The state of a tensor that has either one state or the other.
 
     Args:
-        one: The one.
-        other: The other.
+        one: One state.
+        other: The other state.
         node: The operator that chooses.
     """
     if one == other:

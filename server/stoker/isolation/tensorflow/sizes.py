@@ -1,4 +1,4 @@
-"""Integers in a TensorFlow graph that stand for sizes: computed with the number of rows as a symbol."""
+"""Integers in a TensorFlow graph that stand for sizes, computed with a symbol for the number of rows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from stoker.isolation.tensorflow.row_states import Listed, Mixed, Plain, Rows, S
 __all__ = ["SHAPES", "compute", "constant", "node_of", "shape_of"]
 
 SHAPES: Final = frozenset({"Shape", "ShapeN", "Size", "Rank"})
-"""The operators of `shape_of`."""
+"""The operators that `shape_of` handles."""
 
-# Axes, permutations, shapes; nothing of them is longer.
+# Axes, permutations and shapes are not longer.
 _MAX_ELEMENTS: Final = 256
 
 
 def node_of(op: Any) -> str:
-    """What an operator is called, for the operator of the server: its type and its name."""
+    """The name of an operator in messages: its type and its name."""
     return f"{op.type} {op.name!r}"
 
 
 def constant(op: Any) -> Plain:
-    """The value of a `Const` if it is of few integers or booleans."""
+    """The value of a `Const` that holds few integers or booleans."""
     import tensorflow as tf
 
     (output,) = op.outputs
@@ -52,7 +52,7 @@ def shape_of(op: Any, states: Sequence[State]) -> State | list[State]:
 
 def _sizes(op: Any, tensor: Any, state: State) -> State:
     if isinstance(state, Mixed | Unknown | Listed):
-        # How long it is may depend on what rows hold.
+        # Its length may depend on the contents of rows.
         if tensor.shape.is_fully_defined():
             return Plain.of(tuple(tensor.shape.as_list()))
         return state if isinstance(state, Unknown) else Unknown(node_of(op))
@@ -66,7 +66,7 @@ def _sizes(op: Any, tensor: Any, state: State) -> State:
 
 
 def compute(op: Any, states: Sequence[Plain]) -> Plain:
-    """The result of an operator on integers that no row's contents decide."""
+    """The result of an operator on integers that do not depend on rows' contents."""
     rule = _RULES.get(op.type)
     known = (
         rule(op, states) if rule is not None and all(state.value is not None for state in states) else None
@@ -103,7 +103,7 @@ def _arithmetic(op: Any, states: Sequence[Plain]) -> Any:
 def _prod(op: Any, states: Sequence[Plain]) -> Any:
     values, axes = states[0].numbers, states[1].numbers
     if values is None or axes not in ((0,), (-1,)) or op.get_attr("keep_dims"):
-        # Over no axes it is the scalar itself.
+        # A product over no axes is the scalar itself.
         return states[0].value if axes == () else None
     return _product(values)
 
@@ -155,7 +155,7 @@ def _same(_: Any, states: Sequence[Plain]) -> Any:
 
 
 def _cast(op: Any, states: Sequence[Plain]) -> Any:
-    # A float or a boolean of it would be another number.
+    # A cast to float or boolean would change the number.
     return states[0].value if op.outputs[0].dtype.is_integer and op.inputs[0].dtype.is_integer else None
 
 
