@@ -1,1 +1,1 @@
-"""Every metric, declared once; counters in shared memory, read at scrape."""
+"""Declares every metric once, and keeps the counters in shared memory, which is read at scrape."""

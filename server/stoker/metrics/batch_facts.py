@@ -1,4 +1,4 @@
-"""What an answered row says of the batch that it was in, in one number of its header."""
+"""Facts about a row's batch, packed into one number of the row's header when it is answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASONS: Final = (*REASONS, *TARGET_REASONS)
 _ROWS_BITS: Final = 20
 """No batch has more than 65,536 rows."""
 _MOST: Final = (1 << _ROWS_BITS) - 1
-# 0 is a row of which nothing is known.
+# 0 means that nothing is known of the batch.
 _CODES: Final = {reason: code << 3 * _ROWS_BITS for code, reason in enumerate(_REASONS, 1)}
 _LONE: Final = {reason: code | 1 << 2 * _ROWS_BITS | 1 << _ROWS_BITS | 1 for reason, code in _CODES.items()}
 
@@ -28,35 +28,35 @@ class _Rows(Protocol):
 
     @property
     def position(self) -> np.ndarray:
-        """Their places within their requests, the first of which is 0, `int64[rows]`."""
+        """The positions of the rows within their requests, `int64[rows]`; a request begins at 0."""
 
 
 def packed_facts(rows: int, size: int, reason: str, lots: Iterable[_Rows]) -> int:
-    """Return the facts of a batch as one positive int64; of a row that runs alone it is known before.
+    """Pack the facts of a batch into one positive int64; those of a batch of one row are precomputed.
 
     Args:
-        rows: How many rows it has.
-        size: How many it was filled up to.
-        reason: Why it left, one of `REASONS` or `TARGET_REASONS`.
-        lots: Its rows.
+        rows: Number of rows in the batch.
+        size: Number of rows after padding.
+        reason: Why the batch was dispatched, one of `REASONS` or `TARGET_REASONS`.
+        lots: The rows, by the frontend they came from.
     """
     if size == 1:
         return _LONE[reason]
     requests = rows
     for lot in lots:
         requests -= int(np.count_nonzero(lot.position))
-    # Of a request that began before there are none.
+    # A batch that only continues a request begins none.
     return _CODES[reason] | (requests or 1) << 2 * _ROWS_BITS | size << _ROWS_BITS | rows
 
 
 class BatchFacts(NamedTuple):
-    """A batch, as one of its rows tells it.
+    """A batch, as described by one of its rows.
 
     Attributes:
-        rows: How many rows it had.
-        padding_rows: With how many it was filled up to its bucket.
-        requests: How many requests began in it; at least 1.
-        left: Why it left, one of `REASONS` or `TARGET_REASONS`.
+        rows: Number of rows.
+        padding_rows: Number of rows added to fill the batch up to its bucket.
+        requests: Number of requests that began in it; at least 1.
+        left: Why it was dispatched, one of `REASONS` or `TARGET_REASONS`.
     """
 
     rows: int
@@ -66,7 +66,7 @@ class BatchFacts(NamedTuple):
 
     @classmethod
     def unpacked(cls, word: int) -> Self | None:
-        """Inverse of `packed_facts`; None if the number says nothing."""
+        """Inverse of `packed_facts`; None if nothing is known of the batch."""
         code = word >> 3 * _ROWS_BITS
         if not 0 < code <= len(_REASONS):
             return None

@@ -1,4 +1,4 @@
-"""What callers have had: rows that frontends have let in, and the time of devices."""
+"""Counts per caller: rows admitted by frontends, and device time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["CallerCounts", "CallerUsage"]
 
 
 class CallerCounts:
-    """What one process counts of callers, by their numbers.
+    """The counters of one process by caller number.
 
     Args:
-        words: Its page.
+        words: The page of the process.
     """
 
     __slots__ = ("_counting", "_rows", "_times_ns")
@@ -24,15 +24,15 @@ class CallerCounts:
     def __init__(self, words: memoryview) -> None:
         self._rows = words[CALLER_ROWS_BLOCK.offset : CALLER_ROWS_BLOCK.end]
         self._times_ns = words[CALLER_TIMES_BLOCK.offset : CALLER_TIMES_BLOCK.end]
-        # Models of a device process have threads of their own.
+        # Each model of a device process has a thread of its own that counts.
         self._counting = threading.Lock()
 
     def count_times(self, elapsed_ns: int, rows: Mapping[int, int]) -> None:
-        """Divide the time of a batch among callers.
+        """Attribute the device time of a batch to callers by their rows.
 
         Args:
-            elapsed_ns: How long it kept the device.
-            rows: How many of its rows were each caller's.
+            elapsed_ns: How long the batch occupied the device.
+            rows: Number of its rows by caller number.
         """
         total = sum(rows.values())
         with self._counting:
@@ -40,16 +40,16 @@ class CallerCounts:
                 self._times_ns[caller] += elapsed_ns * count // total
 
     def count_rows(self, caller: int, rows: int) -> None:
-        """Count rows of a caller that were let in; less than 0 takes them back. A frontend has one thread for it."""
+        """Count admitted rows of a caller; a negative number takes rows back. Called by one thread of a frontend."""
         self._rows[caller] += rows
 
 
 class CallerUsage:
-    """What callers have had of all processes.
+    """Counts per caller, summed over all processes.
 
     Args:
-        pages: Those of all processes, `int64[pages, words]`.
-        taken: Which of them a process has, `int64[pages]`.
+        pages: The pages of all processes, `int64[pages, words]`.
+        taken: Whether a process uses the page, `int64[pages]`.
     """
 
     __slots__ = ("_pages", "_seen", "_taken")
@@ -60,26 +60,26 @@ class CallerUsage:
         self._seen = np.flatnonzero(taken)
 
     def look_for_processes(self) -> None:
-        """Take note of those that have come since."""
+        """Include the pages of processes that have started since the last call."""
         self._seen = np.flatnonzero(self._taken)
 
     def rows(self, caller: int) -> int:
-        """How many of a caller's rows frontends have let in."""
+        """Number of rows of a caller that frontends have admitted."""
         return int(self._pages[self._seen, CALLER_ROWS_BLOCK.offset + caller].sum())
 
     def device_ns(self, caller: int) -> int:
-        """How long batches kept devices for a caller."""
+        """Device time of a caller's rows, in nanoseconds."""
         return int(self._pages[self._seen, CALLER_TIMES_BLOCK.offset + caller].sum())
 
     def all_rows(self) -> np.ndarray:
-        """How many rows of each caller frontends have let in, `int64[callers]`."""
+        """Number of rows that frontends have admitted, by caller: `int64[callers]`."""
         total: np.ndarray = self._pages[self._seen, CALLER_ROWS_BLOCK.offset : CALLER_ROWS_BLOCK.end].sum(
             axis=0
         )
         return total
 
     def all_device_ns(self) -> np.ndarray:
-        """How long batches kept devices for each caller, `int64[callers]`."""
+        """Device time in nanoseconds, by caller: `int64[callers]`."""
         total: np.ndarray = self._pages[self._seen, CALLER_TIMES_BLOCK.offset : CALLER_TIMES_BLOCK.end].sum(
             axis=0
         )

@@ -1,4 +1,4 @@
-"""What one process counts of one model."""
+"""The counters of one model in one process."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class ModelMetrics:
     """Counters of one model in one process. Times are nanoseconds.
 
     Args:
-        words: Its slot of the page of the process.
-        callers: What the process counts of callers.
+        words: The model's slot in the page of the process.
+        callers: The process's counters by caller.
     """
 
     __slots__ = (
@@ -104,16 +104,16 @@ class ModelMetrics:
     def __init__(self, words: memoryview, callers: CallerCounts) -> None:
         self._words, self._callers = words, callers
         self.remarks: Remarks | None = None
-        """What is remarked of single requests; None where nobody would look."""
+        """Recorder of remarkable requests; None in processes that record none."""
         self._parse_ns: list[int] = []
         self._total_ns: list[int] = []
         self._queue_ns: list[np.ndarray] = []
         self._queue_rows = 0
         self._rest_ns = [0] * len(STAGES)
-        """What the sum of each stage lacks: less than the microsecond in which it is counted."""
+        """What each stage's sum does not include yet: a remainder below one microsecond."""
 
     def clear_gauges(self) -> None:
-        """Zero what describes the present; a process does this when it takes a page over."""
+        """Zero the gauges; a process does this when it takes over the page of a predecessor."""
         self._words[IN_FLIGHT_BLOCK.offset] = self._words[QUEUED_BLOCK.offset] = self._words[
             BATCH_CAP_BLOCK.offset
         ] = 0
@@ -128,34 +128,34 @@ class ModelMetrics:
         self._words[_STATUS_INDEX.get(status, len(STATUSES) - 1)] += 1
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was refused before the device; `reason` is one of `REJECTIONS`."""
+        """Count a request that was rejected before it reached the device; `reason` is one of `REJECTIONS`."""
         self._words[REJECTED_BLOCK.offset + _REJECTION_INDEX[reason]] += 1
 
     def count_refusal(self, reason: str, tier: int) -> None:
-        """Count a request that was told when to come back; `reason` is one of `REFUSALS`."""
+        """Count a request that was refused with a time to retry; `reason` is one of `REFUSALS`."""
         self._words[REFUSED_BLOCK.offset + len(TIERS) * REFUSALS.index(reason) + tier] += 1
 
     def note_scored(self, rows: int, parse_ns: int, total_ns: int) -> None:
-        """Count a request that is about to be answered with 200, and note its times."""
+        """Count a request that is about to be answered with 200, and record its times."""
         self.count_scored(1, rows)
         self.note_times(parse_ns, total_ns)
 
     def count_scored(self, requests: int, rows: int) -> None:
-        """Count requests, and their rows, before they are answered with 200: who has an answer finds it counted."""
+        """Count requests and rows before they are answered with 200, so that each answered one is counted."""
         words = self._words
         words[_SCORED_WORD] += requests
         words[_ROWS_WORD] += rows
 
     def note_times(self, parse_ns: int, total_ns: int) -> None:
-        """Note the times of a request that `count_scored` has counted; `flush` counts them.
+        """Record the times of a request that `count_scored` has counted; `flush` adds them to the histograms.
 
-        Two list appends cost a sixth of two histogram observations, and this happens once a request.
+        Two list appends cost a sixth of two histogram observations, and this runs once per request.
         """
         self._parse_ns.append(parse_ns)
         self._total_ns.append(total_ns)
 
     def flush(self) -> None:
-        """Count the times that were noted; a frontend calls this every few dozen milliseconds."""
+        """Add the recorded times to the histograms; a frontend calls this every few dozen milliseconds."""
         if not self._parse_ns:
             return
         self._words[LAST_SCORED_BLOCK.offset] = time.time_ns() // 1_000_000
@@ -167,22 +167,22 @@ class ModelMetrics:
             self.remarks.begin_anew()
 
     def set_in_flight_rows(self, rows: int) -> None:
-        """Set how many rows this frontend has leased."""
+        """Set the number of rows that this frontend has leased."""
         self._words[IN_FLIGHT_BLOCK.offset] = rows
 
     def set_queued_rows(self, rows: int) -> None:
-        """Set how many rows wait in the device process."""
+        """Set the number of rows queued in the device process."""
         self._words[QUEUED_BLOCK.offset] = rows
 
     def set_held_requests(self, requests: int, limit: int) -> None:
-        """Set how many requests this frontend has admitted or lets wait, and how many it admits at once."""
+        """Set how many requests this frontend has admitted or queued for admission, and its limit."""
         start = HELD_REQUESTS_BLOCK.offset
         self._words[start], self._words[start + 1] = requests, limit
 
     def learn_batch_time(self, rows: int, elapsed_ns: int) -> None:
-        """Take in that a batch of `rows`, those that fill it up included, kept the device for `elapsed_ns`.
+        """Learn that a batch of `rows`, padding included, occupied the device for `elapsed_ns`.
 
-        What is known of each power of two of rows is a mean in which the latest batch has a fifth.
+        For each power of two of rows a moving average is kept, in which the latest batch has a weight of one fifth.
         """
         word = BATCH_TIMES_BLOCK.offset + rows.bit_length()
         mean_ns = self._words[word]
@@ -195,11 +195,11 @@ class ModelMetrics:
             self._words[word], self._words[place] = elapsed_ns, 1000 * rows
 
     def set_batch_cap_rows(self, rows: int) -> None:
-        """Set how many rows a batch may have now."""
+        """Set the current limit of rows per batch."""
         self._words[BATCH_CAP_BLOCK.offset] = rows
 
     def count_padding(self, rows: int) -> None:
-        """Count rows with which batches were filled up to their buckets."""
+        """Count padding rows, which fill batches up to their buckets."""
         self._words[PADDING_BLOCK.offset] += rows
 
     def count_audit(self, result: str) -> None:
@@ -207,62 +207,62 @@ class ModelMetrics:
         self._words[AUDITS_BLOCK.offset + AUDITS.index(result)] += 1
 
     def count_non_finite(self, rows: int) -> None:
-        """Count rows with answers that are not finite though all that they hold is."""
+        """Count rows with NaN or infinite answers to finite inputs."""
         self._words[NON_FINITE_BLOCK.offset] += rows
 
     def count_answers(self, tier: int, rows: int, in_time: int) -> None:
-        """Count rows of a batch of a model with targets.
+        """Count answered rows of a model with targets.
 
         Args:
             tier: Their tier.
-            rows: How many were answered.
-            in_time: How many of them within their targets.
+            rows: Number of answered rows.
+            in_time: Number of those that were answered within their targets.
         """
         word = TARGETS_BLOCK.offset + 2 * tier
         self._words[word] += in_time
         self._words[word + 1] += rows
 
     def observe_expectation(self, expected_over_actual: float) -> None:
-        """Count a batch by the time that it was expected to take, over what it took."""
+        """Observe the ratio of a batch's expected to its actual time."""
         words = self._words
         words[EXPECTED_BLOCK.offset + bisect_left(EXPECTED_OVER_ACTUAL, expected_over_actual)] += 1
         words[EXPECTED_BLOCK.end - 1] += round(1000 * expected_over_actual)
 
     def count_cache(self, elapsed_ns: int, *, found: bool) -> None:
-        """Count a request whose answer was looked for among those that are kept."""
+        """Count a lookup in the response cache."""
         start = CACHE_BLOCK.offset
         self._words[start if found else start + 1] += 1
         self._words[start + 2 if found else start + 3] += elapsed_ns
 
     def count_cache_insertion(self, elapsed_ns: int) -> None:
-        """Count how long it took to keep the answer to one that was not found; it is a part of what that took."""
+        """Count the time to insert an answer into the response cache after a miss; it is part of the miss's time."""
         self._words[CACHE_BLOCK.offset + 3] += elapsed_ns
 
     def note_cache_size(self, size_bytes: int, evicted: int) -> None:
-        """Set how much this frontend keeps, and count answers that were forgotten for others."""
+        """Set the size of this frontend's response cache, and count evicted answers."""
         self._words[CACHE_BLOCK.offset + _CACHE_BYTES] = size_bytes
         self._words[CACHE_BLOCK.offset + _CACHE_EVICTIONS] += evicted
 
     def count_busy(self, elapsed_ns: int, caller_rows: Mapping[int, int]) -> None:
-        """Count how long a batch kept the device, and for whom.
+        """Count device time of a batch, in total and by caller.
 
         Args:
-            elapsed_ns: How long.
-            caller_rows: How many of its rows were each caller's, by their numbers.
+            elapsed_ns: How long the batch occupied the device.
+            caller_rows: Number of its rows by caller number.
         """
         self._words[BUSY_BLOCK.offset] += elapsed_ns
         self._callers.count_times(elapsed_ns, caller_rows)
 
     def observe_turn_wait(self, elapsed_ns: int) -> None:
-        """Count how long a batch waited for its turn of the device."""
+        """Observe how long a batch waited for its turn on the device."""
         self._observe_time(TURN_WAIT_BLOCK, elapsed_ns)
 
     def observe_first_response(self, elapsed_ns: int) -> None:
-        """Count how long after its body the first piece of an answer was there."""
+        """Observe the time from the end of a request's body to the first piece of its answer."""
         self._observe_time(FIRST_RESPONSE_BLOCK, elapsed_ns)
 
     def count_sequences(self, live: int, started: int, ended: int, expired: int) -> None:
-        """Set how many sequences there are, and count those that have been started, ended, or idle for too long."""
+        """Set the number of live sequences, and count those that were started, ended, or expired."""
         offset = SEQUENCES_BLOCK.offset
         self._words[offset] = live
         for place, more in enumerate((started, ended, expired), 1):
@@ -277,27 +277,27 @@ class ModelMetrics:
 
         Args:
             result: One of `COMPARISONS`.
-            flipped: Whether they are of different classes.
+            flipped: Whether the predicted classes differ.
         """
         self._words[COMPARISONS_BLOCK.offset + COMPARISONS.index(result)] += 1
         self._words[FLIPS_BLOCK.offset] += flipped
 
     def count_decision(self, decision: str) -> None:
-        """Count a decision on this version; it is one of `DECISIONS`, and the supervisor's."""
+        """Count a decision on this version, one of `DECISIONS`; called by the supervisor."""
         self._words[DECISIONS_BLOCK.offset + DECISIONS.index(decision)] += 1
 
     def set_ready_replicas(self, count: int) -> None:
-        """Set how many of the model's replicas are loaded; the supervisor does, and of pipelines each frontend."""
+        """Set the number of loaded replicas; called by the supervisor, for pipelines by each frontend."""
         self._words[READY_REPLICAS_BLOCK.offset] = count
 
     def count_collected(self, records: int) -> None:
-        """Count records of requests that were written."""
+        """Count collected requests whose records were written."""
         self._words[COLLECTED_BLOCK.offset] += records
 
     def count_collection_dropped(self, reason: str, records: int) -> None:
-        """Count records of sampled requests that were not written; `reason` is one of `COLLECTION_DROPS`.
+        """Count records of sampled requests that were dropped; `reason` is one of `COLLECTION_DROPS`.
 
-        Each reason is counted by one thread alone.
+        Each reason must be counted by a single thread.
         """
         self._words[COLLECTION_DROPPED_BLOCK.offset + COLLECTION_DROPS.index(reason)] += records
 
@@ -307,7 +307,7 @@ class ModelMetrics:
         self._add_time(stage, elapsed_ns)
 
     def note_queued(self, elapsed_ns: np.ndarray) -> None:
-        """Note how long each row of a batch has waited, `int64[rows]`; `flush_queued` counts it."""
+        """Record how long each row of a batch was queued, `int64[rows]`; `flush_queued` adds it to the histogram."""
         self._queue_ns.append(elapsed_ns)
         self._queue_rows += len(elapsed_ns)
         if self._queue_rows >= _MANY_ROWS:
@@ -315,11 +315,11 @@ class ModelMetrics:
 
     @property
     def notes(self) -> bool:
-        """Whether something was noted that is not counted yet."""
+        """Whether recorded queue times are not yet in the histogram."""
         return bool(self._queue_rows)
 
     def flush_queued(self) -> None:
-        """Count what `note_queued` noted; a device calls this when it has nothing else to do."""
+        """Add recorded queue times to the histogram; called when the device is idle."""
         if self._queue_rows:
             self._observe_many(_QUEUE_STAGE, np.concatenate(self._queue_ns))
             self._queue_ns.clear()
@@ -337,7 +337,7 @@ class ModelMetrics:
         self._words[STAGE_BLOCK.offset + (stage + 1) * STAGE_WORDS - 1] += elapsed_us
 
     def observe_batch(self, rows: int, reason: str, elapsed_ns: int) -> None:
-        """Count one dispatched batch: its size, why it left, and its compute time."""
+        """Count one dispatched batch: its size, the reason for its dispatch, and its compute time."""
         words = self._words
         words[_REASON_WORDS[reason]] += 1
         words[BATCH_BLOCK.offset + bisect_left(BATCH_BOUNDS_ROWS, rows)] += 1

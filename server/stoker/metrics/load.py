@@ -1,4 +1,4 @@
-"""How much is asked of models, against what they can do: what somebody who adds and removes servers looks at."""
+"""The load of models relative to their capacity, for autoscalers and load balancers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _APART_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of one version of a model.
+    """The load of one version of a model.
 
     Attributes:
-        ratio: Of what it can do; more than 1 if it cannot.
-        capacity_rows_s: What its devices do with full batches, in rows a second; 0 if none has run yet.
-        overloaded: Requests that were refused so far because there were too many.
-        limited: Whether it is of the requests that it admits at once, instead of rows.
-        rows: How many are in the server for it, those that compute among them.
+        ratio: Offered load divided by capacity; above 1 if overloaded.
+        capacity_rows_s: Throughput of its devices with full batches, in rows per second; 0 if no batch has run yet.
+        overloaded: Total number of requests refused because of overload.
+        limited: Whether the ratio is of concurrent requests to their limit, instead of rows.
+        rows: Number of its rows in the server, waiting or computing.
     """
 
     ratio: float
@@ -40,13 +40,13 @@ class Load:
 class _Reading(NamedTuple):
     at_s: float
     model: Callable[[int], ModelTotals]
-    """The counters of a slot."""
+    """Reads the counters of a slot."""
 
 
 class LoadMeter:
-    """Reads the load of models off the counters of all processes. Any thread may read.
+    """Computes the load of models from the counters of all processes. Thread-safe.
 
-    It is what has come since the reading before, so it costs nothing while nobody reads.
+    The load is computed from the difference to an earlier reading, so it costs nothing while nobody reads.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class LoadMeter:
         clock_s: Callable[[], float] = time.monotonic,
         slot: int | None = None,
     ) -> None:
-        """Begin with the counters as they are now.
+        """Start with the counters as they are now.
 
         Args:
             memory: The counters.
             clock_s: Monotonic time in seconds.
-            slot: The only one that will be read: that takes a tenth of the time.
+            slot: The only slot that will be read, which takes a tenth of the time; None for any.
         """
         self._memory = memory
         self._slot = slot
@@ -69,11 +69,11 @@ class LoadMeter:
         self._readings = deque([self._now()])
 
     def read(self, slots: Iterable[int]) -> dict[int, Load]:
-        """Return the load of these slots, since the last reading that is half a second old.
+        """Return the load of these slots since the latest reading that is at least half a second old.
 
-        Rows count when they come: those that have left in batches, those by which there are more in flight now, and
-        those of requests that were refused because there were too many. Rows that wait count besides as what it
-        takes to have them done within a second.
+        Offered rows are those that left in batches, plus the growth of rows in flight, plus the estimated rows of
+        requests refused because of overload. Waiting rows additionally count as the throughput needed to complete
+        them within a second.
         """
         with self._lock:
             latest = self._now()
@@ -100,7 +100,7 @@ class LoadMeter:
 
 
 def load_of_all(loads: Mapping[int, Load]) -> float:
-    """Return the load of a server with these models: they share its devices, but each has a limit of its own."""
+    """Return the load of a server with these models: they share devices, but each has its own limit of requests."""
     rows = sum(load.ratio for load in loads.values() if not load.limited)
     return max([rows, *(load.ratio for load in loads.values() if load.limited)])
 
@@ -111,7 +111,7 @@ def _load(now: ModelTotals, before: ModelTotals, span_s: float, capacity_rows_s:
     if limit:
         return Load(held / limit, capacity_rows_s, overloaded, limited=True, rows=now.rows_in_flight)
     if not capacity_rows_s:
-        # Nothing is known of it but whether it has something to do.
+        # Without a known capacity, the load is 1 if there is any work.
         return Load(float(now.rows_in_flight > 0), 0.0, overloaded, rows=now.rows_in_flight)
     offered_rows_s = max(0.0, _offered_rows(now, before)) / span_s if span_s > 0 else 0.0
     ratio = (offered_rows_s + now.queue_rows) / capacity_rows_s

@@ -1,8 +1,8 @@
-"""Counters in shared memory, one page for each process.
+"""Counters in shared memory, one page per process.
 
-All processes of a server map one memfd. It is divided into pages, one for each process, which alone writes
-it; any frontend adds the pages up when it is scraped. So counting is an integer addition, needs no lock and
-no message, and survives the process that did it: its successor takes the page over and counts on.
+All processes of a server map one memfd. It is divided into pages; each process alone writes its own page, and any
+frontend adds the pages up at scrape. So counting is an integer addition without locks or messages, and counters
+survive the process: its successor takes over the page and continues.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _SIZES: Final = np.arange(BATCH_TIMES_BLOCK.words)
 
 
 class MetricMemory:
-    """The shared memory of all pages.
+    """The shared memory with all pages.
 
-    Behind the pages it says which of them a process has: to look at one that nobody has would take memory for it.
+    After the pages it marks which of them are in use, because reading an unused page would allocate memory for it.
     """
 
     def __init__(self, fd: int) -> None:
-        """Map a file that `create` made; `fd` may be closed afterwards."""
+        """Map a file made by `create`; `fd` may be closed afterwards."""
         self._memory = mmap.mmap(fd, MEMORY_BYTES)
         words = np.frombuffer(self._memory, np.int64)
         self._pages = words[: PAGES_BYTES // 8].reshape(PAGES, -1)
@@ -69,13 +69,13 @@ class MetricMemory:
 
     @staticmethod
     def create() -> int:
-        """Make the shared-memory file and return its file descriptor."""
+        """Create the shared-memory file and return its file descriptor."""
         fd = os.memfd_create("stoker-metrics", os.MFD_CLOEXEC)
         os.truncate(fd, TRACES_END)
         return fd
 
     def page(self, index: int) -> MetricPage:
-        """The page that the process with this index writes."""
+        """The page of the process with this index."""
         if not 0 <= index < PAGES:
             raise ValueError(f"there are {PAGES} metric pages, got index {index}")
         self._taken[index] = 1
@@ -95,19 +95,19 @@ class MetricMemory:
         return Totals(totals)
 
     def model_totals(self, slot: int) -> ModelTotals:
-        """The sum of one slot over all pages, as `totals` has it but for times and caps; a fraction of its work."""
+        """The sum of one slot over all pages, like `totals` but without timestamps and caps; much faster."""
         return ModelTotals(self._slot(slot).sum(axis=0))
 
     def _slot(self, slot: int) -> np.ndarray:
         return self._pages[np.flatnonzero(self._taken), slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
 
     def capacities_rows_s(self, slot: int | None = None) -> np.ndarray:
-        """What the device processes could do of each slot with full batches, in rows a second: `float64[slots]`.
+        """Throughput of the device processes with full batches, by slot, in rows per second: `float64[slots]`.
 
-        It is 0 where none has run a batch. Where no full one was, it is what the largest does, and so too low.
+        0 where no batch has run. Where no full batch has run, it is that of the largest one, which is too low.
 
         Args:
-            slot: The only one that is asked for: `float64[1]`.
+            slot: The only slot to compute: returns `float64[1]`.
         """
         if slot is None:
             pages = self._pages[np.flatnonzero(self._taken), : MODEL_SLOTS * SLOT_WORDS]
@@ -116,7 +116,7 @@ class MetricMemory:
             slots = self._slot(slot)[:, np.newaxis]
         times_ns = slots[..., BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
         caps = slots[..., BATCH_CAP_BLOCK.offset, np.newaxis]
-        # The fewest rows that a batch of that size can have; those of the size of the cap are taken for full.
+        # The fewest rows that a batch of each size class can have; the class of the cap counts as full.
         below_cap = np.frexp(caps)[1] - _SIZES
         rows = np.where(below_cap == 0, caps, (1 << _SIZES) >> 1)
         known = (times_ns > 0) & (below_cap >= 0)
@@ -126,7 +126,7 @@ class MetricMemory:
         return np.asarray(per_page.sum(axis=0))
 
     def batch_times(self, slot: int) -> dict[int, tuple[float, float]]:
-        """What batches of a slot take: by the fewest rows of each power of two the mean rows and seconds."""
+        """Learned batch times of a slot: mean rows and seconds, by the fewest rows of each power of two."""
         pages = self._slot(slot)
         times_ns = pages[:, BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
         sizes = pages[:, BATCH_SIZES_BLOCK.offset : BATCH_SIZES_BLOCK.end]
@@ -141,7 +141,7 @@ class MetricMemory:
         }
 
     def busy_s(self) -> dict[str, np.ndarray]:
-        """How long batches of each slot kept each device, in seconds: `float64[slots]`."""
+        """Device time of batches in seconds, by device and slot: `float64[slots]` each."""
         words = self._pages[np.flatnonzero(self._taken)]
         devices = words[:, DEVICE_BLOCK.offset]
         slots = words[:, : MODEL_SLOTS * SLOT_WORDS].reshape(-1, MODEL_SLOTS, SLOT_WORDS)
@@ -152,20 +152,20 @@ class MetricMemory:
         }
 
     def caller_usage(self) -> CallerUsage:
-        """What callers have had of all processes, to be read again and again."""
+        """Counts per caller over all processes; the returned object can be read repeatedly."""
         return CallerUsage(self._pages, self._taken)
 
     def clear_model(self, slot: int) -> None:
-        """Zero the counters of a slot in all pages; no process may write them any more."""
+        """Zero the counters of a slot in all pages; no process may write to them any more."""
         for index in np.flatnonzero(self._taken):
             self._pages[index, slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS] = 0
 
 
 class MetricPage:
-    """One process's page. Only that process writes it, but for `add_connections` and what is said of its end.
+    """One process's page. Only that process writes it, except `add_connections` and `clear_connections`.
 
     Attributes:
-        callers: What it counts of callers.
+        callers: The process's counters by caller.
     """
 
     def __init__(self, words: memoryview) -> None:
@@ -173,7 +173,7 @@ class MetricPage:
         self.callers = CallerCounts(words)
 
     def model(self, slot: int) -> ModelMetrics:
-        """Counters of the model with this slot."""
+        """The counters of the model with this slot."""
         if not 0 <= slot < MODEL_SLOTS:
             raise ValueError(f"at most {MODEL_SLOTS} models can be served at once")
         return ModelMetrics(self._words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS], self.callers)
@@ -183,25 +183,25 @@ class MetricPage:
         self._words[RESTARTS_BLOCK.offset + ("device", "frontend").index(what)] += 1
 
     def count_accept_failure(self) -> None:
-        """Count a connection that was not served for lack of descriptors."""
+        """Count a connection that was not accepted for lack of file descriptors."""
         self._words[ACCEPT_FAILURES_BLOCK.offset] += 1
 
     def set_connections(self, protocol: str, count: int, *, takes: bool) -> None:
-        """Set how many connections of a frontend are open, and whether it takes those that others hand on."""
+        """Set a frontend's number of open connections, and whether it accepts those of other frontends."""
         start = _connections_word(protocol)
         self._words[start], self._words[start + 1] = count, takes
 
     def add_connections(self, protocol: str, count: int) -> None:
-        """Note that this frontend will have so many more; it sets the number right when it has taken them."""
+        """Add connections handed to this frontend; it sets the actual number when it has received them."""
         self._words[_connections_word(protocol)] += count
 
     def connections(self, protocol: str) -> int | None:
-        """How many connections of this frontend are open; None if it takes none."""
+        """Number of open connections of this frontend; None if it accepts none."""
         start = _connections_word(protocol)
         return int(self._words[start]) if self._words[start + 1] else None
 
     def clear_connections(self) -> None:
-        """Note that the process of this page has ended, and its connections with it."""
+        """Zero the connections of a process that has ended."""
         for protocol in PROTOCOLS:
             self.set_connections(protocol, 0, takes=False)
 
@@ -215,35 +215,35 @@ class MetricPage:
         self._words[start + HANDSHAKE_FAILURES.index(reason)] += 1
 
     def set_large_bodies(self, held_bytes: int, budget_bytes: int) -> None:
-        """Set how much of large bodies this frontend holds, and how much it may."""
+        """Set how many bytes of large bodies this frontend holds, and its limit."""
         start = LARGE_BODIES_BLOCK.offset
         self._words[start], self._words[start + 1] = held_bytes, budget_bytes
 
     def set_keys_generation(self, generation: int) -> None:
-        """Set the number of the keys that hold."""
+        """Set the generation of the current keys."""
         self._words[KEYS_GENERATION_BLOCK.offset] = generation
 
     def count_traces(self, sent: int, dropped: int) -> None:
-        """Count requests whose spans were sent, and those whose spans were not."""
+        """Count requests whose spans were sent, and those whose spans were dropped."""
         start = TRACES_BLOCK.offset
         self._words[start] += sent
         self._words[start + 1] += dropped
 
     def set_device(self, gpu: int | None) -> None:
-        """Set on which GPU this process computes; None for the CPU."""
+        """Set the GPU on which this process computes; None for the CPU."""
         self._words[DEVICE_BLOCK.offset] = 1 if gpu is None else 2 + gpu
 
     def beat(self) -> None:
-        """Show that the event loop of the process turns."""
+        """Count a heartbeat of the process's event loop."""
         self._words[BEATS_BLOCK.offset] += 1
 
     @property
     def beats(self) -> int:
-        """How often it has shown that, over all processes that have had the page."""
+        """Number of heartbeats, over all processes that have had the page."""
         return int(self._words[BEATS_BLOCK.offset])
 
     def set_gpus(self, readings: Sequence[GpuReading]) -> None:
-        """Set the gauges of all GPUs; of those that were not read there are none, and none of the 17th on."""
+        """Set the gauges of GPUs; those that were not read are cleared, and GPUs beyond the 16th are ignored."""
         words = array("q", bytes(8 * GPUS_BLOCK.words))
         for reading in readings:
             if reading.index < DEVICE_SLOTS:

@@ -1,8 +1,8 @@
-"""What the counters were in each of the last fifteen minutes' seconds: one ring in shared memory behind the pages.
+"""History of the counters: one step per second of the last fifteen minutes, in shared memory after the pages.
 
-The supervisor writes a step a second; any frontend reads them. Steps hold counters as they are, so that whoever
-reads takes differences, and a step that is missing costs nothing but detail. Only the parts of models and processes
-that are there take memory: about 1 MiB for each version that has been served.
+The supervisor writes a step each second; any frontend reads them. Steps hold cumulative counters, so readers compute
+differences, and a missing step only reduces the resolution. Only parts for models and processes in use take memory:
+about 1 MiB for each version that has been served.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from stoker.metrics.layout import (
 __all__ = ["PAST_END", "STEPS", "Past", "ProcessReading", "Steps"]
 
 STEPS: Final = 900
-"""How many steps can be read; a step is a second."""
+"""Number of steps that can be read; one step per second."""
 _RING: Final = STEPS + 60
-"""What is being read is not overwritten for a minute."""
+"""Steps stay for a further minute, so that none is overwritten while it is read."""
 
 _KEPT: Final = np.concatenate(
     [
@@ -45,7 +45,7 @@ _KEPT: Final = np.concatenate(
         ),
     ]
 )
-"""The words of a slot that are kept of each step."""
+"""The words of a slot that each step keeps."""
 _GPU_FIELDS: Final = (
     "utilization_percent", "memory_used_bytes", "memory_total_bytes", "power_mw", "power_limit_mw", "temperature_c",
 )  # fmt: skip
@@ -64,17 +64,17 @@ _MODEL_BYTES: Final = _pages(_RING * len(_KEPT))
 _PROCESS_BYTES: Final = _pages(_RING * _PROCESS_WORDS)
 _PAST_BYTES: Final = _SERVER_BYTES + MODEL_SLOTS * _MODEL_BYTES + PAGES * _PROCESS_BYTES
 PAST_END: Final = MEMORY_BYTES + _PAST_BYTES
-"""Where it ends in the file of the metrics."""
+"""Offset of the end of the history in the metrics file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """A process at one moment.
+    """Resource use of a process at one moment.
 
     Attributes:
         page: Its page of the metrics.
         pid: Its process id.
-        cpu_ms: Processor time that it has had.
+        cpu_ms: Processor time used so far.
         memory_bytes: Its resident memory.
     """
 
@@ -86,14 +86,14 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps that were read, the oldest first, with one before them that their differences begin at.
+    """Steps in ascending order, preceded by the step from which differences are computed.
 
     Attributes:
         last: The number of the latest step; 0 if there is none.
-        time_ms: When each was, in milliseconds since 1970: `int64[steps]`.
-        restarts: Restarts so far of device processes and frontends: `int64[steps, 2]`.
-        slots: The counters of the slots that were asked for, those of all added up, with 0 for words that are not
-            kept: `int64[steps, SLOT_WORDS]`.
+        time_ms: The time of each step, in milliseconds since 1970: `int64[steps]`.
+        restarts: Cumulative restarts of device processes and frontends: `int64[steps, 2]`.
+        slots: The counters, summed over the requested slots; 0 for words that the history does not keep:
+            `int64[steps, SLOT_WORDS]`.
     """
 
     last: int
@@ -104,13 +104,13 @@ class Steps:
     _processes: np.ndarray
 
     def processes(self) -> dict[int, np.ndarray]:
-        """By page what is known of each process that ran in the last step: `int64[steps, 3]` with pid, ms, bytes."""
+        """Pid, ms and bytes of each process that ran in the last step, by page: `int64[steps, 3]`."""
         if not len(self.time_ms):
             return {}
         return {page: self._processes[page] for page in np.flatnonzero(self._processes[:, -1, 0]).tolist()}
 
     def gpus(self) -> dict[int, dict[str, list[int | None]]]:
-        """By index and quantity what was read of each GPU that was there in the last step; None where nothing was."""
+        """Readings of each GPU present in the last step, by index and quantity; None where a value is missing."""
         found = {}
         for index in range(DEVICE_SLOTS):
             words = self._gpus[:, index]
@@ -123,10 +123,10 @@ class Steps:
 
 
 class Past:
-    """The ring; one process writes it, any may read."""
+    """The ring of steps; one process writes it, any may read."""
 
     def __init__(self, fd: int) -> None:
-        """Map the file of the metrics; `fd` may be closed afterwards."""
+        """Map the metrics file; `fd` may be closed afterwards."""
         self._memory = mmap.mmap(fd, _PAST_BYTES, offset=MEMORY_BYTES)
         words = np.frombuffer(self._memory, np.int64)
         self._head = words[:1]
@@ -156,8 +156,8 @@ class Past:
         Args:
             time_ms: The time, in milliseconds since 1970.
             slots: The counters of all slots: `int64[MODEL_SLOTS, SLOT_WORDS]`.
-            restarts: Restarts so far of device processes and of frontends.
-            gpus: What was last read of the GPUs.
+            restarts: Cumulative restarts of device processes and of frontends.
+            gpus: The latest readings of the GPUs.
             processes: The processes of the server.
         """
         place = (self.last + 1) % _RING
@@ -170,13 +170,13 @@ class Past:
                 start = 3 + gpu.index * _GPU_WORDS
                 known = (_UNKNOWN if value is None else value for value in values)
                 server[start : start + _GPU_WORDS] = (1, *known)
-        # A slot or page that was never used takes no memory; one that is not any more has to be overwritten.
+        # A slot or page that was never used takes no memory; one that is no longer used has to be overwritten.
         self._slots.update(np.flatnonzero(slots.any(axis=1)).tolist())
         for slot in self._slots:
             if (
                 slots[slot, : REJECTED_BLOCK.end] < self._models[slot, place - 1, : REJECTED_BLOCK.end]
             ).any():
-                # Counters never fall: another version has got the slot, and this past is not its own.
+                # Counters never decrease: the slot was given to another version, which does not share this history.
                 self._models[slot] = 0
             self._models[slot, place] = slots[slot, _KEPT]
         readings = {process.page: process for process in processes}
@@ -186,15 +186,15 @@ class Past:
             self._processes[page, place] = (
                 (0, 0, 0) if reading is None else (reading.pid, reading.cpu_ms, reading.memory_bytes)
             )
-        # Last, so that nobody reads half a step.
+        # Written last, so that nobody reads an incomplete step.
         self._head[0] = self.last + 1
 
     def read(self, slots: Iterable[int], since: int = 0) -> Steps:
-        """Return the steps after `since`, with the one before them where there is one.
+        """Return the steps after `since`, preceded by the step `since` if it exists.
 
         Args:
             slots: The slots whose counters are added up.
-            since: The number of a step; 0 reads all that there are.
+            since: The number of a step; 0 reads all steps.
         """
         last = self.last
         first = max(1, last - STEPS, min(since, last))

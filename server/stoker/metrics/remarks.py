@@ -1,6 +1,6 @@
-"""Which requests to a model are remarkable: those that failed, and the slowest of each half minute.
+"""Selects remarkable requests to a model: failed ones, and the slowest of each half minute.
 
-What is kept of one are its times and names, never its body. A request that is not slow costs one comparison.
+Records hold times and names, never a body. A request that is not slow costs one comparison.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ class _Ids(Protocol):
 
 
 class Remarkable(Protocol):
-    """What is remarked of a request."""
+    """The facts of a request that are recorded."""
 
     rows: int
 
     @property
     def stages_ns(self) -> Mapping[str, int]:
-        """How long each stage took of one that has been run."""
+        """The duration of each stage of a request that was run."""
 
     @property
     def batch(self) -> BatchFacts | None:
-        """The batch that it was in; None if none is known."""
+        """The request's batch; None if unknown."""
 
     @property
     def ids(self) -> _Ids:
-        """Its ids."""
+        """The request's ids."""
 
 
 class Remarks:
-    """What one frontend remarks of the requests to one version.
+    """Records the remarkable requests of one frontend to one version.
 
     Attributes:
-        slow_ns: A request that takes longer is one of the slowest of these seconds.
+        slow_ns: Requests that take longer are among the slowest of the current half minute.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Remarks:
         version: str,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Begin with nothing remarked.
+        """Start with no requests recorded.
 
         Args:
-            journal: Where remarks go.
+            journal: Where records are written.
             name: The model's name.
             version: Its version.
             clock_ms: Milliseconds since 1970.
@@ -79,7 +79,7 @@ class Remarks:
         self._begun_ms = self._second = self._failures = 0
 
     def slow(self, call: Remarkable, total_ns: int) -> None:
-        """Remark a request that took longer than `slow_ns`; it is answered in a moment."""
+        """Record a request that took longer than `slow_ns`; called just before it is answered."""
         now_ms = self._clock_ms()
         if now_ms - self._begun_ms >= _WINDOW_MS:
             self._begun_ms = now_ms
@@ -96,13 +96,13 @@ class Remarks:
         self._write("slow", call, now_ms, {"rows": call.rows, **rounded, **told})
 
     def begin_anew(self) -> None:
-        """Let the next slow requests of a new half minute be found; whoever sweeps calls this now and then."""
+        """Reset the threshold at the end of a half minute; called regularly."""
         if self._slowest and self._clock_ms() - self._begun_ms >= _WINDOW_MS:
             self._slowest.clear()
             self.slow_ns = 0
 
     def failed(self, call: Remarkable, error: StokerError) -> None:
-        """Remark a request that is answered with an error, unless too many are."""
+        """Record a request that is answered with an error, unless the rate limit of such records is reached."""
         now_ms = self._clock_ms()
         if now_ms // 1000 != self._second:
             self._second, self._failures = now_ms // 1000, 0
@@ -125,5 +125,5 @@ class Remarks:
 
 
 def _text(message: str) -> str:
-    """The beginning of a message; what a caller sent of half characters is no text that JSON can hold."""
+    """The beginning of a message, with lone surrogates from callers replaced, which JSON cannot hold."""
     return cut(message).encode(errors="replace").decode()

@@ -1,6 +1,6 @@
 """Rings of short records in shared memory: one process writes, any may read.
 
-A record is numbered from 1; the number is written last, so one that is being written while it is read is left out.
+Records are numbered from 1; the number is written last, so a record that is written while it is read is skipped.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ __all__ = ["RECORD_BYTES", "Ring", "ring_bytes"]
 _ENTRY_BYTES: Final = 512
 _HEAD: Final = struct.Struct("=qq")
 RECORD_BYTES: Final = _ENTRY_BYTES - _HEAD.size
-"""The longest record."""
+"""The maximum length of a record."""
 
 
 def ring_bytes(records: int) -> int:
-    """How long a ring of so many records is."""
+    """The size of a ring with this many records."""
     return records * _ENTRY_BYTES
 
 
 class Ring:
-    """One ring.
+    """A ring.
 
     Args:
-        memory: The memory that it is in.
-        start: Where it begins there.
-        records: How many it keeps.
+        memory: The memory that holds it.
+        start: Its offset there.
+        records: Number of records that it keeps.
     """
 
     __slots__ = ("_memory", "_records", "_start")
@@ -43,29 +43,29 @@ class Ring:
         return max((number for number, _ in self.all()), default=0)
 
     def write(self, number: int, record: bytes) -> None:
-        """Write a record of at most `RECORD_BYTES`, the one behind the newest; the oldest one goes."""
+        """Write a record of at most `RECORD_BYTES` after the newest; the oldest one is overwritten."""
         start = self._place(number)
         body = start + _HEAD.size
         self._memory[start:body] = _HEAD.pack(0, len(record))
         self._memory[body : body + len(record)] = record
-        # Last: until then the record has no number.
+        # Last, so that readers skip the record until it is complete.
         self._memory[start:body] = _HEAD.pack(number, len(record))
 
     def all(self) -> Iterator[tuple[int, bytes]]:
-        """All records with their numbers, in any order."""
+        """Yield all records with their numbers, in any order."""
         for place in range(self._records):
             number, record = self._read(self._start + place * _ENTRY_BYTES)
             if record is not None:
                 yield number, record
             elif not number and place == 1:
-                # The first record of all stands there: this ring has none.
+                # Only the very first record is missing here: the ring is empty.
                 return
 
     def since(self, seen: int) -> tuple[list[bytes], int]:
-        """Return the records behind number `seen`, the oldest first, and the number of the last one that was passed.
+        """Return the records after number `seen`, the oldest first, and the number of the last one that was passed.
 
-        Those that have been overwritten meanwhile are passed too. Whoever comes so late goes on half a ring behind
-        the writer, which would overtake it again otherwise.
+        Records that were overwritten meanwhile count as passed. A reader that has fallen behind so far continues half
+        a ring behind the writer, so that it is not overtaken again at once.
         """
         found: list[bytes] = []
         while True:
@@ -82,7 +82,7 @@ class Ring:
         return self._start + number % self._records * _ENTRY_BYTES
 
     def _read(self, start: int) -> tuple[int, bytes | None]:
-        """The number at a place, and its record; None where there is none, or it is being written."""
+        """Return the number at a position and its record; None if there is no record, or it is being written."""
         head = _HEAD.unpack_from(self._memory, start)
         number, length = head
         if not number:

@@ -1,4 +1,4 @@
-"""The sums of all pages, by what is counted."""
+"""The sums of all pages, by metric."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Totals:
         return self._words[: MODEL_SLOTS * SLOT_WORDS].reshape(MODEL_SLOTS, SLOT_WORDS)
 
     def restarts(self) -> dict[str, int]:
-        """Restarts of processes, by kind."""
+        """Restarts of processes, by kind of process."""
         return dict(
             zip(
                 ("device", "frontend"),
@@ -101,7 +101,7 @@ class Totals:
         )
 
     def traces(self) -> dict[str, int]:
-        """Traced requests, by what became of their spans."""
+        """Traced requests, by whether their spans were sent or dropped."""
         return dict(
             zip(
                 ("sent", "dropped"), self._words[TRACES_BLOCK.offset : TRACES_BLOCK.end].tolist(), strict=True
@@ -110,11 +110,11 @@ class Totals:
 
     @property
     def accept_failures(self) -> int:
-        """Connections that were not served for lack of descriptors."""
+        """Connections that were not accepted for lack of file descriptors."""
         return int(self._words[ACCEPT_FAILURES_BLOCK.offset])
 
     def open_connections(self) -> dict[str, int]:
-        """The open connections of all frontends, by what is spoken on them."""
+        """Open connections of all frontends, by protocol."""
         start = CONNECTIONS_BLOCK.offset
         return {protocol: int(self._words[start + 2 * index]) for index, protocol in enumerate(PROTOCOLS)}
 
@@ -132,17 +132,17 @@ class Totals:
 
     @property
     def large_body_bytes(self) -> tuple[int, int]:
-        """What frontends hold of large bodies now, and how much they may."""
+        """Bytes of large bodies that frontends hold now, and their limit."""
         held, budget = self._words[LARGE_BODIES_BLOCK.offset : LARGE_BODIES_BLOCK.end].tolist()
         return held, budget
 
     @property
     def keys_generation(self) -> int:
-        """The number of the keys that hold; 0 if nobody gives them one."""
+        """The generation of the current keys; 0 if keys have none."""
         return int(self._words[KEYS_GENERATION_BLOCK.offset])
 
     def gpus(self) -> list[GpuReading]:
-        """What was last read of each GPU."""
+        """The latest reading of each GPU."""
         rows = self._words[GPUS_BLOCK.offset : GPUS_BLOCK.end].reshape(DEVICE_SLOTS, GpuReading.WORDS)
         readings = [GpuReading.from_words(index, row) for index, row in enumerate(rows.tolist())]
         return [reading for reading in readings if reading is not None]
@@ -153,8 +153,8 @@ class SequenceTotals:
     """The sequences of a model with state.
 
     Attributes:
-        live: How many there are now.
-        started, ended, expired: How many have been started, ended by their callers, and idle for too long.
+        live: Number of sequences now.
+        started, ended, expired: Numbers of sequences started, ended by their callers, and expired.
     """
 
     live: int
@@ -165,13 +165,13 @@ class SequenceTotals:
 
 @dataclass(frozen=True, slots=True)
 class CacheTotals:
-    """What became of requests whose answers were looked for among those that are kept.
+    """The response cache.
 
     Attributes:
-        hits, misses: How many were found, and were not.
-        hit_ns, miss_ns: How long that took; of those that were not found, keeping their answers too.
-        size_bytes: What the kept answers take.
-        evictions: How many were forgotten for others.
+        hits, misses: Numbers of lookups.
+        hit_ns, miss_ns: Their total times; the time of misses includes inserting the answers.
+        size_bytes: Size of the cached answers.
+        evictions: Number of evicted answers.
     """
 
     hits: int
@@ -184,14 +184,14 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class HistogramTotals:
-    """Counts per bucket (the last one is +Inf, not cumulative) and the sum of the observations."""
+    """Counts per bucket (not cumulative; the last one is +Inf), and the sum of the observations."""
 
     bounds: Sequence[float]
     counts: list[int]
     sum: float
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Its buckets as Prometheus has them: by its upper bound, how many are in one and in all below it."""
+        """Cumulative counts by upper bound, as Prometheus expects them."""
         bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
@@ -207,15 +207,15 @@ class ModelTotals:
         return dict(zip(STATUSES, self._words[REQUESTS_BLOCK.offset : REQUESTS_BLOCK.end], strict=True))
 
     def rejections(self) -> dict[str, int]:
-        """Requests refused before the device, by reason."""
+        """Requests rejected before they reached the device, by reason."""
         return dict(zip(REJECTIONS, self._words[REJECTED_BLOCK.offset : REJECTED_BLOCK.end], strict=True))
 
     def dispatches(self) -> dict[str, int]:
-        """Batches by the reason why they left."""
+        """Batches by the reason for their dispatch."""
         return dict(zip(REASONS, self._words[REASONS_BLOCK.offset : REASONS_BLOCK.end], strict=True))
 
     def target_dispatches(self) -> dict[str, int]:
-        """Batches that left for reasons which only models with targets have."""
+        """Batches by the reasons for dispatch that only models with targets have."""
         counts = self._words[TARGET_REASONS_BLOCK.offset : TARGET_REASONS_BLOCK.end]
         return dict(zip(TARGET_REASONS, counts, strict=True))
 
@@ -231,7 +231,7 @@ class ModelTotals:
 
     @property
     def queue_rows(self) -> int:
-        """Rows that wait in the device process now."""
+        """Rows queued in device processes now."""
         return int(self._words[QUEUED_BLOCK.offset])
 
     @property
@@ -241,7 +241,7 @@ class ModelTotals:
 
     @property
     def batch_cap_rows(self) -> int:
-        """Most rows that a batch may have now, in the process that allows the fewest; 0 if none serves it."""
+        """Current limit of rows per batch, of the process with the lowest one; 0 if no process serves the model."""
         return int(self._words[BATCH_CAP_BLOCK.offset])
 
     @property
@@ -251,49 +251,49 @@ class ModelTotals:
 
     @property
     def held_requests(self) -> tuple[int, int]:
-        """Requests that are admitted or wait for it now, and how many are admitted at once; 0 without a limit."""
+        """Requests admitted or queued for admission now, and the limit of admitted ones; 0 without a limit."""
         held, limit = self._words[HELD_REQUESTS_BLOCK.offset : HELD_REQUESTS_BLOCK.end]
         return int(held), int(limit)
 
     @property
     def padding_rows(self) -> int:
-        """Rows with which batches were filled up to their buckets."""
+        """Padding rows, which fill batches up to their buckets."""
         return int(self._words[PADDING_BLOCK.offset])
 
     def audits(self) -> dict[str, int]:
-        """Audits of running batches by what came of them."""
+        """Audits of running batches, by result."""
         return dict(zip(AUDITS, self._words[AUDITS_BLOCK.offset : AUDITS_BLOCK.end], strict=True))
 
     @property
     def non_finite_rows(self) -> int:
-        """Rows with answers that are not finite though all that they hold is."""
+        """Rows with NaN or infinite answers to finite inputs."""
         return int(self._words[NON_FINITE_BLOCK.offset])
 
     def in_target_rows(self) -> dict[str, int]:
-        """Rows that were answered within their targets, by tier."""
+        """Rows answered within their targets, by tier."""
         return dict(zip(TIERS, self._words[TARGETS_BLOCK.offset : TARGETS_BLOCK.end : 2], strict=True))
 
     def answered_rows(self) -> dict[str, int]:
-        """Rows of models with targets that were answered, by tier."""
+        """Answered rows of models with targets, by tier."""
         return dict(zip(TIERS, self._words[TARGETS_BLOCK.offset + 1 : TARGETS_BLOCK.end : 2], strict=True))
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """Requests that were told when to come back, by reason and tier; those that there were."""
+        """Requests refused with a time to retry, by reason and tier; without zero counts."""
         kinds = [(reason, tier) for reason in REFUSALS for tier in TIERS]
         counts = self._words[REFUSED_BLOCK.offset : REFUSED_BLOCK.end]
         return {kind: count for kind, count in zip(kinds, counts, strict=True) if count}
 
     def expected_over_actual(self) -> HistogramTotals:
-        """Expected times of batches over those that they took."""
+        """Ratio of expected to actual batch time."""
         *counts, thousandths = self._words[EXPECTED_BLOCK.offset : EXPECTED_BLOCK.end]
         return HistogramTotals(EXPECTED_OVER_ACTUAL, counts, thousandths / 1000)
 
     def turn_waits(self) -> HistogramTotals:
-        """How long batches waited for their turns of the device, in seconds."""
+        """How long batches waited for their turn on the device, in seconds."""
         return self._times(TURN_WAIT_BLOCK)
 
     def first_responses(self) -> HistogramTotals:
-        """How long after their bodies the first pieces of answers were there, in seconds."""
+        """Time from the end of a request's body to the first piece of its answer, in seconds."""
         return self._times(FIRST_RESPONSE_BLOCK)
 
     def _times(self, block: Block) -> HistogramTotals:
@@ -305,26 +305,26 @@ class ModelTotals:
         return SequenceTotals(*self._words[SEQUENCES_BLOCK.offset : SEQUENCES_BLOCK.end])
 
     def cache(self) -> CacheTotals:
-        """What is counted of the answers that frontends keep."""
+        """Lookups, times and size of the response cache."""
         return CacheTotals(*self._words[CACHE_BLOCK.offset : CACHE_BLOCK.end])
 
     def comparisons(self) -> dict[str, int]:
-        """Requests whose answers by this version and another one were compared, by what came of it."""
+        """Requests whose answers by this version and another one were compared, by result."""
         counts = self._words[COMPARISONS_BLOCK.offset : COMPARISONS_BLOCK.end]
         return dict(zip(COMPARISONS, counts, strict=True))
 
     @property
     def flips(self) -> int:
-        """How many of them are of different classes."""
+        """Compared requests whose predicted classes differ."""
         return int(self._words[FLIPS_BLOCK.offset])
 
     def decisions(self) -> dict[str, int]:
-        """What was decided on this version."""
+        """Decisions on this version, by kind."""
         return dict(zip(DECISIONS, self._words[DECISIONS_BLOCK.offset : DECISIONS_BLOCK.end], strict=True))
 
     @property
     def collected(self) -> int:
-        """Records of requests that were written."""
+        """Collected requests whose records were written."""
         return int(self._words[COLLECTED_BLOCK.offset])
 
     @property
@@ -338,7 +338,7 @@ class ModelTotals:
         return 1000 * int(self._words[ROW_COMPUTE_BLOCK.offset])
 
     def stage_ns(self) -> dict[str, tuple[int, int]]:
-        """How many times were observed of each stage, and their sum in nanoseconds."""
+        """Number and sum in nanoseconds of the observed times, by stage."""
         stages = {}
         for index, stage in enumerate(STAGES):
             *counts, total = self._words[STAGE_BLOCK.offset + index * STAGE_WORDS :][:STAGE_WORDS]
@@ -346,7 +346,7 @@ class ModelTotals:
         return stages
 
     def collection_dropped(self) -> dict[str, int]:
-        """Records of sampled requests that were not written, by reason."""
+        """Dropped records of sampled requests, by reason."""
         dropped = self._words[COLLECTION_DROPPED_BLOCK.offset : COLLECTION_DROPPED_BLOCK.end]
         return dict(zip(COLLECTION_DROPS, dropped, strict=True))
 

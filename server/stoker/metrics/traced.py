@@ -1,7 +1,7 @@
-"""Requests that are traced: what frontends say of each, in rings of shared memory that the supervisor empties.
+"""Traced requests: frontends write a record of each to rings in shared memory, which the supervisor reads.
 
-A frontend waits for nobody: it overwrites what has not been read. They are behind the journal, and take no memory
-until requests are traced.
+A frontend never waits: it overwrites records that have not been read. The rings are after the journal, and take no
+memory until requests are traced.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from stoker.metrics.rings import RECORD_BYTES, Ring, ring_bytes
 __all__ = ["TRACES_END", "TraceReader", "TraceWriter", "TracedRequest"]
 
 _RING_RECORDS: Final = 4096
-"""How many requests of one frontend may wait to be read."""
+"""Number of unread requests that the ring of one frontend can hold."""
 _RING_BYTES: Final = ring_bytes(_RING_RECORDS)
 _TRACES_BYTES: Final = FIRST_DEVICE_PAGE * _RING_BYTES
 TRACES_END: Final = JOURNAL_END + _TRACES_BYTES
-"""Where they end in the file of the metrics."""
+"""Offset of the end of the rings in the metrics file."""
 
 
 class TracedRequest(NamedTuple):
-    """One request; times are `time.monotonic_ns`.
+    """One traced request; times are `time.monotonic_ns`.
 
     Attributes:
         trace_id, span_id: Of its span, in hexadecimal.
-        parent_id: The span of its caller; empty for a trace that begins here.
+        parent_id: The caller's span; empty for a trace that begins here.
         request_id: Its id.
-        model, version: What was asked.
-        status: What it was answered with.
+        model, version: The requested model and version.
+        status: The status of its answer.
         code: The code of its error; empty if there is none.
-        rows: How many it had.
-        caller: The number of who asked.
+        rows: Number of rows.
+        caller: The caller's number.
         received_ns, answered_ns: When its body was complete, and when it was answered.
-        enqueued_ns, started_ns, finished_ns: When its rows were queued, and when their last batch left for the device
-            and came back; 0 for one that was not run.
-        turn_ns: How long that batch waited for its turn of the device before it left.
+        enqueued_ns, started_ns, finished_ns: When its rows were queued, when their last batch was dispatched to the
+            device, and when that was done; 0 for a request that was not run.
+        turn_ns: How long that batch waited for its turn on the device before it was dispatched.
     """
 
     trace_id: str
@@ -62,22 +62,22 @@ class TracedRequest(NamedTuple):
 
 
 class TraceWriter:
-    """What one frontend says."""
+    """Writes the traced requests of one frontend."""
 
     def __init__(self, fd: int, page: int) -> None:
-        """Map the file of the metrics; `fd` may be closed afterwards.
+        """Map the metrics file; `fd` may be closed afterwards.
 
         Args:
-            fd: The file.
+            fd: The file descriptor.
             page: The page of the frontend.
         """
         memory = mmap.mmap(fd, _RING_BYTES, offset=JOURNAL_END + page * _RING_BYTES)
         self._ring = Ring(memory, 0, _RING_RECORDS)
-        # A successor writes on behind what the one before it has written.
+        # A restarted frontend continues after the records of its predecessor.
         self._written = self._ring.newest
 
     def write(self, request: TracedRequest) -> None:
-        """Say that a request is done."""
+        """Write the record of a request that has been answered."""
         record = orjson.dumps(tuple(request))
         if len(record) > RECORD_BYTES:
             record = orjson.dumps(tuple(request._replace(request_id="")))
@@ -86,16 +86,16 @@ class TraceWriter:
 
 
 class TraceReader:
-    """What all frontends have said, once."""
+    """Reads the traced requests of all frontends, each once."""
 
     def __init__(self, fd: int) -> None:
-        """Map the file of the metrics; `fd` may be closed afterwards."""
+        """Map the metrics file; `fd` may be closed afterwards."""
         memory = mmap.mmap(fd, _TRACES_BYTES, offset=JOURNAL_END)
         self._rings = [Ring(memory, page * _RING_BYTES, _RING_RECORDS) for page in range(FIRST_DEVICE_PAGE)]
         self._seen = [0] * FIRST_DEVICE_PAGE
 
     def read(self) -> tuple[list[TracedRequest], int]:
-        """Return what has come since the last time, and how many requests were overwritten before they were read."""
+        """Return the requests since the last call, and how many were overwritten before they were read."""
         found: list[TracedRequest] = []
         lost = 0
         for page, ring in enumerate(self._rings):
