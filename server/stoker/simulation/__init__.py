@@ -1,1 +1,1 @@
-"""Devices, callers and their requests under a virtual clock, around the very planner that serves."""
+"""Simulates devices, callers and requests under a virtual clock, with the planner of the server itself."""

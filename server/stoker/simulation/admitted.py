@@ -1,4 +1,4 @@
-"""Admission in a simulated world: each request asks, as one of the server asks its frontend."""
+"""Admission in a simulation: each request asks for admission as it would in a frontend of the server."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """Who may queue for one model.
+    """The admission control of one model.
 
     Args:
-        policy: How it is batched.
-        chance: Numbers from 0 to 1 at random, for when those who are refused come back.
-        instances: How many of its batches run at once.
+        policy: The model's batching policy.
+        chance: Random numbers from 0 to 1, for the retry times of refused requests.
+        instances: Number of its batches that run concurrently.
 
     Attributes:
-        board: What its device says.
-        refused: How many rows were refused.
+        board: The state of the device, as published to frontends.
+        refused: Number of refused rows.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Admission:
         self._chance = chance
         self._callers: dict[int, CallerTerms] = {}
         self._costs_ns: list[int] = []
-        # When the batches that run are expected to end.
+        # The expected end of each running batch.
         self._ends_ns: list[int] = []
 
     def tell(
@@ -53,15 +53,15 @@ class Admission:
         free_ns: int = 0,
         other_ns: int = 0,
     ) -> None:
-        """Let the device say what waits behind the batch that leaves now, if one does.
+        """Publish what is queued behind the batch that is dispatched now, if one is.
 
         Args:
-            queue: What waits.
+            queue: The queued rows.
             now_ns: The time.
-            times: What batches take.
-            running_rows: Rows of the batch of this model that leaves now; 0 if none does.
-            free_ns: When the device has done another model's batch.
-            other_ns: The longest batch that another model offers.
+            times: Expected batch times.
+            running_rows: Rows of the batch of this model that is dispatched now; 0 if none is.
+            free_ns: When the device will have finished another model's batch.
+            other_ns: The time of the longest batch that another model offers.
         """
         board, policy = self.board, self._policy
         costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
@@ -80,12 +80,12 @@ class Admission:
         board.later = list(later_on_board(queue, board.free_ns, costs_ns[-1]))
 
     def ended(self) -> None:
-        """Take note that one of its batches has ended."""
+        """Record that one of its batches has ended."""
         if self._ends_ns:
             self._ends_ns.remove(min(self._ends_ns))
 
     def ask(self, now_ns: int, rows: int, caller: int, tier: int, target_ns: int) -> Refusal | None:
-        """One request asks; None if it is taken."""
+        """Ask for admission of a request; None if it is admitted."""
         board = self.board
         terms = self._callers.get(caller)
         if terms is None:
@@ -100,7 +100,7 @@ class Admission:
         return refusal
 
     def taken(self, table: RowTable, start: int, stop: int) -> np.ndarray:
-        """Which rows of a table are of requests that are taken, `bool[rows]`."""
+        """Which rows of a table belong to admitted requests, `bool[rows]`."""
         part = slice(start, stop)
         begins = np.flatnonzero(table.position[part] == 0)
         taken = np.fromiter(

@@ -1,4 +1,4 @@
-"""When requests come, and how many rows they have."""
+"""Arrivals: the times of requests and their numbers of rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Pattern = Literal["poisson", "gamma", "sine", "bursts"]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests in the order in which they come.
+    """Requests in order of arrival.
 
     Attributes:
-        at_ns: When, `int64[requests]`.
-        rows: How many rows each has, `int64[requests]`.
-        model: For which model, by its place, `int64[requests]`.
-        target_ns: How long an answer is worth something, `int64[requests]`.
+        at_ns: Arrival times, `int64[requests]`.
+        rows: Number of rows of each, `int64[requests]`.
+        model: Index of the requested model, `int64[requests]`.
+        target_ns: Latency target: how long after its arrival an answer is useful, `int64[requests]`.
         tier: 0 for high, 1 for normal, 2 for low, `int64[requests]`.
-        caller: Whose it is, `int64[requests]`.
+        caller: Number of the caller, `int64[requests]`.
     """
 
     at_ns: np.ndarray
@@ -35,19 +35,19 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Requests of one kind.
+    """A random stream of requests of one kind.
 
     Attributes:
-        rows_per_s: How many rows come in a second, on average.
-        target_ms: How long an answer is worth something.
-        model: For which model, by its place.
+        rows_per_s: Average rate, in rows per second.
+        target_ms: Latency target.
+        model: Index of the requested model.
         pattern: `poisson`; `gamma`, whose pauses have the coefficient of variation `cv`; `sine`, whose rate goes from
             nothing to twice the average and back in each second; `bursts`, at ten times the rate a tenth of the time.
-        cv: See above.
+        cv: Coefficient of variation of `gamma`.
         most_rows: With more than 1, the rows of requests follow a Pareto distribution of `alpha` up to it.
-        alpha: See above.
+        alpha: Parameter of the Pareto distribution.
         tier: 0 for high, 1 for normal, 2 for low.
-        caller: Whose they are.
+        caller: Number of the caller.
     """
 
     rows_per_s: float
@@ -61,7 +61,7 @@ class Stream:
     caller: int = 0
 
     def draw(self, seconds: float, rng: np.random.Generator) -> Requests:
-        """Its requests in so many seconds."""
+        """Draw the requests of this many seconds."""
         rows = self._rows(rng, 1 + int(self.rows_per_s * seconds * 1.5) + 1000)
         mean_rows = self._mean_rows()
         at_s = self._times(seconds, self.rows_per_s / mean_rows, rng)
@@ -78,7 +78,7 @@ class Stream:
     def _times(self, seconds: float, rate: float, rng: np.random.Generator) -> np.ndarray:
         if self.pattern == "gamma":
             shape = 1 / self.cv**2
-            # Enough even where few pauses make up most of the time.
+            # Enough even if few long gaps make up most of the time.
             count = int(rate * seconds * (1 + 4 * self.cv / max(1.0, rate * seconds) ** 0.5)) + 100
             at = rng.gamma(shape, 1 / (rate * shape), count).cumsum()
             while at[-1] < seconds:
@@ -90,7 +90,7 @@ class Stream:
         if self.pattern == "sine":
             at = at[rng.random(len(at)) < (1 - np.cos(2 * np.pi * at)) / 2]
         elif self.pattern == "bursts":
-            # Ten bursts in a second: each lasts 10 ms of its 100.
+            # Ten bursts a second: each lasts 10 of 100 ms.
             at = at[(at * 10) % 1 < 0.1]
         return at
 
@@ -112,7 +112,7 @@ class Stream:
 
 
 def joined(parts: list[Requests]) -> Requests:
-    """Requests of several streams, in the order in which they come."""
+    """Merge the requests of several streams in order of arrival."""
     order = np.concatenate([part.at_ns for part in parts]).argsort(kind="stable")
     return Requests(
         *(

@@ -1,6 +1,6 @@
-"""What no scheduler can exceed, who knows all requests and the times of all batches before.
+"""Upper bounds for any scheduler, computed with knowledge of all requests and batch times.
 
-Both bounds are for a device on which nothing is ever slower than its curve says.
+Both bounds assume a device that is never slower than its curve.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _UNREACHED: Final = -(1 << 30)
 
 
 def fluid(requests: Requests, curve: Curve) -> float:
-    """Which part of the rows is answered in time if rows and batches could be cut.
+    """Upper bound of the share of rows answered in time, with rows and batches divisible at will.
 
-    Each row takes the time that it has in the batches that do most rows in a second, and what is due first is done
-    first, which no other order exceeds.
+    Each row takes its share of the time of the most efficient batch, and rows are processed in order of their due
+    times, which is optimal.
 
     Args:
-        requests: The requests of all models, which have the same curve.
-        curve: The times of batches.
+        requests: The requests for all models, which share one curve.
+        curve: The batch times.
     """
     row_ns = min(curve.batch_ns(rows) / rows for rows in range(1, curve.max_batch_rows + 1))
     due_ns = (requests.at_ns + requests.target_ns).tolist()
@@ -51,22 +51,23 @@ def fluid(requests: Requests, curve: Curve) -> float:
 
 
 def has_exact(requests: Requests) -> bool:
-    """Whether `exact` is for these: requests of one row for one model, with one target."""
+    """Whether `exact` applies: requests of one row each, for one model, with one target."""
     one_row = bool((requests.rows == 1).all()) and not requests.model.any()
     return one_row and len(set(requests.target_ns.tolist())) <= 1
 
 
 def exact(requests: Requests, curve: Curve, step_ns: int | None = None) -> float:
-    """Which part of the rows is answered in time by the best batches, one at a time.
+    """The share of rows answered in time by the optimal sequence of batches.
 
-    Dynamic programming over the time at which the device is free and how many of the first rows are gone: a batch of
-    *n* takes a run of *n* rows that have come and are in time, and who came before is lost.
+    Dynamic programming over the time at which the device is free and the number of leading rows that are gone: a
+        batch of
+    *n* takes *n* consecutive rows that have arrived and are in time; rows before them are lost.
 
     Args:
-        requests: Requests for which there `has_exact`.
-        curve: The times of batches.
-        step_ns: The step of the grid of times, which are rounded in favour of the bound; None is a two hundredth of a
-            full batch. With times that are whole steps the bound is reached.
+        requests: Requests for which `has_exact` is true.
+        curve: The batch times.
+        step_ns: The step of the time grid; times are rounded in favour of the bound. None is a two hundredth of a
+            full batch. If all times are multiples of the step, the bound is attained.
     """
     costs = np.array([curve.batch_ns(rows) for rows in range(1, curve.max_batch_rows + 1)])
     step_ns = min(curve.full_ns // _STEPS if step_ns is None else step_ns, int(costs[0]))
@@ -75,11 +76,11 @@ def exact(requests: Requests, curve: Curve, step_ns: int | None = None) -> float
     due_ns = at_ns + requests.target_ns
     if not len(at_ns):
         return 0.0
-    # By the step, in a ring, and by how many of the first rows are gone: the most rows that were answered.
+    # By step modulo the ring's length, and by the number of leading rows that are gone: the most rows answered.
     ring = np.full((lasts[-1] + 1, len(at_ns) + 1), _UNREACHED, np.int32)
     steps = np.arange(int(due_ns[-1]) // step_ns + 1)
     come = at_ns.searchsorted((steps + 1) * step_ns).tolist()
-    # By the step and a longest batch: whoever was taken by one that ends at the step is behind so many rows.
+    # By step and longest batch: the number of leading rows gone for states that end at the step.
     gone = [0] * lasts[-1]
     ring[0, 0] = 0
     most = 0
@@ -88,7 +89,7 @@ def exact(requests: Requests, curve: Curve, step_ns: int | None = None) -> float
         first_rows = due_ns.searchsorted(step * step_ns + costs).tolist()
         begin = gone[step]
         gone.append(first_rows[0])
-        # Who has fewer rows behind him can leave more of them out.
+        # A state with fewer rows gone may drop more of them.
         best = np.maximum.accumulate(now[begin : last + 1])
         most = max(most, int(best[-1]))
         now[begin : last + 1] = _UNREACHED

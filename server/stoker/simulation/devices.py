@@ -1,4 +1,4 @@
-"""What batches take on the devices that are simulated."""
+"""Batch times of simulated devices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _DRAWN: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The time of a batch on a device that nothing disturbs: a part for the batch, and one for each row.
+    """The undisturbed batch time of a device: a constant part, and a part per row.
 
     Attributes:
-        batch_ms: The part for the batch.
-        row_ms: The part for each row, those that fill it up included.
-        max_batch_rows: Most rows in a batch.
-        buckets: The sizes up to which batches are filled, ascending; empty if they run as they come.
+        batch_ms: The constant part.
+        row_ms: The part per row, padding included.
+        max_batch_rows: Limit of rows per batch.
+        buckets: The sizes that batches are padded to, ascending; empty for no padding.
     """
 
     batch_ms: float
@@ -41,7 +41,7 @@ class Curve:
 
     @property
     def peak_rows_per_s(self) -> float:
-        """Rows in a second if all batches are full."""
+        """Throughput with full batches, in rows per second."""
         return self.max_batch_rows / self.full_ns * 1e9
 
 
@@ -57,12 +57,12 @@ CURVES: Final[Mapping[str, Curve]] = {
 
 
 class Jitter:
-    """How much longer batches take than their curve says: they are never shorter.
+    """Random lengthening of batch times beyond the curve; batches are never shorter.
 
     Args:
-        rng: Where chance comes from.
-        spread: Standard deviation of the normal distribution whose size is added, as a part of the time.
-        hiccups: How many of all batches take two to four times as long.
+        rng: The random generator.
+        spread: Standard deviation of the normal distribution whose absolute value is added, relative to the time.
+        hiccups: The share of batches that take two to four times as long.
     """
 
     def __init__(self, rng: np.random.Generator, spread: float = 0.03, hiccups: float = 0.001) -> None:
@@ -72,7 +72,7 @@ class Jitter:
         self._factors: list[float] = []
 
     def factor(self) -> float:
-        """The next batch's."""
+        """Draw the factor of the next batch's time."""
         if not self._factors:
             self._factors = self._draw()
         return self._factors.pop()

@@ -1,7 +1,7 @@
-"""Many servers under a virtual clock: requests are routed to them, servers are lost, and come and go with the load.
+"""Simulates a fleet of servers: requests are routed to them, servers fail, and their number follows the load.
 
-Each server has one GPU, the planner of the server for each model on it, and the arbiter between them. They share what
-they have learned of its times.
+Each server has one GPU, the planner of the server for each model, and the arbiter between them. Servers share what
+they have learned of batch times.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ __all__ = ["Fleet", "FleetOutcome", "place", "run_fleet"]
 
 _FAR_NS: Final = 1 << 60
 _SCALE_NS: Final = 100_000_000
-"""How often it is looked whether there are too many or too few servers."""
+"""How often the number of servers is adjusted."""
 _UTILISATION: Final = 0.7
-"""What part of the time servers are to compute, where they come and go."""
+"""The target utilisation of servers if their number follows the load."""
 _PATIENCE_NS: Final = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Servers.
+    """A fleet of servers.
 
     Attributes:
-        curve: What batches take on each.
-        gpus: How many there are, or can be.
-        policy: How each model is batched.
-        routing: What requests are routed by.
-        choices: Among how many servers, drawn by chance.
-        state_ms: How old what is known of them may be; each router knows what it has sent since.
-        routers: How many route requests, each of them any.
-        models: How many models there are.
-        copies: On how many servers each model is; 0 for all.
-        lose: How many servers are lost when half of the requests have come; what they have goes to others.
-        least: With how many servers it begins, where they come and go with the load; None for all that there are.
-        start_s: How long a server takes until it serves.
+        curve: The batch times of each server.
+        gpus: Number of servers, or their maximum.
+        policy: The batching policy of each model.
+        routing: The routing policy.
+        choices: Number of randomly drawn servers that the router chooses from.
+        state_ms: Maximum age of the router's view of servers; each router also knows what it has sent since.
+        routers: Number of routers; each request goes to any of them.
+        models: Number of models.
+        copies: Number of servers for each model; 0 for all.
+        lose: Number of servers that fail after half of the requests; their queued requests are rerouted.
+        least: Initial and minimum number of servers if the number follows the load; None for a constant number.
+        start_s: How long a server takes to start.
     """
 
     curve: Curve
@@ -67,12 +67,12 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class FleetOutcome:
-    """What became of all requests.
+    """The outcome of all requests.
 
     Attributes:
-        outcome: As of one device.
-        gpu_s: For how many seconds servers were there, all together.
-        rerouted_rows: Rows that were on servers that were lost.
+        outcome: The outcome as for a single device.
+        gpu_s: Server-seconds used, over all servers.
+        rerouted_rows: Number of rows that were on servers that failed.
     """
 
     outcome: Outcome
@@ -81,7 +81,7 @@ class FleetOutcome:
 
 
 class _Server:
-    """One server; what it wants to be known of it is as old as `see` was called."""
+    """One server; routers see its state as of the last call of `see`."""
 
     def __init__(self, fleet: Fleet, models: Sequence[int], times: ServiceTimes) -> None:
         self.queues = {model: RowQueue() for model in models}
@@ -98,24 +98,24 @@ class _Server:
         self.sent = [0] * fleet.routers
 
     def see(self) -> None:
-        """Let others know how it is."""
+        """Publish its state to the routers."""
         self.leased_rows = self._seen_rows = self.waiting
         self._seen_free_ns = self.free_ns
         self.sent = [0] * len(self.sent)
 
     def see_as(self, router: int) -> None:
-        """Let `leased_rows` be what a router knows."""
+        """Let `leased_rows` be what one router knows."""
         self.leased_rows = self._seen_rows + self.sent[router]
 
     def end_ns(self, now_ns: int, rows: int) -> int:
-        """When it would be done with as many more, as far as is known."""
+        """The expected time at which it would finish, given this many additional rows."""
         full, rest = divmod(self.leased_rows + rows, self._curve.max_batch_rows)
         spent_ns = full * self._curve.full_ns + (self._curve.batch_ns(rest) if rest else 0)
         return max(now_ns, self._seen_free_ns) + spent_ns
 
 
 def place(fleet: Fleet) -> list[list[int]]:
-    """Which models are on each server: each on as many as is asked for, and about as many on each."""
+    """Place models on servers: as many copies of each as requested, evenly distributed."""
     copies = fleet.copies or fleet.gpus
     placed: list[list[int]] = [[] for _ in range(fleet.gpus)]
     for number in range(fleet.models * copies):
@@ -129,7 +129,7 @@ class _Run:
         self.fleet, self.requests = fleet, requests
         times = ServiceTimes(fleet.policy.buckets)
         self.servers = [_Server(fleet, models, times) for models in place(fleet)]
-        self.chance = random.Random(seed)  # noqa: S311  # requests are dealt, nothing is kept secret
+        self.chance = random.Random(seed)  # noqa: S311  # used for routing only
         self.jitter = Jitter(np.random.default_rng(seed + 1))
         self.starts = requests.rows.cumsum() - requests.rows
         request = np.repeat(np.arange(len(requests.rows)), requests.rows)
@@ -155,7 +155,7 @@ class _Run:
         self.hosts = {}
 
     def deal(self, model: int, rows: Sequence[int], now_ns: int) -> None:
-        """Route a request, and let a server that is free begin."""
+        """Route a request, and start a batch if its server is idle."""
         hosts = self.hosts.get(model)
         if hosts is None:
             hosts = [
@@ -184,7 +184,7 @@ class _Run:
             self.begin(number, now_ns)
 
     def begin(self, number: int, now_ns: int) -> None:
-        """Let a server that is free run a batch, if it has one."""
+        """Start the next batch on an idle server, if there is one."""
         server, policy = self.servers[number], self.fleet.policy
         offers = {}
         for model, queue in server.queues.items():
@@ -228,7 +228,7 @@ class _Run:
         )
 
     def lose(self, number: int, now_ns: int) -> None:
-        """Lose a server; what it had, others get."""
+        """Let a server fail, and reroute its requests."""
         server = self.servers[number]
         self.set_there(number, now_ns, there=False)
         left = [*server.running.tolist()] if server.free_ns > now_ns else []
@@ -245,7 +245,7 @@ class _Run:
 
 
 def run_fleet(fleet: Fleet, requests: Requests, seed: int) -> FleetOutcome:
-    """Let requests come to a fleet, until nobody waits."""
+    """Simulate a fleet until all requests are done."""
     run = _Run(fleet, requests, seed)
     there = fleet.gpus if fleet.least is None else min(fleet.least, fleet.gpus)
     for number in range(there):
@@ -279,7 +279,7 @@ def run_fleet(fleet: Fleet, requests: Requests, seed: int) -> FleetOutcome:
 
 
 class _Ticks:
-    """What happens at times of its own: servers are seen, lost, and come and go."""
+    """Timed events: servers publish their states, fail, start and stop."""
 
     def __init__(self, run: _Run, lose_ns: int) -> None:
         self._run = run
@@ -290,7 +290,7 @@ class _Ticks:
         self._busy_ns = 0
 
     def until(self, now_ns: int) -> None:
-        """Let happen what is due."""
+        """Run the events that are due."""
         run = self._run
         if now_ns >= self._see_ns:
             for server in run.servers:
@@ -308,7 +308,7 @@ class _Ticks:
             self._scale(now_ns)
 
     def _scale(self, now_ns: int) -> None:
-        """Have as many servers as compute for the part of the time that is wanted, with what waits."""
+        """Adapt the number of servers to the target utilisation, queued work included."""
         run, fleet = self._run, self._run.fleet
         there = [number for number, server in enumerate(run.servers) if server.there]
         busy_ns = sum(server.busy_ns for server in run.servers)

@@ -1,6 +1,6 @@
-"""One model with several instances in a simulated world: batches that run beside each other, and slow each other.
+"""Simulates one model with several instances, whose concurrent batches slow each other down.
 
-A batch that runs beside others goes on at a part of its speed, and at its full speed again when they have ended.
+A batch that runs beside others proceeds at a fraction of its speed, and at full speed again when they have ended.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["run_instances"]
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A batch on the device.
+    """A running batch.
 
     Attributes:
-        rows: Its rows, by their place in the table.
-        began_ns: When it began.
-        beside: How many others ran then.
-        left_ns: What it would take from now on if it ran alone.
-        speed: At which part of that it goes on beside one more.
+        rows: Indices of its rows in the table.
+        began_ns: When it started.
+        beside: Number of other batches running at that time.
+        left_ns: Remaining time if it ran alone.
+        speed: Its relative speed beside one other batch.
     """
 
     rows: np.ndarray
@@ -47,16 +47,16 @@ def run_instances(
     most: int,
     speed: Callable[[int], float],
 ) -> Outcome:
-    """Let the requests come, and up to `most` batches run at once, until nobody waits.
+    """Simulate the requests with up to `most` concurrent batches until all are done.
 
     Args:
         requests: The requests, for one model.
-        times: What its batches take alone.
-        table: Its rows.
-        planned: What decides.
-        jitter: How much longer batches take.
-        most: Batches that run at once.
-        speed: For the rows of a batch, at which part of its speed it runs beside one other; beside more it is less.
+        times: Batch times without concurrency.
+        table: The rows of the requests.
+        planned: The scheduler.
+        jitter: Lengthens batch times.
+        most: Limit of concurrent batches.
+        speed: Returns the relative speed of a batch of this many rows beside one other; beside more it is lower.
     """
     arrivals = table.at_ns.tolist()
     done = np.full(len(arrivals), NEVER_NS)
@@ -80,7 +80,7 @@ def run_instances(
 
 
 def _begin(device: _Device, planned: Planned, most: int, now_ns: int) -> int:
-    """Let batches begin that the planner lets go; returns when to look again, if nothing arrives before."""
+    """Start the batches that the planner dispatches; returns when to look again if nothing arrives before."""
     while len(device.running) < most:
         planned.times.running = len(device.running)
         _, rows, look_again_ns = planned.next_batch(now_ns)
@@ -91,12 +91,12 @@ def _begin(device: _Device, planned: Planned, most: int, now_ns: int) -> int:
 
 
 class _Device:
-    """The batches that run.
+    """The running batches.
 
     Attributes:
-        running: These.
-        batches: How many have begun.
-        busy_ns: How long at least one ran.
+        running: The running batches.
+        batches: Number of batches started.
+        busy_ns: How long at least one batch ran.
     """
 
     def __init__(self, times: BatchTimes, jitter: Jitter, speed: Callable[[int], float]) -> None:
@@ -107,13 +107,13 @@ class _Device:
         self._speed = speed
 
     def begin(self, rows: np.ndarray, now_ns: int) -> None:
-        """Let a batch begin."""
+        """Start a batch."""
         alone_ns = self._times.batch_ns(len(rows)) * self._jitter.factor()
         self.running.append(_Running(rows, now_ns, len(self.running), alone_ns, self._speed(len(rows))))
         self.batches += 1
 
     def go_on(self, now_ns: int, until_ns: int) -> int:
-        """Let batches run until the first of them ends, or until a time if that is earlier; returns when that is."""
+        """Advance to the end of the first batch, or to `until_ns` if that is earlier; returns the time reached."""
         others = len(self.running) - 1
         paces = [(batch, batch.speed / others if others else 1.0) for batch in self.running]
         ends_ns = [now_ns + max(1, round(batch.left_ns / pace)) for batch, pace in paces]
@@ -124,7 +124,7 @@ class _Device:
         return until_ns
 
     def ended(self) -> list[_Running]:
-        """The batches that have ended, which run no more."""
+        """Remove and return the batches that have ended."""
         over = [batch for batch in self.running if batch.left_ns < 1]
         self.running = [batch for batch in self.running if batch.left_ns >= 1]
         return over

@@ -1,4 +1,4 @@
-"""Limits of callers in a simulated world: the buckets of the server, under a virtual clock."""
+"""Quotas of callers in a simulation: the token buckets of the server under a virtual clock."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["let_in"]
 
 
 def let_in(requests: Requests, rows_per_s: float, burst_s: float) -> Requests:
-    """The requests that remain where each caller may send so many rows in a second, as one frontend sees it.
+    """Filter requests by a quota of rows per second for each caller, as enforced by one frontend.
 
     Args:
-        requests: All that are sent; those beyond the limit are refused, and not sent again.
-        rows_per_s: The limit.
-        burst_s: How many seconds of it a caller may use at once.
+        requests: All requests; those beyond the quota are refused and not retried.
+        rows_per_s: The quota.
+        burst_s: Number of seconds of the quota that a caller may use at once.
     """
     buckets: dict[int, Bucket] = {}
     drawn: dict[int, int] = {}

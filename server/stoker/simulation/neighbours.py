@@ -1,4 +1,4 @@
-"""What callers and tiers notice of a neighbour, by how much that asks for."""
+"""How a neighbour's load affects other callers and tiers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OTHERS: Final = 5
 _EACH: Final = 0.1
 _HIGH: Final = 0.3
 _LOW_TARGETS: Final = 10
-"""How many times as long as those of the high tier the low one's targets are."""
+"""The low tier's target as a multiple of the high tier's."""
 
 
 def beside(
@@ -35,21 +35,21 @@ def beside(
     seeds: Sequence[int],
     admission: Admission = "target",
 ) -> Iterator[dict[str, object]]:
-    """What becomes of five callers of 0.1 beside one of each load, or of a high tier of 0.3 beside a low one.
+    """Simulate five callers of load 0.1 beside a caller of each load, or a high tier of load 0.3 beside a low tier.
 
     Args:
-        kind: Which of the two.
-        curve: What batches take.
-        policy: How they are made up.
-        target_ms: How long an answer is worth something; ten times as long for the low tier.
-        loads: What the neighbour asks for, as a part of what the device does in full batches; 0 is nothing.
-        seconds: How long requests come.
-        seeds: Of chance.
-        admission: Which requests are taken.
+        kind: Which of the two cases.
+        curve: The batch times.
+        policy: The batching policy.
+        target_ms: The latency target; ten times as long for the low tier.
+        loads: Loads of the neighbour, relative to the throughput of full batches; 0 for no neighbour.
+        seconds: Duration of the arrivals.
+        seeds: Random seeds.
+        admission: Which requests are admitted.
 
     Yields:
-        For each load what part of the others' rows is in time, that of the worst of them, the time to their answers,
-        and which part of the device's time the neighbour has.
+        For each load the share of the others' rows in time, that of the worst of them, their latency, and the
+        neighbour's share of the device time.
     """
     peak = curve.peak_rows_per_s
     if kind == "callers":
@@ -62,7 +62,7 @@ def beside(
         outcomes = []
         for seed in seeds:
             chance = np.random.default_rng(seed)
-            # The others ask for the same, whatever the neighbour does.
+            # The others' requests are the same for every load of the neighbour.
             parts = [stream.draw(seconds, chance) for stream in others]
             if load:
                 parts.append(_times(neighbour, load).draw(seconds, chance))

@@ -1,4 +1,4 @@
-"""What was simulated, as a picture: goodput, latency and device use by load."""
+"""Plots simulation results: goodput, latency and device use by load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["draw"]
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the lines of a table of loads.
+    """Plot a table of loads.
 
     Args:
-        path: The file; its suffix says which kind of picture.
+        path: The file; its suffix determines the format.
         rows: The table.
 
     Raises:
-        InvalidSettings: It is another table, the file cannot be written, or a package is missing.
+        InvalidSettings: The table has no loads, the file cannot be written, or a package is missing.
     """
     if not rows or "load" not in rows[0]:
         raise InvalidSettings("only loads can be drawn: leave --plot out with --suite and --replay")

@@ -1,4 +1,4 @@
-"""The scheduler of the server in a simulated world: its planner, asked as its workers ask it."""
+"""The scheduler of the server in a simulation: its planner, called as the device process calls it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from stoker.simulation.world import Batch, RowTable
 __all__ = ["Planned", "Untargeted"]
 
 _TIMEOUT_NS: Final = 60_000_000_000
-"""When callers stop waiting."""
+"""The timeout of requests."""
 
 
 class Planned:
-    """One model, planned with its targets.
+    """One model with targets, scheduled by the planner.
 
     Args:
-        table: Its rows.
-        policy: How it is batched.
-        times: What is known of its batches before.
-        admission: Who may queue; None lets all.
+        table: The model's rows.
+        policy: Its batching policy.
+        times: Initial knowledge of its batch times.
+        admission: Its admission control; None admits everything.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Planned:
         self._policy = policy
         self._deadline_ns = table.at_ns + _TIMEOUT_NS
         self._numbers = np.arange(len(table.at_ns), dtype=np.int32)
-        # Where nobody is told apart, nothing is said of that, as in a server without named keys and tiers.
+        # Without different callers or tiers, rows carry no rank, as in a server without named keys and tiers.
         self._ranked = bool(table.caller.any() or (table.tier != 1).any())
         self._large = bool(len(table.size)) and int(table.size.max()) > 1
         self._queue = RowQueue()
 
     def arrive(self, model: int, start: int, stop: int) -> None:
-        """Rows have come."""
+        """Queue arrived rows that are admitted."""
         del model
         rows: slice | np.ndarray = slice(start, stop)
         table = self._table
@@ -68,26 +68,26 @@ class Planned:
 
     @property
     def refused_rows(self) -> int:
-        """How many rows were not taken."""
+        """Number of refused rows."""
         return 0 if self._admission is None else self._admission.refused
 
     def tell(self, now_ns: int, free_ns: int, other_ns: int) -> None:
-        """Let those who come know what the other models of its device do.
+        """Publish the state of the device's other models to the admission control.
 
         Args:
             now_ns: The time.
-            free_ns: When the device has done what it runs now.
-            other_ns: The longest batch that another model offers.
+            free_ns: When the device will have finished its current batch.
+            other_ns: The time of the longest batch that another model offers.
         """
         if self._admission is not None:
             self._admission.tell(self._queue, now_ns, self.times, 0, free_ns=free_ns, other_ns=other_ns)
 
     def offer(self, now_ns: int) -> Offer | None:
-        """What the planner would let go."""
+        """The batch that the planner would dispatch."""
         return offer(self._queue, now_ns, self._policy, self.times)
 
     def next_batch(self, now_ns: int) -> Batch:
-        """What the planner lets go."""
+        """The batch that the planner dispatches."""
         planned = plan(self._queue, now_ns, self._policy, self.times)
         lots = planned.batch
         if self._admission is not None:
@@ -97,7 +97,7 @@ class Planned:
         return Batch(0, lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
 
     def ran(self, model: int, rows: int, elapsed_ns: int, beside: int = 0) -> None:
-        """It learns."""
+        """Let the planner learn a batch's time."""
         del model
         if self._admission is not None:
             self._admission.ended()
@@ -105,14 +105,14 @@ class Planned:
 
 
 class Untargeted(Planned):
-    """One model as it is planned without targets: callers stop waiting at them."""
+    """One model scheduled without targets: they only serve as timeouts."""
 
     def __init__(self, table: RowTable, policy: BatchPolicy) -> None:
         super().__init__(table, policy)
         self._deadline_ns = table.due_ns
 
     def arrive(self, model: int, start: int, stop: int) -> None:
-        """Rows have come."""
+        """Queue arrived rows."""
         del model
         rows, table = slice(start, stop), self._table
         self._queue.push(

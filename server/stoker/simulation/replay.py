@@ -1,4 +1,4 @@
-"""Requests that were recorded, and times that a running server has learned."""
+"""Recorded requests, and batch times learned by a running server, as input of simulations."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _CAP: Final = "stoker_batch_cap_rows"
 
 
 def read_requests(path: Path, target_ms: float) -> tuple[Requests, list[str]]:
-    """Read requests from a CSV file with the columns `time` (seconds), `model` and `rows`; others are let be.
+    """Read requests from a CSV file with the columns `time` (seconds), `model` and `rows`; others are ignored.
 
     Args:
         path: The file.
-        target_ms: How long an answer is worth something.
+        target_ms: The latency target.
 
     Returns:
-        The requests, in order, and the names of the models.
+        The requests in order of arrival, and the names of the models.
 
     Raises:
-        InvalidSettings: It cannot be read, or has no requests.
+        InvalidSettings: The file cannot be read, or has no requests.
     """
     try:
         with path.open(newline="") as file:
@@ -82,20 +82,20 @@ def _told(row: dict[str, str]) -> _Told:
 
 
 def read_curve(uri: str, model: str | None) -> Curve:
-    """Ask a running server what batches of a model take.
+    """Read the batch times of a model from a running server.
 
     Args:
-        uri: Its `/metrics`, or its root.
+        uri: The server's `/metrics`, or its root.
         model: The model; None for the only one that has run batches.
 
     Raises:
-        InvalidSettings: It does not answer, or has not run batches of two sizes.
+        InvalidSettings: The server does not answer, or has not run batches of two sizes.
     """
     url = uri if uri.rstrip("/").endswith("/metrics") else f"{uri.rstrip('/')}/metrics"
     if not url.startswith(("http://", "https://")):
         raise InvalidSettings(f"{uri} is no address of a server: it begins with http:// or https://")
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # its scheme was looked at
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # its scheme was checked
             text = answer.read().decode()
     except (OSError, ValueError) as error:
         raise InvalidSettings(f"{url} cannot be read: {error}") from error
@@ -103,10 +103,10 @@ def read_curve(uri: str, model: str | None) -> Curve:
 
 
 def learned_curve(text: str, model: str | None) -> Curve:
-    """The line through what batches take, by the metrics of a server; by least squares of relative errors.
+    """Fit a line to the batch times in a server's metrics, by least squares of relative errors.
 
     Raises:
-        InvalidSettings: There is nothing of that model, or of one size alone.
+        InvalidSettings: The metrics have no batches of that model, or only of one size.
     """
     known: dict[str, dict[str, dict[str, float]]] = {}
     for family in text_string_to_metric_families(text):

@@ -1,4 +1,4 @@
-"""Several models that share a device in a simulated world: the planner of each, and the arbiter between them."""
+"""Simulates several models that share a device: the planner of each, and the arbiter between them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Shared"]
 
 
 class Shared:
-    """Models of one device, of which one batch runs at a time.
+    """The models of one device, which runs one batch at a time.
 
     Args:
-        tables: Their rows.
-        policies: How each is batched.
-        shares: Weights of their device time in conflicts; equal if not said.
-        admits: Whether only those requests are taken that are expected to be in time.
+        tables: The rows of each model.
+        policies: The batching policy of each model.
+        shares: Weights for device time under contention; equal by default.
+        admits: Whether requests that are not expected to be in time are refused.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Shared:
         self._arbiter = Arbiter(dict(zip(names, shares or [1.0] * len(names), strict=True)))
 
     def arrive(self, model: int, start: int, stop: int) -> None:
-        """Rows have come."""
+        """Queue arrived rows."""
         self._models[model].arrive(0, start, stop)
 
     def next_batch(self, now_ns: int) -> Batch:
-        """What the arbiter names, as its planner lets it go."""
+        """The batch that the planner of the model chosen by the arbiter dispatches."""
         offers: dict[str, Offer] = {}
         look_again: list[int] = []
         for number, model in enumerate(self._models):
             offer = model.offer(now_ns)
             if offer is None:
-                # What is over is handed back all the same.
+                # Rows that have timed out are dropped all the same.
                 model.next_batch(now_ns)
                 continue
             offers[str(number)] = offer
@@ -69,15 +69,15 @@ class Shared:
 
     @property
     def refused_rows(self) -> int:
-        """How many rows were not taken."""
+        """Number of refused rows."""
         return sum(model.refused_rows for model in self._models)
 
     def _tell(self, now_ns: int, free_ns: int, offers: Mapping[str, Offer]) -> None:
-        """Let those who come know when the device is free, and what the other models offer."""
+        """Publish to the admission controls when the device is free, and what the other models offer."""
         for number, model in enumerate(self._models):
             others = (offer.cost_ns for name, offer in offers.items() if name != str(number))
             model.tell(now_ns, free_ns, max(others, default=0))
 
     def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
-        """Its planner learns."""
+        """Let the model's planner learn a batch's time."""
         self._models[model].ran(0, rows, elapsed_ns)

@@ -1,4 +1,4 @@
-"""The open workloads, and what each scheduler makes of them."""
+"""The open workloads, and the outcome of each scheduler on them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Workload:
     """Requests for the models of one device.
 
     Attributes:
-        curve: What batches take, a name of `CURVES`.
-        load: Rows in a second, as a part of what the device does in full batches.
+        curve: Name of the batch times in `CURVES`.
+        load: Rate of arriving rows, relative to the throughput of full batches.
         stream: The requests, with a rate of 1.
-        text: What it is, in a few words.
-        seconds: How long requests come.
-        others: Loads of further models, with the same curve and the same kind of requests.
+        text: A short description.
+        seconds: Duration of the arrivals.
+        others: Loads of further models, with the same curve and kind of requests.
         beside: Further streams of requests for the same model, each with its load.
     """
 
@@ -48,11 +48,11 @@ class Workload:
 
     @property
     def models(self) -> int:
-        """How many models there are."""
+        """Number of models."""
         return 1 + len(self.others)
 
     def draw(self, seed: int) -> Requests:
-        """Its requests."""
+        """Draw its requests."""
         chance, peak = np.random.default_rng(seed), CURVES[self.curve].peak_rows_per_s
         streams = [
             dataclasses.replace(self.stream, rows_per_s=load * peak, model=model)
@@ -62,7 +62,7 @@ class Workload:
         return joined([stream.draw(self.seconds, chance) for stream in streams])
 
     def in_time_beside(self, outcome: Outcome) -> float | None:
-        """In time of those beside the first model or stream, the part of the one that fares worst; None if alone."""
+        """The lowest share in time among those beside the first model or stream; None if there is only one."""
         parts = [outcome.in_time(model) for model in range(1, self.models)]
         parts += [outcome.in_time(caller=stream.caller, tier=stream.tier) for _, stream in self.beside]
         return min(parts, default=None)
@@ -128,14 +128,14 @@ def simulate(
     hiccups: float = 0.0,
     admission: lateness.Admission = "target",
 ) -> list[Outcome] | None:
-    """What a scheduler makes of a workload, once for each seed; None if it is for one model alone.
+    """Simulate a workload with a scheduler, once per seed; None if the scheduler supports only one model.
 
     Args:
         workload: The requests.
         scheduler: One of `SCHEDULERS`.
-        seeds: Of chance.
-        hiccups: Which part of the batches takes several times as long.
-        admission: Which of its requests Stoker takes; others take all.
+        seeds: Random seeds.
+        hiccups: The share of batches that take several times as long.
+        admission: Which requests Stoker admits; other schedulers admit all.
     """
     curve = CURVES[workload.curve]
     drawn = [(workload.draw(seed), seed) for seed in seeds]
@@ -166,7 +166,7 @@ def simulate_load(
     hiccups: float = 0.001,
     admission: lateness.Admission = "target",
 ) -> Outcome:
-    """What Stoker makes of a stream of requests with these settings."""
+    """Simulate a stream of requests with Stoker and these settings."""
     requests = stream.draw(seconds, np.random.default_rng(seed))
     return _simulate_alone(curve, policy, requests, seed, hiccups, admission)
 
@@ -180,7 +180,7 @@ def simulate_requests(
     hiccups: float = 0.001,
     admission: lateness.Admission = "target",
 ) -> Outcome:
-    """What Stoker makes of given requests for models that share a device, all with the same curve and settings."""
+    """Simulate requests with Stoker for models that share a device, all with the same curve and settings."""
     tables = row_tables(requests, models)
     shared = Shared(tables, [policy] * models, admits=admission == "target")
     outcome = run(requests, [curve] * models, tables, shared, _jitter(seed, hiccups))

@@ -1,7 +1,7 @@
-"""One device with its models under a virtual clock, and whoever decides what runs on it.
+"""Simulates one device with its models under a virtual clock, driven by a scheduler.
 
-What has arrived since the last look is one lot, as a worker of the server reads its doorbells. Nothing here sleeps,
-waits, or looks at a clock.
+All rows that have arrived since the last call form one lot, as when a device process reads its doorbells. Nothing
+here sleeps, blocks, or reads a clock.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = [
 
 NEVER_NS: Final = (1 << 62) - 1
 PATIENCE_NS: Final = 2_000_000_000
-"""How long after the last request a run goes on at most."""
+"""How long a run continues at most after the last request."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """The rows of the requests for one model, in the order in which they come.
+    """The rows of the requests for one model, in order of arrival.
 
     Attributes:
-        at_ns: When each came, `int64[rows]`.
-        position: Its place within its request.
-        size: Rows of its request.
-        due_ns: Until when an answer is worth something.
-        request: The place of its request among those of all models.
+        at_ns: Arrival times, `int64[rows]`.
+        position: Index of each row within its request.
+        size: Number of rows of its request.
+        due_ns: Until when an answer is useful.
+        request: Index of its request among those of all models.
         tier: 0 for high, 1 for normal, 2 for low.
-        caller: Whose it is.
+        caller: Number of the caller.
     """
 
     at_ns: np.ndarray
@@ -58,12 +58,12 @@ class RowTable:
 
 
 class Batch(NamedTuple):
-    """What a scheduler wants now.
+    """The decision of a scheduler.
 
     Attributes:
-        model: Of which model.
-        rows: The rows to run, by their place in its table, `int64[rows]`; empty if nothing runs now.
-        look_again_ns: When to ask again if nothing arrives before; None means only then.
+        model: Index of the model.
+        rows: The rows to run, as indices into its table, `int64[rows]`; empty to run nothing now.
+        look_again_ns: When to ask again if nothing arrives before; None to wait for an arrival.
     """
 
     model: int
@@ -72,36 +72,36 @@ class Batch(NamedTuple):
 
 
 class BatchTimes(Protocol):
-    """What batches take that nothing disturbs."""
+    """Undisturbed batch times."""
 
     def batch_ns(self, rows: int) -> int:
         """The time of a batch of `rows`."""
 
 
 class Scheduler(Protocol):
-    """What decides."""
+    """Decides which batches run."""
 
     def arrive(self, model: int, start: int, stop: int) -> None:
-        """Rows of a model have come: those of its table from place `start` up to before `stop`."""
+        """Rows of a model have arrived: those of its table with indices `start` to `stop`, exclusive."""
 
     def next_batch(self, now_ns: int) -> Batch:
-        """The device is free: what runs now?"""
+        """Return the next batch; the device is idle."""
 
     def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
-        """A batch has ended."""
+        """Report that a batch has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has become of all requests.
+    """The outcome of all requests.
 
     Attributes:
         requests: The requests.
-        done_ns: When the last row of each was answered, `int64[requests]`; `NEVER_NS` if one was not.
+        done_ns: When the last row of each was answered, `int64[requests]`; `NEVER_NS` if not all rows were.
         busy_ns: How long the device computed, by model.
-        batches: How many batches.
-        end_ns: When it was over.
-        refused_rows: How many rows were not taken.
+        batches: Number of batches.
+        end_ns: When the simulation ended.
+        refused_rows: Number of refused rows.
     """
 
     requests: Requests
@@ -114,7 +114,7 @@ class Outcome:
     def in_time(
         self, model: int | None = None, *, caller: int | None = None, tier: int | None = None
     ) -> float:
-        """Which part of the rows was answered within its target, with its whole request; of some or all."""
+        """The share of rows whose whole request was answered within its target; of all or some requests."""
         asked = self.requests
         which = self._which(model, caller, tier)
         rows = asked.rows[which]
@@ -131,17 +131,17 @@ class Outcome:
 
     @property
     def answered_rows(self) -> int:
-        """Rows of the requests that were answered as a whole."""
+        """Number of rows of completely answered requests."""
         return int(self.requests.rows[self.done_ns < NEVER_NS].sum())
 
     def latency_ms(self, quantile: float) -> float:
-        """Time from a request to its answer, of those that have one; NaN if none has."""
+        """A quantile of the latency of answered requests; NaN if there are none."""
         took = (self.done_ns - self.requests.at_ns)[self.done_ns < NEVER_NS]
         return float(np.quantile(took, quantile)) / 1e6 if len(took) else float("nan")
 
 
 def row_tables(requests: Requests, models: int) -> list[RowTable]:
-    """The rows of each model."""
+    """Make the table of rows of each model."""
     tables = []
     for model in range(models):
         which = np.flatnonzero(requests.model == model)
@@ -170,14 +170,14 @@ def run(
     scheduler: Scheduler,
     jitter: Jitter,
 ) -> Outcome:
-    """Let the requests come, and batches run one at a time, until nobody waits.
+    """Simulate the requests, with one batch at a time, until all are done.
 
     Args:
         requests: The requests.
-        curves: The times of each model's batches.
-        tables: Its rows, by `row_tables`.
-        scheduler: What decides.
-        jitter: How much longer batches take.
+        curves: The batch times of each model.
+        tables: The rows of each model, from `row_tables`.
+        scheduler: The scheduler.
+        jitter: Lengthens batch times.
     """
     arrivals = [table.at_ns.tolist() for table in tables]
     done = [np.full(len(times), NEVER_NS) for times in arrivals]
@@ -210,12 +210,12 @@ def run(
 
 
 def answered_ns(requests: Requests, tables: Sequence[RowTable], done: Sequence[np.ndarray]) -> np.ndarray:
-    """When each request was answered, `int64[requests]`: with the last of its rows.
+    """When each request was answered, `int64[requests]`: when its last row was.
 
     Args:
         requests: The requests.
         tables: The rows of each model.
-        done: When each of them was done.
+        done: When each row was done, by model.
     """
     last_rows = np.zeros(len(requests.at_ns), np.int64)
     for table, ends in zip(tables, done, strict=True):
