@@ -1,1 +1,1 @@
-"""The control channel that joins the processes, and what they tell each other on it."""
+"""The control channel between the supervisor and its processes, and the messages sent on it."""

@@ -1,4 +1,4 @@
-"""What frontends ask of the supervisor for their callers, and how it answers."""
+"""Requests of frontends to the supervisor on behalf of callers, and the supervisor's answers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AskIndex:
-    """A frontend asks for a caller which models there are.
+    """A frontend requests the list of models.
 
     Attributes:
-        ticket: What the answer names.
-        ready: Only those that are ready.
+        ticket: Identifies the request in the answer.
+        ready: List only models that are ready.
     """
 
     ticket: int
@@ -40,11 +40,11 @@ class AskIndex:
 
 @dataclass(frozen=True, slots=True)
 class AskEvents:
-    """A frontend asks for a caller what has happened to versions.
+    """A frontend requests the events of versions.
 
     Attributes:
-        ticket: What the answer names.
-        model: Only those of this model; None for all.
+        ticket: Identifies the request in the answer.
+        model: Return events of this model only; None for all.
     """
 
     ticket: int
@@ -53,14 +53,14 @@ class AskEvents:
 
 @dataclass(frozen=True, slots=True)
 class AskLoad:
-    """A frontend asks for a caller to load a model.
+    """A frontend requests a model to be loaded.
 
     Attributes:
-        ticket: What the answer names.
+        ticket: Identifies the request in the answer.
         model: Name of the model.
-        version: One version, in addition to those that are served.
-        policy: Which versions, if not those that its settings ask for.
-        adjustments: How it is to be batched, if not as its settings say; of no account where a version is named.
+        version: A single version to load in addition to the served ones.
+        policy: The versions to serve instead of those in the model's settings.
+        adjustments: Changes to the model's batching settings; ignored if `version` is given.
     """
 
     ticket: int
@@ -72,12 +72,12 @@ class AskLoad:
 
 @dataclass(frozen=True, slots=True)
 class AskShift:
-    """A frontend asks for a caller to send the requests of a model to its versions by other weights.
+    """A frontend requests new canary weights for the versions of a model.
 
     Attributes:
-        ticket: What the answer names.
+        ticket: Identifies the request in the answer.
         model: Name of the model.
-        canary: The weights of its labels.
+        canary: The weights by label.
     """
 
     ticket: int
@@ -87,12 +87,12 @@ class AskShift:
 
 @dataclass(frozen=True, slots=True)
 class AskUnload:
-    """A frontend asks for a caller to unload a model.
+    """A frontend requests a model to be unloaded.
 
     Attributes:
-        ticket: What the answer names.
+        ticket: Identifies the request in the answer.
         model: Name of the model.
-        version: One version; None for all.
+        version: The version to unload; None for all.
     """
 
     ticket: int
@@ -102,10 +102,10 @@ class AskUnload:
 
 @dataclass(frozen=True, slots=True)
 class AskReload:
-    """A frontend asks for a caller to replace the server by a new one.
+    """A frontend requests the server to be replaced by a new one (reload).
 
     Attributes:
-        ticket: What the answer names.
+        ticket: Identifies the request in the answer.
     """
 
     ticket: int
@@ -113,12 +113,12 @@ class AskReload:
 
 @dataclass(frozen=True, slots=True)
 class AskTraces:
-    """A frontend asks for a caller which requests are traced, and for others to be.
+    """A frontend requests the trace settings, or changes to them.
 
     Attributes:
-        ticket: What the answer names.
-        model: The model that is meant; empty for all that have no settings of their own.
-        changes: What is to be changed, see `stoker.supervisor.trace_settings.TraceSettings.change`.
+        ticket: Identifies the request in the answer.
+        model: Name of the model; empty for the settings of all models without their own.
+        changes: The changes, see `stoker.supervisor.trace_settings.TraceSettings.change`.
     """
 
     ticket: int
@@ -128,11 +128,11 @@ class AskTraces:
 
 @dataclass(frozen=True, slots=True)
 class AskLogs:
-    """A frontend asks for a caller what the logs of all processes have, and for them to have something else.
+    """A frontend requests the log settings of all processes, or changes to them.
 
     Attributes:
-        ticket: What the answer names.
-        changes: Fields of `stoker.system.log_settings.LogSettings`, with what they are to be; without a form, the one
+        ticket: Identifies the request in the answer.
+        changes: Fields of `stoker.system.log_settings.LogSettings` with their new values; without a format, the one
             that the server was started with.
     """
 
@@ -141,16 +141,16 @@ class AskLogs:
 
 
 Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload | AskTraces | AskLogs
-"""What a frontend asks of the supervisor; answered by `Reply` or `Refusal`."""
+"""Requests of a frontend to the supervisor; answered by `Reply` or `Refusal`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The supervisor has done what was asked of it.
+    """The supervisor has carried out a request.
 
     Attributes:
-        ticket: That of the question.
-        entries: The index, the events, or the settings; empty for other questions.
+        ticket: The ticket of the request.
+        entries: The index, the events, or the settings; empty for other requests.
     """
 
     ticket: int
@@ -159,14 +159,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The supervisor has not done what was asked of it.
+    """The supervisor has refused a request, or failed to carry it out.
 
     Attributes:
-        ticket: That of the question.
-        status: The status of the answer over HTTP.
-        code: The error's code.
-        error: Its text, for the caller.
-        retry_after_s: When to try again, in whole seconds, or None.
+        ticket: The ticket of the request.
+        status: The HTTP status of the answer.
+        code: The error code.
+        error: The error message for the caller.
+        retry_after_s: When to retry, in whole seconds, or None.
     """
 
     ticket: int

@@ -1,8 +1,8 @@
 """The control channel between the supervisor and each of its processes.
 
-A SOCK_SEQPACKET socketpair that carries one message a packet, and file descriptors beside it. A message that is
-too large for a packet travels in shared memory, whose descriptor is the first one of a packet that says so. Either
-end sees EOF when the other process ends, however it ends; a process whose supervisor has gone exits.
+A SOCK_SEQPACKET socketpair with one message per packet, plus file descriptors. A message too large for a packet is
+passed in shared memory, whose descriptor is the first one of a packet that says so. Each end sees EOF when the other
+process ends, for whatever reason; a process whose supervisor has ended exits.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 _Sent = TypeVar("_Sent")
 _Received = TypeVar("_Received")
 
-# A packet must fit the socket's buffer, of which there are 208 KiB unless somebody has changed that.
+# A packet must fit into the socket's buffer, by default 208 KiB.
 _PACKET_BYTES: Final = 1 << 16
-# No codec writes a message so.
+# No codec encodes a message like this.
 _IN_MEMORY: Final = b'"in memory"'
 _MAX_FDS: Final = 16
 
@@ -37,36 +37,36 @@ class ControlChannel(Generic[_Sent, _Received]):
     """One end of a control channel."""
 
     def __init__(self, sock: socket.socket, codec: Codec[_Sent, _Received]) -> None:
-        """Send and receive through a socket what the codec knows."""
+        """Send and receive messages of a codec through a socket."""
         self._socket = sock
         self._codec = codec
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
 
     @staticmethod
     def pair(codec: Codec[_Sent, _Received]) -> tuple[ControlChannel[_Sent, _Received], socket.socket]:
-        """Make a channel: this process's end, which never blocks, and the socket for the child."""
+        """Make a channel: the non-blocking end for this process, and the socket for the child."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         near.setblocking(False)
         return ControlChannel(near, codec), far
 
     @staticmethod
     def inherited(fd: int, codec: Codec[_Sent, _Received]) -> ControlChannel[_Sent, _Received]:
-        """The end that the supervisor passed to this process."""
+        """The end that the supervisor has passed to this process."""
         os.set_inheritable(fd, False)
         return ControlChannel(socket.socket(fileno=fd), codec)
 
     def fileno(self) -> int:
-        """The socket's file descriptor, to wait on."""
+        """The socket's file descriptor, for polling."""
         return self._socket.fileno()
 
     def send(self, message: _Sent, fds: Sequence[int] = ()) -> bool:
-        """Send a message; False if the other process has gone.
+        """Send a message; returns False if the other process has ended.
 
-        On an end that does not block, what the other process is too busy to read is sent by the running event loop as
-        soon as it can be.
+        On a non-blocking end, what the other process has not read yet is queued, and sent by the running event loop
+        as soon as possible.
 
         Raises:
-            OSError: This process has too many descriptors open, or there is no memory for a large message.
+            OSError: This process has too many open descriptors, or there is no memory for a large message.
         """
         packet = self._codec.encode(message)
         if len(packet) <= _PACKET_BYTES:
@@ -110,14 +110,14 @@ class ControlChannel(Generic[_Sent, _Received]):
             _close_all(self._unsent.popleft()[1])
 
     def receive(self) -> tuple[_Received, list[int]] | None:
-        """Wait for a message; None at EOF.
+        """Wait for a message; returns None at EOF.
 
         Returns:
-            The message and its descriptors: all, or none if this process may not have so many open.
+            The message and all its descriptors, or no descriptors if this process has too many open ones.
 
         Raises:
-            BlockingIOError: There is none, on an end that does not block.
-            OSError: Not even the message could be had, because this process may not have more descriptors open.
+            BlockingIOError: There is no message, on a non-blocking end.
+            OSError: The message was lost, because this process has too many open descriptors.
         """
         packet = receive_packet(self._socket, _PACKET_BYTES, _MAX_FDS)
         if packet is None:

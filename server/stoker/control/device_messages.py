@@ -1,6 +1,6 @@
-"""What the supervisor and a device process tell each other; see `stoker.control.message_codec` for how.
+"""Messages between the supervisor and a device process; see `stoker.control.message_codec` for the encoding.
 
-Models are named by the numbers that the supervisor has for them, for as long as it runs.
+Models are identified by numbers that the supervisor assigns for its lifetime.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class LoadModel:
     """One model of `StartDevice`.
 
     Attributes:
-        number: Its number.
-        servable: What to load.
-        max_delay_ms: How long its rows may wait for company.
+        number: The model's number.
+        servable: The model to load.
+        max_delay_ms: How long its rows may wait for further rows to form a batch.
         slot: Its slot in the metrics.
-        threads: Threads that it may use for one CPU operation.
-        audit_rate: How many of all its batches are audited, at most 1; 0 for none.
+        threads: Number of threads for one operation on the CPU.
+        audit_rate: The share of its batches that is audited, 0 to 1.
     """
 
     number: int
@@ -55,17 +55,17 @@ class LoadModel:
 
 @dataclass(frozen=True, slots=True)
 class StartDevice:
-    """The supervisor says, first and once, what to load. Its descriptors are the memory of the metrics, and of turns.
+    """The supervisor's first message, sent once: what to load. Its descriptors are the memories of metrics and turns.
 
     Attributes:
-        name: What the process is called in the log.
+        name: The process's name in the log.
         page: The process's page of the metrics.
         device: Where the models run: `cpu`, `cuda:N`, or `auto`.
-        yields: Whether the process was started behind all others, to which it is equal once all is loaded.
+        yields: Whether the process was started with a lower priority than the others, until its models are loaded.
         niceness: The niceness to return to then; see `stoker.system.yielding`.
         models: The models, in the order in which they are loaded.
-        device_batches: How many batches compute on the device at once; None to find out where it matters.
-        log: What its log has.
+        device_batches: Number of batches that compute on the device concurrently; None to measure where useful.
+        log: Its log settings.
     """
 
     name: str
@@ -80,12 +80,12 @@ class StartDevice:
 
 @dataclass(frozen=True, slots=True)
 class AddLane:
-    """The supervisor joins a loaded model with a frontend. Its descriptors are an arena and a doorbell.
+    """The supervisor connects a loaded model to a frontend. The descriptors are an arena and a doorbell.
 
     Attributes:
-        number: The model.
-        signature: How the rows of the arena are laid out.
-        capacity_rows: How many there are.
+        number: The model's number.
+        signature: The layout of the arena's rows.
+        capacity_rows: Number of rows in the arena.
     """
 
     number: int
@@ -95,30 +95,30 @@ class AddLane:
 
 @dataclass(frozen=True, slots=True)
 class UnloadModel:
-    """The supervisor wants a model gone that no frontend uses any more; answered by `Unloaded`."""
+    """The supervisor requests a model to be unloaded that no frontend uses any more; answered by `Unloaded`."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopBatching:
-    """The supervisor wants each row of a model to run alone: another replica's was seen to change another one's."""
+    """The supervisor requests that rows of a model run alone: rows affected each other on another replica."""
 
     number: int
 
 
 ToDevice = StartDevice | AddLane | StopBatching | UnloadModel | LogSettings
-"""What the supervisor tells a device process."""
+"""Messages from the supervisor to a device process."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChosen:
-    """A device process says which device it uses, before it loads.
+    """A device process reports which device it uses, before it loads models.
 
     Attributes:
-        device: The device, as `stoker.servable.Device` writes it.
-        description: A name to show.
-        reason: Why it is this one.
+        device: The device, in the notation of `stoker.servable.Device`.
+        description: Its name for display.
+        reason: Why it was chosen.
     """
 
     device: str
@@ -128,12 +128,12 @@ class DeviceChosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A device process has loaded a model, and takes lanes for it.
+    """A device process has loaded a model, and accepts `AddLane` for it.
 
     Attributes:
-        number: The model.
-        signature: What it takes and gives.
-        load_s, warm_up_s: Seconds that it took.
+        number: The model's number.
+        signature: Its inputs and outputs.
+        load_s, warm_up_s: Seconds that loading and warm-up took.
     """
 
     number: int
@@ -144,13 +144,13 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A device process cannot load a model, or not use its device; it ends if it has no model left.
+    """A device process cannot load a model, or cannot use its device; it ends if no model is left.
 
     Attributes:
-        message: The text of the error.
-        code: Its code, as callers see it.
-        exit_code: What the process, or the whole server, exits with.
-        number: The model; None if it is none of a single one.
+        message: The error message.
+        code: The error code, as callers see it.
+        exit_code: The exit code of the process, or of the whole server.
+        number: The model's number; None if the failure is not of a single model.
     """
 
     message: str
@@ -161,18 +161,18 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """A device process has nothing left of a model."""
+    """A device process has unloaded a model, and released everything it held."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingStopped:
-    """A device process has found out while it serves that a model's rows must not share batches, and runs each alone.
+    """A device process has found while serving that a model's rows must not share batches, and runs each row alone.
 
     Attributes:
-        number: The model.
-        verdict: What is known of it now.
+        number: The model's number.
+        verdict: The new verdict.
     """
 
     number: int
@@ -180,7 +180,7 @@ class BatchingStopped:
 
 
 FromDevice = DeviceChosen | Loaded | Failed | Unloaded | BatchingStopped
-"""What a device process tells the supervisor."""
+"""Messages from a device process to the supervisor."""
 
 SUPERVISOR_END: Final[Codec[ToDevice, FromDevice]] = Codec(ToDevice, FromDevice)
 DEVICE_END: Final[Codec[FromDevice, ToDevice]] = Codec(FromDevice, ToDevice)

@@ -1,7 +1,7 @@
-"""What the supervisor and a frontend tell each other; see `stoker.control.message_codec` for how.
+"""Messages between the supervisor and a frontend; see `stoker.control.message_codec` for the encoding.
 
-Loaded versions of models are named by the numbers that the supervisor has for them, and each load of a replica by its
-generation; neither is ever used again while the supervisor runs.
+Loaded versions of models are identified by numbers that the supervisor assigns, and each load of a replica by its
+generation; neither is reused while the supervisor runs.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class RoutedVersion:
 
     Attributes:
         version: The version.
-        standing: What has become of it.
-        number: The number of the loaded version that answers; None if none does.
+        standing: Its state.
+        number: The number of the loaded version that answers for it; None if there is none.
     """
 
     version: int
@@ -74,17 +74,16 @@ class RoutedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The supervisor says what the names of a model mean from now on.
+    """The supervisor announces the versions and the routing of a model, valid from now on.
 
     Attributes:
         name: Name of the model.
-        default: The version that is meant where none is named; None if nothing is served.
+        default: The version for requests that name none; None if nothing is served.
         labels: Versions by label.
-        versions: All that is known of versions, those that have been unloaded too, in ascending order.
-        shares: The weights by which requests that name no version go to versions, by their numbers; empty if all
-            mean the default.
-        by: What sticks a caller to a version; see `stoker.settings.takeover.Canary`.
-        shadows: By the numbers of versions how many of a hundred rows they get a copy of.
+        versions: All known versions, including unloaded ones, in ascending order.
+        shares: Weights of versions by number, for requests that name no version; empty if all go to the default.
+        by: The request attribute that ties a caller to a version; see `stoker.settings.takeover.Canary`.
+        shadows: The percentage of rows that are copied to a version, by its number.
     """
 
     name: str
@@ -98,29 +97,29 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class StartFrontend:
-    """The supervisor says, first and once, what to serve; answered by `Started`.
+    """The supervisor's first message, sent once: what to serve. Answered by `Started`.
 
-    Its descriptors are the memory of the metrics, that of what is registered of callers' shared memory if there are
-    rules for it, its mailbox and the way to that of each frontend if there are several, and the listening sockets.
+    Its descriptors are the memory of the metrics, the memory of shared-memory registrations if there are rules for
+    them, the frontend's mailbox and those of all frontends if there are several, and the listening sockets.
 
     Attributes:
         page: The frontend's page of the metrics.
-        server: What holds for all services.
-        metrics_need_key: Whether `/metrics` does.
-        metadata_need_key: Whether metadata, index, statistics and descriptions do.
-        console: Whether `/console` is there.
-        cors_origins: Which origins may read answers; empty to say nothing of it.
-        tells_version: Whether answers have the server's version.
-        title, service_version, path_prefix: What descriptions call the service; see
+        server: Settings that apply to all services.
+        metrics_need_key: Whether `/metrics` requires a key.
+        metadata_need_key: Whether metadata, index, statistics and descriptions require a key.
+        console: Whether `/console` is served.
+        cors_origins: Origins that may read answers; empty to send no CORS headers.
+        tells_version: Whether answers include the server's version.
+        title, service_version, path_prefix: How API descriptions name the service; see
             `stoker.gateway.describing.swagger.Naming`.
         grpc: Where and how gRPC is served; None if it is not.
         admin: Who may load and unload models.
-        services: What is served.
-        models: What the names of models mean.
-        only: The model that is meant where a path names none.
-        shared_memory: Who may have tensors in shared memory; None if nobody.
-        pipelines: The pipelines of models that are served.
-        log: What its log has.
+        services: The services to serve.
+        models: The routing of each model.
+        only: The model for paths that name none.
+        shared_memory: Who may use tensors in shared memory; None if nobody.
+        pipelines: The pipelines to serve.
+        log: Its log settings.
     """
 
     page: int
@@ -145,25 +144,25 @@ class StartFrontend:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The supervisor has a further version; nobody is sent to it before a `Route` names it."""
+    """The supervisor has loaded a further version; no request goes to it before a `Route` names it."""
 
     service: ServiceRules
 
 
 @dataclass(frozen=True, slots=True)
 class AttachReplica:
-    """The supervisor joins a service with a replica, or anew with larger rows.
+    """The supervisor connects a service to a replica, or reconnects it with larger rows.
 
-    Its descriptors are an arena and a doorbell. Answered by `Attached` or `AttachFailed`, or by nothing if the
-    service is retired.
+    Its descriptors are an arena and a doorbell. Answered by `Attached` or `AttachFailed`, or not at all if the
+    service has been retired.
 
     Attributes:
-        number: The service.
-        generation: The replica.
-        signature: How the rows of the arena are laid out.
-        capacity_rows: How many there are.
-        place: Which of the service's replicas it is, from 0.
-        places: How many there are to be.
+        number: The number of the service.
+        generation: The generation of the replica.
+        signature: The layout of the arena's rows.
+        capacity_rows: Number of rows in the arena.
+        place: Index of the replica within the service, from 0.
+        places: Intended number of replicas.
     """
 
     number: int
@@ -176,18 +175,18 @@ class AttachReplica:
 
 @dataclass(frozen=True, slots=True)
 class DetachReplica:
-    """The supervisor says that the device process of a replica has ended."""
+    """The supervisor reports that the device process of a replica has ended."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictChanged:
-    """The supervisor has been told something new of whether the rows of a service may share batches.
+    """The supervisor announces a new verdict on whether rows of a service may share batches.
 
     Attributes:
-        number: The service.
-        verdict: What is known now; the signatures of later `AttachReplica` have it too.
+        number: The number of the service.
+        verdict: The new verdict; the signatures of later `AttachReplica` messages include it too.
     """
 
     number: int
@@ -196,20 +195,20 @@ class VerdictChanged:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """The supervisor sends nobody to a service any more; answered by `Retired`."""
+    """The supervisor no longer routes requests to a service; answered by `Retired` when it is unused."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The supervisor wants two versions held against each other before one takes over; answered by `Compared`.
+    """The supervisor requests a comparison of two versions before one replaces the other; answered by `Compared`.
 
     Attributes:
-        ticket: What the answer names.
-        old: The number of the version that is served.
-        new: That of the other one.
-        sample: A file with a request for both; None for the requests that were sampled.
+        ticket: Identifies the request in the answer.
+        old: The number of the served version.
+        new: The number of the new version.
+        sample: A file with a request for both; None to use the sampled requests.
     """
 
     ticket: int
@@ -220,16 +219,16 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """The supervisor has attached what there is: take connections. Answered by `Listening`."""
+    """The supervisor has attached all replicas: accept connections. Answered by `Listening`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The supervisor will stop soon: answer as ever, and close connections with their answers.
+    """The supervisor will stop soon: keep answering, but close each connection with its next answer.
 
     Attributes:
-        port_stays: Whether somebody else serves on the same sockets: they are let go at once, and what was ready
-            stays so. Else the server is not ready any more.
+        port_stays: Whether another server serves on the same sockets: then they are closed at once, and readiness
+            does not change. Otherwise the server is not ready any more.
     """
 
     port_stays: bool = False
@@ -237,10 +236,10 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The supervisor wants the last requests answered, and the process ended; answered by `Stopped`.
+    """The supervisor requests that the frontend answers its last requests and ends; answered by `Stopped`.
 
     Attributes:
-        timeout_s: After so long connections are cut off.
+        timeout_s: Connections still open after this time are cut off.
     """
 
     timeout_s: float
@@ -263,40 +262,40 @@ ToFrontend = (
     | Sampling
     | LogSettings
 )
-"""What the supervisor tells a frontend."""
+"""Messages from the supervisor to a frontend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A frontend can be attached to replicas, and told to listen."""
+    """A frontend is ready for `AttachReplica` and `Listen`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """A frontend takes connections."""
+    """A frontend accepts connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A frontend scores with a replica."""
+    """A frontend is connected to a replica, and sends it rows."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class AttachFailed:
-    """A frontend has no descriptors or no memory for a replica's arena now."""
+    """A frontend lacks descriptors or memory for a replica's arena."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outgrown:
-    """A frontend was given answers that do not fit an arena's rows; answered by `AttachReplica` with larger ones.
+    """Answers were too large for an arena's rows; answered by `AttachReplica` with larger ones.
 
     Attributes:
-        generation: The replica.
-        answer_bytes: The room that its answers should have.
+        generation: The generation of the replica.
+        answer_bytes: Number of bytes that an answer needs.
     """
 
     generation: int
@@ -305,18 +304,18 @@ class Outgrown:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A frontend has nothing left of a service."""
+    """A frontend has released everything it held for a service."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A frontend has held two versions against each other.
+    """A frontend has compared two versions.
 
     Attributes:
-        ticket: That of the question.
-        comparison: What came of it; without requests if there was none to run.
+        ticket: The ticket of the request.
+        comparison: The result; without requests if there were none to run.
     """
 
     ticket: int
@@ -328,17 +327,17 @@ class Stopped:
     """A frontend has stopped.
 
     Attributes:
-        cut_off: How many connections had to be cut off.
+        cut_off: Number of connections that had to be cut off.
     """
 
     cut_off: int
 
 
 News = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Compared | Stopped
-"""What a frontend tells the supervisor of itself."""
+"""Reports of a frontend to the supervisor."""
 
 FromFrontend = News | Ask
-"""What a frontend tells the supervisor, and asks of it."""
+"""Messages from a frontend to the supervisor."""
 
 SUPERVISOR_END: Final[Codec[ToFrontend, FromFrontend]] = Codec(ToFrontend, FromFrontend)
 FRONTEND_END: Final[Codec[FromFrontend, ToFrontend]] = Codec(FromFrontend, ToFrontend)

@@ -1,4 +1,4 @@
-"""What frontends are told of the server and of the services that they serve."""
+"""Settings of the server and its services, as passed to frontends."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which requests are traced; as a message: from now on.
+    """Which requests are traced; sent as a message, it applies from then on.
 
     Attributes:
-        ratio: The share of the traces beginning here that are kept, 0 to 1; None if nothing is traced.
-        models: The same for models that have one of their own, by name.
+        ratio: The share of traces beginning here that is sampled, 0 to 1; None if tracing is off.
+        models: Ratio by model name, for models with one of their own.
     """
 
     ratio: float | None
@@ -40,18 +40,18 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ServerRules:
-    """What holds for all services of a server.
+    """Settings that apply to all services of a server.
 
     Attributes:
         auth: Whether callers need a key.
         token_auth: Whether callers need a token.
         keys_dir: The folder of the keys.
-        max_body_bytes: Longest body of a request.
-        max_image_pixels: Largest image of a request.
-        frontends: How many frontends there are.
-        large_bodies_bytes: What the large bodies of a frontend may add up to.
-        endpoint: The endpoint whose deployments the services are; None if they were not made for one.
-        connection_age_s: How old connections become before their next answer is their last; 0 for any age.
+        max_body_bytes: Limit of a request's body.
+        max_image_pixels: Limit of an image in a request.
+        frontends: Number of frontends.
+        large_bodies_bytes: Limit of the sum of a frontend's large bodies.
+        endpoint: The endpoint whose deployments the services are; None without an endpoint.
+        connection_age_s: Age at which a connection is closed with its next answer; 0 for no limit.
         trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
         access_log_sample: The share of scoring requests that have a line in the log.
         sampling: Which requests are traced; None if traces are sent nowhere.
@@ -78,10 +78,10 @@ class AdminRules:
     """Who may load and unload models through the API; see `stoker.gateway.administration.admin_access`.
 
     Attributes:
-        polls: Whether the server looks for models by itself.
+        polls: Whether the server polls the model repository.
         needs_key: Whether a key is needed.
-        key: The key, if the operator gave one.
-        local: Whether only this machine can reach the server.
+        key: The key given by the operator, if any.
+        local: Whether the server is reachable from this machine only.
     """
 
     polls: bool
@@ -109,11 +109,11 @@ class GrpcRules:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryRules:
-    """Who may have tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
+    """Who may use tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
 
     Attributes:
-        needs_admin: Whether registering it takes the admin key.
-        anywhere: Whether callers on other machines may use it, as the server's own may.
+        needs_admin: Whether registering shared memory requires the admin key.
+        anywhere: Whether callers on other machines may use it too.
     """
 
     needs_admin: bool
@@ -122,14 +122,14 @@ class SharedMemoryRules:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRules:
-    """What a frontend is told of a pipeline that it serves.
+    """Settings of a pipeline, as passed to a frontend.
 
     Attributes:
-        pipeline: Its steps.
+        pipeline: The pipeline's steps.
         slot: Its slot in the metrics.
-        timeout_ms: A request that is not answered by then gets 504.
-        non_finite: What becomes of NaN and infinities in the JSON of its answers.
-        keys: The keys that the operator gave; None for those of the files.
+        timeout_ms: Requests that are not answered within this time get 504.
+        non_finite: How NaN and infinities are written in JSON answers.
+        keys: Keys given by the operator; None to use those of the keys folder.
     """
 
     pipeline: Pipeline
@@ -141,7 +141,7 @@ class PipelineRules:
 
 @dataclass(frozen=True, slots=True)
 class ServiceRules:
-    """What a frontend is told of a version of a model that it serves.
+    """Settings of a served version of a model, as passed to a frontend.
 
     Attributes:
         number: The number of the loaded version.
@@ -149,9 +149,9 @@ class ServiceRules:
         version: The version.
         framework: `onnx`, `tensorflow` or `script`.
         slot: Its slot in the metrics.
-        terms: What its requests are allowed, and what is told of it: this frontend's share.
-        hosting: Where it runs, and in what batches.
-        keys: The keys that the operator gave; None for those of the files.
+        terms: Limits and facts that apply to its requests, scaled to this frontend's share.
+        hosting: Where it runs, and with what batches.
+        keys: Keys given by the operator; None to use those of the keys folder.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What a server and its successor tell each other: the listening sockets, and who is to serve."""
+"""Messages between a server and its successor in a reload: the listening sockets, and which of them serves."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the labels of models mean; a successor gets it before the sockets.
+    """The labels of models; sent to a successor before the sockets.
 
-    A label that has been moved to a version which has not come yet goes on meaning the old one, and nothing on the
-    disk says which that is.
+    A label that was moved to a version which is not loaded yet still refers to the old version, which cannot be
+    derived from the files.
 
     Attributes:
-        by_model: The versions by label, by the name of the model.
+        by_model: Versions by label, by name of the model.
     """
 
     by_model: Mapping[str, Mapping[str, int]]
@@ -38,9 +38,9 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """Some of the listening sockets, whose descriptors come beside the message; a packet has room for few.
+    """Some of the listening sockets, as descriptors of the message; a packet has room for few.
 
-    The successor gets those of its predecessor, and gives its own back once it serves.
+    The predecessor sends its sockets to the successor, which returns its own when it serves.
 
     Attributes:
         last: Whether these are the last ones.
@@ -54,7 +54,7 @@ class NotStarted:
     """The successor ends without having served.
 
     Attributes:
-        error: Why, for the operator.
+        error: The reason, for the operator.
     """
 
     error: str
@@ -62,10 +62,10 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The successor wants one for itself; answered by `Leave` or `NotReloaded`.
+    """The successor requests a reload of its own; answered by `Leave` or `NotReloaded`.
 
     Attributes:
-        labels: What labels mean in it.
+        labels: The labels of its models.
     """
 
     labels: Labels
@@ -73,25 +73,25 @@ class Reload:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The successor has one itself that serves: it answers its last requests and ends."""
+    """The successor's own successor serves: it answers its last requests and ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotReloaded:
-    """The successor goes on, because its own did not start.
+    """The successor keeps serving, because its own successor did not start.
 
     Attributes:
-        error: Why.
+        error: The reason.
     """
 
     error: str
 
 
 ToSuccessor = Labels | Sockets | Leave | NotReloaded
-"""What a server tells its successor."""
+"""Messages from a server to its successor."""
 
 FromSuccessor = Sockets | NotStarted | Reload
-"""What a successor tells its predecessor."""
+"""Messages from a successor to its predecessor."""
 
 PREDECESSOR_END: Final[Codec[ToSuccessor, FromSuccessor]] = Codec(ToSuccessor, FromSuccessor)
 SUCCESSOR_END: Final[Codec[FromSuccessor, ToSuccessor]] = Codec(FromSuccessor, ToSuccessor)

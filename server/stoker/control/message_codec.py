@@ -1,4 +1,4 @@
-"""Messages between processes as JSON: dataclasses, of which both ends read the fields from the same definitions."""
+"""Encodes messages between processes as JSON; both ends use the same dataclass definitions."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ _AS_THEY_ARE: Final = (str, int, float, bool, NoneType, Any)
 
 
 class Codec(Generic[_Sent, _Received]):
-    """What one end of a channel sends and receives, and how that is written.
+    """Encodes the messages that one end of a channel sends, and decodes those that it receives.
 
-    A message is a frozen dataclass. Its fields are of the types that JSON has, `Path`, `Literal`, `tuple[X, ...]`,
-    mappings whose keys are texts, `X | None`, and dataclasses of such fields. `Any` is for what is JSON already.
+    A message is a frozen dataclass. Its fields are of JSON types, `Path`, `Literal`, `tuple[X, ...]`, mappings with
+    string keys, `X | None`, and dataclasses of such fields. `Any` is for values that are JSON already.
     """
 
     def __init__(self, sends: Any, receives: Any) -> None:
         """Take the classes of the messages.
 
         Args:
-            sends: The class of what this end sends, or the union of the classes.
-            receives: The same for what it receives.
+            sends: The class of messages that this end sends, or the union of the classes.
+            receives: Likewise for messages that it receives.
         """
         self._sends: frozenset[type] = frozenset(_members(sends))
         self._receives = {_kind(message): message for message in _members(receives)}
 
     def encode(self, message: _Sent) -> bytes:
-        """Write a message.
+        """Encode a message.
 
         Raises:
-            TypeError: This end does not send such messages, or a value has no form in JSON.
+            TypeError: This end does not send such messages, or a value cannot be encoded.
         """
         if type(message) not in self._sends:
             raise TypeError(f"{type(message).__name__} is not a message that this process sends")
         return json.dumps([_kind(type(message)), _fields_of(message)], default=_plain).encode()
 
     def decode(self, packet: bytes) -> _Received:
-        """Read a message; the inverse of `encode` at the other end.
+        """Decode a message; the inverse of `encode` at the other end.
 
         Raises:
-            ValueError: This end knows no such message.
+            ValueError: This end does not know such a message.
         """
         kind, content = json.loads(packet)
         if kind not in self._receives:
@@ -74,7 +74,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What `json` takes for a value that it does not know."""
+    """The fallback of the JSON encoder for types it does not know."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _reader(declared: Any) -> _Reader:
-    """What makes a value of this type of its JSON."""
+    """The function that decodes the JSON of a value of this type."""
     origin, arguments = get_origin(declared), get_args(declared)
     if declared in _AS_THEY_ARE or origin is Literal:
         return _same
