@@ -1,1 +1,1 @@
-"""Settings of a model for a latency target: its batches are timed, their worth under load is simulated."""
+"""Finds settings of a model for a latency target: times its batches, and simulates load with these times."""

@@ -1,4 +1,4 @@
-"""Settings of batching that are tried, and which of them there are for a model."""
+"""The batching settings that a search tries, and the ones that apply to a model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from stoker.settings.lateness import Admission
 __all__ = ["Candidate", "Space"]
 
 _SPARSE: Final = 2
-"""Of the buckets that were measured every so many-th makes another set of them, from the largest on."""
+"""Every so many-th of the measured buckets, from the largest on, forms a sparser set of buckets."""
 _MOST_INSTANCES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a model may be served with.
+    """Settings to serve a model with.
 
     Attributes:
-        max_batch_rows: Most rows in a batch.
-        instances: Batches that run at once.
-        batch_buckets: Sizes that batches are filled up to; empty if they run as they come.
+        max_batch_rows: Limit of rows per batch.
+        instances: Number of concurrent batches.
+        batch_buckets: The sizes that batches are padded to; empty for no padding.
         execution: How batches get to a GPU and back.
-        hold: For which part of its slack a batch waits for company.
-        requests: Whether its batches are of whole requests, of which no setting says how many are the most.
-        admission: Which requests are taken. It is the model's own setting, which nothing here changes.
+        hold: The share of its slack that a batch waits for further rows.
+        requests: Whether batches consist of whole requests, whose number no setting limits.
+        admission: Which requests are admitted: the model's own setting, which the search does not change.
     """
 
     max_batch_rows: int
@@ -41,13 +41,13 @@ class Candidate:
     admission: Admission = "target"
 
     def policy(self, target_ms: float) -> BatchPolicy:
-        """How the planner is told of it."""
+        """The corresponding policy of the planner."""
         return BatchPolicy(
             self.max_batch_rows, buckets=self.batch_buckets, target_ms=target_ms, hold=self.hold
         )
 
     def settings(self) -> dict[str, Any]:
-        """The settings of a model in a deployment file; those that are not needed are left out."""
+        """The model's settings in a deployment file, without defaults that need not be written."""
         told: dict[str, Any] = {} if self.requests else {"max_batch_rows": self.max_batch_rows}
         told["instances"] = self.instances
         if self.batch_buckets:
@@ -61,11 +61,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What there is to choose from for a model on its device.
+    """The choices for a model on its device.
 
     Attributes:
-        curves: What its batches take, by execution.
-        default: What it is served with where nothing is said.
+        curves: The batch times by execution.
+        default: The settings without any choice.
         forks: Whether it can have several instances.
     """
 
@@ -74,7 +74,7 @@ class Space:
     forks: bool = False
 
     def candidates(self) -> list[Candidate]:
-        """All candidates, the default first, without those that are as good as another by their rules."""
+        """All candidates, the default first, without those that are equivalent to another one."""
         found = dict.fromkeys([self.default])
         for execution, curve in self.curves.items():
             for most in self._caps(curve):
@@ -91,11 +91,11 @@ class Space:
         return list(found)
 
     def holding(self, candidate: Candidate) -> list[Candidate]:
-        """The candidate with other values of `hold`."""
+        """Variants of a candidate with other values of `hold`."""
         return [dataclasses.replace(candidate, hold=hold) for hold in (0.0, 0.5) if hold != candidate.hold]
 
     def curve(self, candidate: Candidate) -> MeasuredCurve:
-        """What its batches take."""
+        """The batch times of a candidate."""
         return self.curves[candidate.execution]
 
     def _caps(self, curve: MeasuredCurve) -> list[int]:
@@ -115,7 +115,7 @@ class Space:
     def _instances(self, curve: MeasuredCurve, most: int) -> list[int]:
         if not self.forks:
             return [self.default.instances]
-        # Where two batches gain too little at once, one runs at a time whatever the instances.
+        # If two concurrent batches gain too little, one runs at a time whatever the number of instances.
         return [
             instances
             for instances in range(1, _MOST_INSTANCES + 1)

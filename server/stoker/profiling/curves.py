@@ -1,4 +1,4 @@
-"""What batches of a model take on a device, as it was measured: by their rows, alone and beside another one."""
+"""Measured batch times of a model on a device: by rows, alone and beside another batch."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from stoker.device.service_times import ServiceTimes
 __all__ = ["MeasuredCurve", "Sizes", "Timed"]
 
 Timed = Sequence[tuple[int, int]]
-"""Rows and nanoseconds of batches."""
+"""Rows and nanoseconds of timed batches."""
 
 _LEAST_SPREAD: Final = 0.01
 _MOST_SPREAD: Final = 0.5
-# The median of the size of a normal variable, and how far its 90 % lie above that, in its standard deviations.
+# The median of the absolute value of a normal variable, and the distance of its 90th percentile from that, in sigmas.
 _MEDIAN: Final = 0.6745
 _TO_NINETY: Final = 1.6449 - _MEDIAN
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """The time of batches by their rows.
+    """Batch times by number of rows.
 
     Attributes:
-        sizes: The rows of the batches that were timed, ascending.
-        alone_ns: What each takes that nothing disturbs, never falling.
-        beside_ns: What each takes beside another one; empty where only one runs at a time.
-        filled: Whether batches have these sizes only, and smaller ones are filled up to them.
-        spread: How much longer they take now and then: standard deviation as a part of the time.
+        sizes: Numbers of rows of the timed batches, ascending.
+        alone_ns: Undisturbed time of each size, never decreasing.
+        beside_ns: Time of each size beside another batch; empty if only one batch runs at a time.
+        filled: Whether only these sizes run, and smaller batches are padded to them.
+        spread: Standard deviation of the random lengthening, relative to the time.
     """
 
     sizes: tuple[int, ...]
@@ -44,12 +44,12 @@ class MeasuredCurve:
 
     @classmethod
     def fitted(cls, alone: Timed, beside: Timed = (), *, filled: bool = False) -> Self:
-        """The curve through what was timed.
+        """Fit a curve to timed batches.
 
         Args:
             alone: Batches that ran alone; several of each size.
-            beside: Batches that ran beside one of the same size.
-            filled: See above.
+            beside: Batches that ran beside another one of the same size.
+            filled: Whether only these sizes run, and smaller batches are padded to them.
         """
         sizes = tuple(sorted({rows for rows, _ in alone}))
         times = ServiceTimes(sizes, quantile=0.5)
@@ -58,7 +58,7 @@ class MeasuredCurve:
         for rows, elapsed_ns in beside:
             times.learn(rows, elapsed_ns, beside=1)
         spread = _spread(alone)
-        # Jitter only lengthens batches: without it they are shorter than their median.
+        # Jitter only lengthens batches: the undisturbed time is below the median.
         least = 1 / (1 + _MEDIAN * spread)
         return cls(
             sizes,
@@ -80,7 +80,7 @@ class MeasuredCurve:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it, times in milliseconds."""
+        """Return it in JSON types, with times in milliseconds."""
         return {
             "rows": list(self.sizes),
             "ms": [round(elapsed_ns / 1e6, 4) for elapsed_ns in self.alone_ns],
@@ -90,30 +90,30 @@ class MeasuredCurve:
         }
 
     def alone(self, rows: int) -> float:
-        """Nanoseconds of a batch of so many rows alone, on the line between those that were timed."""
+        """Time of a batch alone in nanoseconds, interpolated between the timed sizes."""
         return _between(self.sizes, self.alone_ns, rows)
 
     def beside(self, rows: int) -> float:
-        """Nanoseconds of a batch beside another one of its size; twice the time alone if only one runs at a time."""
+        """Time in ns of a batch beside another one of its size; twice the time alone if one runs at a time."""
         if not self.beside_ns:
             return 2 * self.alone(rows)
         return max(self.alone(rows), _between(self.sizes, self.beside_ns, rows))
 
     def gain(self, rows: int) -> float:
-        """How much more two batches of so many rows do in a second at once than one behind the other."""
+        """Throughput of two concurrent batches of this many rows, relative to two consecutive ones."""
         return 2 * self.alone(rows) / self.beside(rows) - 1
 
     def at_once(self, instances: int, max_batch_rows: int) -> int:
-        """How many batches a server lets run at once, which has measured the largest ones as this curve has."""
+        """Number of concurrent batches that a server would choose from these measurements of its largest batches."""
         return 2 if instances > 1 and self.gain(max_batch_rows) >= WORTH else 1
 
     def peak_rows_per_s(self, target_ms: float, max_batch_rows: int, instances: int = 1) -> float:
-        """Rows in a second in the best batches that a target has time for; 0 if it has none for any.
+        """Throughput in rows per second of the best batches within a target; 0 if no batch fits.
 
         Args:
             target_ms: The target.
-            max_batch_rows: Most rows in a batch.
-            instances: Instances of the model.
+            max_batch_rows: Limit of rows per batch.
+            instances: Number of instances of the model.
         """
         beside = self.at_once(instances, max_batch_rows) > 1
         best = 0.0
@@ -128,11 +128,11 @@ class MeasuredCurve:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A curve where batches are filled up to certain sizes.
+    """A curve with batches padded to certain sizes.
 
     Attributes:
         curve: The curve.
-        buckets: The sizes, ascending; empty if batches run as they come.
+        buckets: The sizes, ascending; empty for no padding.
     """
 
     curve: MeasuredCurve
@@ -143,7 +143,7 @@ class Sizes:
         return round(self.curve.alone(self._size(rows)))
 
     def speed(self, rows: int) -> float:
-        """At which part of its speed a batch of `rows` runs beside another one."""
+        """The relative speed of a batch of `rows` beside another one."""
         size = self._size(rows)
         return self.curve.alone(size) / self.curve.beside(size)
 
@@ -159,7 +159,7 @@ def _between(sizes: tuple[int, ...], times_ns: tuple[int, ...], rows: int) -> fl
 
 
 def _spread(timed: Timed) -> float:
-    """How far nine of ten times lie above the middle one, in the middle of all sizes, as a standard deviation."""
+    """Estimate the relative deviation of batch times from their median and 90th percentile, over all sizes."""
     by_size: dict[int, list[int]] = {}
     for rows, elapsed_ns in timed:
         by_size.setdefault(rows, []).append(elapsed_ns)

@@ -1,4 +1,4 @@
-"""The deployment file that a profile is for."""
+"""The deployment file with the settings that a profile recommends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.settings.yaml_file import read_yaml
 __all__ = ["check_output", "deployment_of", "only_model", "write_deployment"]
 
 _SEARCHED: Final = ("max_batch_rows", "instances", "batch_buckets", "hold")
-"""Settings that a search decides, whatever they were; of `execution` only if another than the one that is set won."""
+"""Settings that the search overrides; `execution` is written only if it differs from the configured one."""
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")
 
 
@@ -27,10 +27,10 @@ def deployment_of(
 
     Args:
         model: A path, or a registered model; with `config` one of its models.
-        config: A deployment file, whose other settings stay; None for one of this model alone.
-        device: Where it runs; `auto` leaves what is said there.
-        target_ms: Its target.
-        candidate: Its settings.
+        config: A deployment file whose other settings are kept; None for one with this model only.
+        device: The device; `auto` keeps the configured one.
+        target_ms: The latency target.
+        candidate: The settings found.
 
     Raises:
         InvalidSettings: The file does not list the model.
@@ -50,7 +50,7 @@ def deployment_of(
 
 
 def only_model(content: dict[str, Any], model: str, config: Path | None) -> dict[str, Any]:
-    """The part of a deployment that serves one model alone, with paths that mean the same in any folder."""
+    """The part of a deployment for one model, with absolute paths."""
     entry = copy.deepcopy(_entry(content, model, config))
     base = Path() if config is None else config.parent
     for name in _PATHS:
@@ -61,10 +61,10 @@ def only_model(content: dict[str, Any], model: str, config: Path | None) -> dict
 
 
 def check_output(output: Path, config: Path | None, *, force: bool) -> None:
-    """Refuse a file before anything is measured that could not be written afterwards.
+    """Refuse an output file that could not be written, before anything is measured.
 
     Raises:
-        InvalidSettings: It is there already, its folder is not, or its paths would mean other files there.
+        InvalidSettings: It exists, its folder is missing, or relative paths would have another meaning in its folder.
     """
     if output.exists() and not force:
         raise InvalidSettings(
@@ -84,8 +84,8 @@ def write_deployment(output: Path, content: dict[str, Any], lines: list[str]) ->
 
     Args:
         output: The file.
-        content: What it says.
-        lines: What is said about it at its head, for people.
+        content: The deployment.
+        lines: Comment lines for its head.
     """
     head = "".join(f"# {line}\n" for line in lines)
     output.write_text(head + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -98,7 +98,7 @@ def _named(model: str) -> dict[str, Any]:
 
 
 def _entry(content: dict[str, Any], model: str, config: Path | None) -> dict[str, Any]:
-    """What a deployment says of a model, to be changed in place."""
+    """The entry of a model in a deployment, to be changed in place."""
     entries: list[dict[str, Any]] = content.get("models") or []
     if config is None:
         return entries[0]

@@ -1,7 +1,8 @@
-"""Time batches of a model as a device process runs them: `python -m stoker.profiling.measuring`, its own process.
+"""Times batches of a model as a device process runs them, in a process of its own.
 
-So the framework's memory, threads and crashes are away from the caller, and a script has its folder and variables.
-What is measured goes line by line, as JSON, to a file descriptor of its own: models print.
+Run as `python -m stoker.profiling.measuring`. So the caller is not affected by the framework's memory, threads and
+crashes, and a script has its own folder and variables. Results are JSON lines on a dedicated file descriptor, because
+models may print to standard output.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["Order", "main", "measure"]
 _LEAST_TIMES: Final = 5
 _MOST_TIMES: Final = 64
 _BESIDE_PART: Final = 0.3
-"""Of the time for measuring, for batches beside each other."""
+"""The share of the measuring time for concurrent batches."""
 
 Tell = Callable[[dict[str, Any]], None]
 Batches = Callable[[Runtime, int], Callable[[], object]]
@@ -39,17 +40,17 @@ Batches = Callable[[Runtime, int], Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be measured.
+    """What to measure.
 
     Attributes:
         model: A path, or a registered model; with `config` one of its models.
         workspace: The workspace; None finds it.
         config: A deployment file, or None.
         settings: Further settings of the model.
-        device: Its device, in the words of settings; `auto` takes its own.
-        target_ms: No larger batches are timed than fit in it.
-        rows: Rows of the sample request.
-        seconds: How long it may take, without loading.
+        device: Its device, in the notation of settings; `auto` for the configured one.
+        target_ms: Batches that take longer than this are not measured further.
+        rows: Number of rows of the sample request.
+        seconds: Time limit, without loading.
     """
 
     model: str
@@ -62,18 +63,18 @@ class Order:
     seconds: float
 
     def to_json(self) -> str:
-        """As the process takes it."""
+        """The order as the process's argument."""
         return json.dumps(asdict(self))
 
 
 def measure(order: Order, tell: Tell, leases: ExitStack, clock_ns: Callable[[], int]) -> dict[str, Any]:
-    """Load the model, and time its batches: those that ran alone, and those beside another one, in nanoseconds.
+    """Load the model and time its batches, alone and beside another one, in nanoseconds.
 
     Raises:
-        OperatorError: It cannot be loaded, or there is no request to try it with.
+        OperatorError: The model cannot be loaded, or there is no sample request.
     """
     tell({"step": "loading"})
-    # As it is served for that target: what its other settings are without one does not matter.
+    # Batch settings depend on whether there is a target, so the model is loaded with the one it will have.
     settings = {**order.settings, "target_ms": order.target_ms}
     deployed = chosen(order.model, order.workspace, order.config, settings, leases)
     servable = deployed.servable
@@ -121,7 +122,7 @@ def _told(request: SampleRequest) -> dict[str, Any]:
 def _alone(
     begin: Batches, loaded: LoadedModel, order: Order, tell: Tell, clock_ns: Callable[[], int]
 ) -> list[tuple[int, int]]:
-    """Time batches of each size, the smallest first, until one takes longer than the target."""
+    """Time batches of each size in ascending order, until one takes longer than the target."""
     sizes = loaded.sizes.buckets or powers_of_two(loaded.max_batch_rows)
     share_ns = order.seconds * (1 - _BESIDE_PART) / len(sizes) * 1e9
     timed: list[tuple[int, int]] = []
@@ -136,7 +137,7 @@ def _alone(
 
 
 def _times(run: Callable[[], object], share_ns: float, clock_ns: Callable[[], int]) -> Iterable[int]:
-    # The first of a size chooses kernels and takes memory.
+    # The first run of a size selects kernels and allocates memory.
     run()
     begun_ns = last_ns = clock_ns()
     for number in range(_MOST_TIMES):
@@ -156,10 +157,10 @@ def _beside(
     seconds: float,
     clock_ns: Callable[[], int],
 ) -> list[tuple[int, int]]:
-    """Time batches of the sizes that were timed alone while a second instance runs the same."""
+    """Time batches of the sizes that were timed alone while a second instance runs the same batches."""
     sizes = sorted({size for size, _ in alone})
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-        # Each instance is made by the thread that it belongs to; the first one's is this.
+        # Each instance is created by the thread that uses it; the first one belongs to this thread.
         other, _ = second.submit(fork, loaded, name).result()
         timed = []
         for size in sizes:
@@ -172,14 +173,14 @@ def _beside(
                 for thread, run in zip((first, second), runs, strict=True)
             ]
             times = [half.result() for half in halves]
-            # At the end one may have run alone.
+            # The last batches of one instance may have run alone.
             both = min(map(len, times))
             timed += [(size, elapsed_ns) for half in times for elapsed_ns in half[: max(1, both - 1)]]
         return timed
 
 
 def main(arguments: list[str]) -> int:
-    """Measure what the first argument asks for, and tell the file descriptor that the second one is."""
+    """Measure what the first argument says, and write results to the file descriptor in the second one."""
     order, channel = Order(**json.loads(arguments[0])), int(arguments[1])
 
     def tell(message: dict[str, Any]) -> None:

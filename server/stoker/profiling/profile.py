@@ -1,4 +1,4 @@
-"""Profile a model: have its batches timed by a process, and search settings for a target."""
+"""Profiles a model: a process times its batches, and a search finds settings for a latency target."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Say = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a model.
+    """The measurements of a model.
 
     Attributes:
-        facts: What the process told: its name, device, defaults.
-        curves: What its batches take, by execution.
+        facts: Its name, device and defaults, as reported by the process.
+        curves: Batch times by execution.
     """
 
     facts: dict[str, Any]
@@ -40,16 +40,16 @@ class Measured:
 
     @property
     def body(self) -> bytes:
-        """What a sample request holds."""
+        """The body of the sample request."""
         return base64.b64decode(self.facts["request"]["body"])
 
 
 def measure_model(order: Order, say: Say = lambda _: None) -> Measured:
-    """Load a model in a process of its own and time its batches; on a GPU in each way that batches get there.
+    """Load a model in a process of its own and time its batches; on a GPU with each kind of execution.
 
     Args:
-        order: What is measured.
-        say: Hears of each step.
+        order: What to measure.
+        say: Called with a report of each step.
 
     Raises:
         OperatorError: The model cannot be measured; the message says why.
@@ -64,16 +64,16 @@ def measure_model(order: Order, say: Say = lambda _: None) -> Measured:
         try:
             measured.curves[execution] = _curve(_told_by_process(asked, say))
         except LoadFailed as error:
-            # Not every model can be captured, for instance.
+            # For example, not every model can be captured as a CUDA graph.
             say({"note": f"execution {execution} is left out: {error}"})
     return measured
 
 
 def find_settings(measured: Measured, load: Load, step: Step = lambda _done, _of: None) -> Found:
-    """Search the settings of a model that was measured.
+    """Search the settings of a measured model.
 
     Raises:
-        InvalidSettings: Not even a batch of one row is in time.
+        InvalidSettings: Not even a batch of one row is within the target.
     """
     space = _space_of(measured)
     least_ms = min(curve.alone(1) for curve in measured.curves.values()) / 1e6
@@ -86,7 +86,7 @@ def find_settings(measured: Measured, load: Load, step: Step = lambda _done, _of
 
 
 def _space_of(measured: Measured) -> Space:
-    """What there is to choose from for a model that was measured."""
+    """The search space of a measured model."""
     facts = measured.facts
     default = Candidate(
         facts["max_batch_rows"],
@@ -104,7 +104,7 @@ def _curve(facts: dict[str, Any]) -> MeasuredCurve:
 
 
 def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
-    """Run the process that measures; it is killed if this one is interrupted."""
+    """Run the measuring process; it is killed if this process is interrupted."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log, os.fdopen(read, encoding="utf-8") as messages:
         process = subprocess.Popen(
@@ -113,7 +113,7 @@ def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
             stdout=log,
             stderr=log,
             pass_fds=(write,),
-            # A Ctrl-C is for this process, which ends that one.
+            # Ctrl-C reaches only this process, which ends the other one.
             start_new_session=True,
         )
         os.close(write)

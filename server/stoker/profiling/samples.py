@@ -1,4 +1,4 @@
-"""Requests to measure a model with, its sample or made up of its signature: as batches, and as callers send them."""
+"""Sample requests to measure a model with, given or made from its signature, as batches and as HTTP requests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SEED: Final = 11
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A request as callers would send it.
+    """A request as a caller would send it.
 
     Attributes:
-        path: Where it is posted.
-        headers: What goes with it.
-        body: What it holds.
-        note: What it is, for the operator.
-        packed: The row that a model gets of it that takes whole requests; empty for models of rows.
+        path: The path it is posted to.
+        headers: Its headers.
+        body: Its body.
+        note: A description for the operator.
+        packed: For a model that takes whole requests, the row that it receives; empty for others.
     """
 
     path: str
@@ -51,11 +51,11 @@ def request_of(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequ
 
     Args:
         loaded: The model.
-        servable: What it was loaded from.
-        rows: Rows of the request.
+        servable: Its files and settings.
+        rows: Number of rows of the request.
 
     Raises:
-        InvalidSettings: A sample is needed, or has its own rows.
+        InvalidSettings: A sample is needed, or the sample determines the number of rows.
         LoadFailed: The sample cannot be read, or the model fails on it.
     """
     signature = loaded.signature
@@ -87,12 +87,12 @@ def request_of(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequ
 def batches_of(
     loaded: LoadedModel, servable: Servable, request: SampleRequest
 ) -> Callable[[Runtime, int], Callable[[], object]]:
-    """What makes, for a runtime of the model and a size, a function that runs one batch.
+    """Return a function that, for a runtime of the model and a batch size, returns a function that runs one batch.
 
     Args:
         loaded: The model.
-        servable: What it was loaded from.
-        request: What batches of whole requests hold, over and over.
+        servable: Its files and settings.
+        request: The request that fills batches of whole requests.
     """
 
     def begin(runtime: Runtime, size: int) -> Callable[[], object]:
@@ -105,12 +105,12 @@ def batches_of(
 
 
 def _rows(loaded: LoadedModel, rows: int) -> list[np.ndarray]:
-    """The rows of a request: of the sample, or numbers between 0 and 1."""
+    """The rows of a request: those of the sample, or random numbers between 0 and 1."""
     inputs = first_rows(loaded.signature.inputs, rows, loaded.sample)
     if loaded.sample is not None:
         return inputs
     chance = np.random.default_rng(_SEED)
-    # Zeros may be quicker than other numbers, and are shorter as text.
+    # Zeros might compute faster than other numbers, and are shorter as text.
     return [
         chance.random(array.shape).astype(array.dtype) if array.dtype.kind == "f" else array
         for array in inputs
@@ -131,7 +131,7 @@ def _script_request(loaded: LoadedModel, servable: Servable, rows: int) -> Sampl
             f"{servable.name} gets whole bodies; leave --rows out, and write as many rows into --data FILE"
         )
     scripts = ScriptBodies(loaded, 1)
-    # What a script refuses has another cost than what it answers.
+    # Refused requests cost less than answered ones, so the sample has to be answered.
     for _ in scripts.answers([sample.body]):
         pass
     return SampleRequest(
@@ -153,7 +153,7 @@ def _infer(name: str, signature: Signature, feeds: Mapping[str, np.ndarray], not
 
 
 def _tensors(signature: Signature) -> Any:
-    # Of several signatures requests that name none mean the first.
+    # Of several signatures, requests that name none use the first.
     return signature.named[0].tensors
 
 

@@ -1,6 +1,6 @@
-"""Which settings answer the most requests within a target, by simulation: the server's planner under a virtual clock.
+"""Finds the settings with the highest load within a latency target by simulation with the server's planner.
 
-Nothing here looks at a clock or a device. Equal arguments give equal answers.
+Uses no clock and no device; deterministic.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from stoker.simulation.world import Outcome, row_tables
 __all__ = ["Expected", "Found", "Load", "Step", "search", "simulated"]
 
 _IN_TIME: Final = 0.99
-"""So many of all rows are to be answered within the target."""
+"""The share of rows that have to be answered within the target."""
 _LEVELS: Final = 64
-"""Loads are looked at in so many steps up to the most that any candidate can do."""
+"""Loads are multiples of this fraction of the highest throughput of any candidate."""
 _FINALISTS: Final = 3
 _HELD: Final = 1
 _NEAR: Final = 3
-"""By so many levels at most several seeds differ from one, as far as anybody minds."""
+"""The result of one seed differs from that of several by at most this many levels, in practice."""
 _LIGHT: Final = 0.3
 _BATCHES: Final = 300
 _ROWS: Final = 10_000
@@ -43,14 +43,15 @@ Step = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What callers want.
+    """The expected requests.
 
     Attributes:
-        target_ms: How long an answer is worth something.
-        rows: Rows of each request.
-        seeds: Of chance, one simulation each.
-        targets: Requests come for so many targets, else a queue that grows is not seen; unless these are very many.
-        requests: There are so many at least.
+        target_ms: The latency target.
+        rows: Number of rows of each request.
+        seeds: Random seeds, one simulation each.
+        targets: Duration of the arrivals as a multiple of the target, so that growing queues are detected; it is less
+            if that would be very many requests.
+        requests: Minimum number of requests.
     """
 
     target_ms: float
@@ -62,14 +63,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a candidate does.
+    """The simulated performance of a candidate.
 
     Attributes:
         candidate: The candidate.
-        peak_rows_per_s: Rows in a second in the best batches that the target has time for.
-        load_rows_per_s: The largest load at which 99 % of the rows are in time; 0 if there is none.
-        p50_ms, p99_ms: Time to the answer at half of that.
-        light_ms: Its median where the load is light, the same for all candidates.
+        peak_rows_per_s: Throughput in rows per second of the best batches within the target.
+        load_rows_per_s: The highest load at which 99 % of the rows are in time; 0 if there is none.
+        p50_ms, p99_ms: Latency at half of that load.
+        light_ms: Median latency at a light load, the same load for all candidates.
     """
 
     candidate: Candidate
@@ -80,7 +81,7 @@ class Expected:
     light_ms: float
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it in JSON types."""
         told = {name: round(getattr(self, name), 3) for name in ("peak_rows_per_s", "load_rows_per_s")}
         told |= {name: round(getattr(self, name), 3) for name in ("p50_ms", "p99_ms", "light_ms")}
         return {"settings": self.candidate.settings(), **told}
@@ -88,11 +89,11 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-        ranked: The best candidates, the choice first.
-        default: What the model does where nothing is said.
+        ranked: The best candidates, the chosen one first.
+        default: The performance of the default settings.
     """
 
     ranked: tuple[Expected, ...]
@@ -100,15 +101,15 @@ class Found:
 
 
 def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Found:
-    """Find the settings with the largest load at which 99 % of the rows are in time.
+    """Find the settings with the highest load at which 99 % of the rows are in time.
 
-    Of equal ones (within a 64th of the most that any can do) the one counts that answers sooner where the load is
-    light, then the one with fewer instances, without `hold`, with smaller batches.
+    Among equal ones (within a 64th of the highest throughput of any candidate) the order is: lower latency at a light
+    load, fewer instances, no `hold`, smaller batches.
 
     Args:
-        space: What there is to choose from.
-        load: What callers want.
-        step: Hears how many of how many simulated candidates are done.
+        space: The choices.
+        load: The expected requests.
+        step: Called with the number of simulated candidates and the total.
     """
     judge = _Judge(space, load)
     coarse = _coarse(judge, step)
@@ -127,12 +128,12 @@ def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Fo
 
 
 def _coarse(judge: _Judge, step: Step) -> dict[Candidate, int]:
-    """Levels by one seed; candidates that cannot be the best, whatever is simulated, are left out."""
+    """Find levels with one seed; candidates whose upper bound is too low are skipped."""
     levels: dict[Candidate, int] = {}
     best = 0
     inviting = sorted(judge.space.candidates(), key=judge.peak, reverse=True)
     for number, candidate in enumerate(inviting):
-        # Nothing does more than its best batches.
+        # The throughput of its best batches is an upper bound.
         if judge.upper(candidate) < best:
             break
         levels[candidate] = judge.level(candidate, judge.load.seeds[:1])
@@ -145,7 +146,7 @@ def _order(told: Expected, level: int, default: Candidate) -> tuple[Any, ...]:
     candidate = told.candidate
     return (
         -level,
-        # Within some percent nobody notices.
+        # Differences of a few percent are ignored.
         round(np.log(max(told.light_ms, 1e-3)) * 50),
         candidate.instances,
         candidate.hold,
@@ -156,7 +157,7 @@ def _order(told: Expected, level: int, default: Candidate) -> tuple[Any, ...]:
 
 
 class _Judge:
-    """Simulates candidates at loads that are the same for all."""
+    """Simulates candidates at the same loads for all."""
 
     def __init__(self, space: Space, load: Load) -> None:
         self.space = space
@@ -169,26 +170,26 @@ class _Judge:
         self._seconds = min(load.targets * load.target_ms / 1e3, _BATCHES * full_s, most_s)
 
     def peak(self, candidate: Candidate) -> float:
-        """The most rows in a second that its batches can do."""
+        """The highest throughput of its batches, in rows per second."""
         curve = self.space.curve(candidate)
         return curve.peak_rows_per_s(self.load.target_ms, candidate.max_batch_rows, candidate.instances)
 
     def upper(self, candidate: Candidate) -> int:
-        """The highest level that it can reach."""
+        """The upper bound of its level."""
         return int(self.peak(candidate) / self.quantum + 1e-9) if self.quantum else 0
 
     def level(self, candidate: Candidate, seeds: Sequence[int], near: int | None = None) -> int:
-        """The highest level at which 99 % of the rows are in time, 0 for none.
+        """The highest level at which 99 % of the rows are in time; 0 for none.
 
         Args:
             candidate: The candidate.
-            seeds: Of chance.
-            near: A level that it is near to, if one is known.
+            seeds: Random seeds.
+            near: A level close to the result, if known.
         """
         high = self.upper(candidate) + 1
         if near is not None:
             high = min(high, near + _NEAR)
-        # Most reach nearly all that their batches can do.
+        # Most candidates get close to the throughput of their batches.
         low, stride = high - 1, 1
         while low > 0 and not self._good(candidate, low, seeds):
             low, high, stride = low - stride, low, 2 * stride
@@ -203,7 +204,7 @@ class _Judge:
         return sum(outcome.in_time() for outcome in outcomes) >= _IN_TIME * len(outcomes)
 
     def expected(self, candidate: Candidate, level: int, light_rows_per_s: float) -> Expected:
-        """What it does at half of a level, and at a light load."""
+        """Its performance at half of a level, and at a light load."""
         rows_per_s = level * self.quantum
         half = self.at(candidate, rows_per_s / 2, self.load.seeds[0]) if level else None
         light = self.at(candidate, light_rows_per_s, self.load.seeds[0]) if light_rows_per_s else None
@@ -217,7 +218,7 @@ class _Judge:
         )
 
     def at(self, candidate: Candidate, rows_per_s: float, seed: int) -> Outcome:
-        """What becomes of requests that come so often."""
+        """Simulate requests of this rate."""
         seconds = max(self._seconds, self.load.requests * self.load.rows / rows_per_s)
         return simulated(self.space.curve(candidate), candidate, self.load, rows_per_s, seconds, seed)
 
@@ -225,15 +226,15 @@ class _Judge:
 def simulated(
     curve: MeasuredCurve, candidate: Candidate, load: Load, rows_per_s: float, seconds: float, seed: int
 ) -> Outcome:
-    """What a server with these settings makes of Poisson arrivals.
+    """Simulate Poisson arrivals to a server with these settings.
 
     Args:
-        curve: What its batches take.
+        curve: The batch times.
         candidate: The settings.
-        load: What callers want.
-        rows_per_s: How many rows they send in a second.
-        seconds: For how long.
-        seed: Of chance.
+        load: The expected requests.
+        rows_per_s: The rate of arriving rows.
+        seconds: Duration of the arrivals.
+        seed: Random seed.
     """
     chance = np.random.default_rng(seed)
     requests = _with_rows(Stream(rows_per_s / load.rows, load.target_ms).draw(seconds, chance), load.rows)
@@ -252,7 +253,7 @@ def _with_rows(requests: Requests, rows: int) -> Requests:
 
 
 def _known(sizes: Sizes, candidate: Candidate, at_once: int) -> ServiceTimes:
-    """What a server has learned before it serves."""
+    """The batch times that a server has learned before it serves."""
     times = ServiceTimes(candidate.batch_buckets)
     known = timed_first(candidate.batch_buckets, candidate.max_batch_rows)
     for beside in range(at_once):
