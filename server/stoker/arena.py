@@ -1,8 +1,8 @@
-"""Rows in shared memory: one arena joins one frontend with one servable in a device process.
+"""Rows in shared memory: one arena connects one frontend with one servable in a device process.
 
-An arena is a sparse memfd. It holds, for each input and output of the signature, an array of `capacity` rows,
-and beside them a small header for each row. A doorbell (see `exchange`) carries the numbers of the rows;
-which process may write a row follows from who holds its number:
+An arena is a sparse memfd. For each input and output of the signature it holds an array of `capacity` rows, and a
+small header for each row. Row numbers are passed through a doorbell (see `exchange`); the process that holds a row's
+number may write the row:
 
     frontend: FREE -> LEASED -> QUEUED   writes inputs, their lengths, `queued`
     device:   RUNNING -> DONE            writes outputs, their lengths, `done`
@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 AWAKE_NS = 300_000
-"""How long either side of an exchange goes on looking before it sleeps, while only lone rows come and go.
+"""How long each side of an exchange polls before it sleeps, while rows come and go one at a time.
 
 Waking a sleeping process costs tens of microseconds, more than a small model computes."""
 LONE_ROWS = 4
-"""After so many rows in a row that had no company, the next one is expected to have none."""
+"""After this many consecutive rows without company, the next one is expected to be alone too."""
 
 _ALIGN = mmap.PAGESIZE
 _PUNCH_BYTES = 1 << 20
@@ -52,7 +52,7 @@ _ADDRESS_BUDGET_BYTES = 4 << 40
 
 
 class Outcome(IntEnum):
-    """What became of a row, as the device reports it; the first output of one that is REFUSED says why."""
+    """The outcome of a row, as reported by the device; the first output of a REFUSED row holds the error."""
 
     OK = 0
     FAILED = 1
@@ -65,9 +65,9 @@ class Outcome(IntEnum):
 
 
 def push_numbers(doorbell: socket.socket, data: bytes) -> bytes:
-    """Send as much of row numbers as a doorbell takes; returns the rest.
+    """Send as many row numbers as a doorbell accepts; returns the rest.
 
-    There is none if the other process has gone: the next read tells, behind what it has still said.
+    Nothing remains if the other process has ended: reading yields its last numbers, then EOF.
     """
     try:
         sent = doorbell.send(data)
@@ -88,7 +88,7 @@ class _Field:
 
 @dataclass(frozen=True)
 class _Pages:
-    """Where the data of one variable input or output is, row by row, and how long it is."""
+    """Where the rows of one variable-length input or output are stored, and their lengths."""
 
     offset: int
     stride: int
@@ -100,10 +100,10 @@ _DONE_COLUMNS = ("outcome", "started_ns", "finished_ns", "detail")
 
 
 def capacity_rows(signature: Signature, max_batch_rows: int) -> int:
-    """Choose how many rows an arena has: the admission limit of one frontend for one servable.
+    """Choose the number of rows of an arena: the admission limit of one frontend for one servable.
 
-    Tensor rows share a budget of 512 MiB, and there are always enough for two full batches. Rows of whole requests
-    are sparse: only the bytes of requests in flight take memory, but all of them take addresses.
+    Tensor rows share a budget of 512 MiB, with room for at least two full batches. Rows of whole requests are sparse:
+    only the bytes of requests in flight take memory, but all rows take address space.
     """
     if signature.takes != "rows":
         return max(1, min(_BODY_CAPACITY_ROWS, _ADDRESS_BUDGET_BYTES // signature.row_bytes))
@@ -121,10 +121,10 @@ def _layout(signature: Signature, capacity: int) -> tuple[list[_Field], int]:
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         offset += -(-size // _ALIGN) * _ALIGN
 
-    # One matrix for each writer: what a process needs of a row's header is one gather or one scatter.
+    # One matrix per writer: a process accesses the header of rows with one gather or scatter.
     add("queued", "int64", (capacity, len(_QUEUED_COLUMNS)))
     add("done", "int64", (capacity, len(_DONE_COLUMNS)))
-    # One of the frontend's, one of the device's, each written once.
+    # One flag of the frontend and one of the device; each is set at most once.
     add("flags", "int64", (2,))
     add("turn_ns", "int64", (capacity,))
     add("board", "int64", (BOARD_WORDS,))
@@ -137,7 +137,7 @@ def _layout(signature: Signature, capacity: int) -> tuple[list[_Field], int]:
 
 
 def _stored_shape(spec: TensorSpec) -> tuple[int, ...]:
-    # Variable rows start on a page of their own, so that the pages of a large one can be given back.
+    # Variable rows are page-aligned, so that the pages of a large row can be released.
     return (-(-spec.shape[0] // _ALIGN) * _ALIGN,) if spec.variable else spec.shape
 
 
@@ -146,24 +146,25 @@ class Arena:
 
     Attributes:
         capacity: Number of rows.
-        inputs: Per input an array `[capacity, *row_shape]` (for a variable one `uint8[capacity, bytes]`); behind them
-            `int64[capacity, 3]` with what rows say of their sequences, for a model that has some.
+        inputs: Per input an array `[capacity, *row_shape]` (`uint8[capacity, bytes]` if variable); for models with
+            sequences followed by `int64[capacity, 3]`, which identifies the sequence of each row.
         outputs: Likewise for the outputs.
-        input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None where all rows have one size.
+        input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None if all rows have one size.
         output_lengths: Likewise for the outputs.
-        queued: What the frontend says of a row, `int64[capacity, 6]`; its columns are `deadline_ns`,
-            `enqueued_ns`, `position` (the row's place within its request), and, once `told` is set, `target_ns`
-            (until when its answer is worth something, 0 for its deadline), `size` (rows of its request) and `placed`
-            (its tier, caller, and the caller's weight, see `stoker.placed`).
-        told: `int64[1]`: whether the last three columns are written. Most frontends never have anything to say there,
-            so that it costs them nothing.
-        board: What the device says of its queue, `int64[BOARD_WORDS]`; see `stoker.board`.
-        done: What the device says of it, `int64[capacity, 4]`; its columns are `outcome` (see `Outcome`),
-            `started_ns`, `finished_ns` and `detail`: of an answered row its batch, see
-            `stoker.metrics.batch_facts`; of one that failed the id under which the log has more; else 0.
-        turn_ns: How long a row's batch waited for its turn of the device, `int64[capacity]`, once `turned` is set.
-        turned: `int64[1]`: whether batches have ever taken turns. On most devices they never do, so that it costs
-            them nothing.
+        queued: Row headers written by the frontend, `int64[capacity, 6]`; columns are `deadline_ns`, `enqueued_ns`,
+            `position` (of the row within its request), and, once `told` is set, `target_ns` (until when its answer is
+            useful, 0 for its deadline), `size` (rows of its request) and `placed` (its tier, caller, and the caller's
+            weight, see `stoker.placed`).
+        told: `int64[1]`: whether the last three columns are valid. Most frontends never need them, and do not write
+            them.
+        board: The state of the device's queue, `int64[BOARD_WORDS]`; see `stoker.board`.
+        done: Row headers written by the device, `int64[capacity, 4]`; columns are `outcome` (see `Outcome`),
+            `started_ns`, `finished_ns` and `detail`: for an answered row the facts of its batch, see
+            `stoker.metrics.batch_facts`; for a failed one the id of its log entry; else 0.
+        turn_ns: How long a row's batch waited for its turn on the device, `int64[capacity]`; valid once `turned` is
+            set.
+        turned: `int64[1]`: whether batches have ever waited for turns. On most devices they never do, and `turn_ns`
+            is not written.
 
     Times are nanoseconds of `time.monotonic_ns`, one clock for all processes of a machine.
     """
@@ -180,7 +181,7 @@ class Arena:
     placed: np.ndarray
 
     def __init__(self, fd: int, signature: Signature, capacity: int) -> None:
-        """Map an arena that `create` made; `fd` may be closed afterwards."""
+        """Map an arena made by `create`; `fd` may be closed afterwards."""
         self.signature = signature
         self.capacity = capacity
         fields, size = _layout(signature, capacity)
@@ -207,13 +208,13 @@ class Arena:
 
     @property
     def only_input(self) -> np.ndarray | None:
-        """The rows of the only input, if its rows are arrays: one number cannot be copied into them as an array."""
+        """The rows of the only input, if they are arrays and not scalars; None otherwise."""
         inputs = self.signature.stored_inputs
         return self.inputs[0] if len(inputs) == 1 and inputs[0].shape else None
 
     @property
     def only_memory(self) -> tuple[memoryview | None, int]:
-        """The bytes of all rows of `only_input`, one behind the other, and how many each has; None without it."""
+        """The memory of all rows of `only_input`, and the bytes per row; None and 0 without it."""
         rows = self.only_input
         return (None, 0) if rows is None else (rows.reshape(-1).view(np.uint8).data, rows.strides[0])
 
@@ -230,11 +231,11 @@ class Arena:
         return np.frombuffer(self._memory, field.dtype, count, field.offset).reshape(field.shape)
 
     def words(self, name: str) -> memoryview:
-        """A header array as a memoryview of int64: single items cost a third of what numpy's cost."""
+        """A header array as a memoryview of int64; single items cost a third of numpy's."""
         return memoryview(getattr(self, name))
 
     def write_bytes(self, side: str, index: int, number: int, data: bytes | memoryview) -> bool:
-        """Store variable-length data in a row; False if it is longer than the row."""
+        """Store variable-length data in a row; returns False if it does not fit."""
         arrays, lengths = self._side(side)
         length = lengths[index]
         assert length is not None, "only variable rows hold bytes"
@@ -253,25 +254,25 @@ class Arena:
         return arrays[index][number, : int(length[number])].tobytes()
 
     def keeps(self, number: int) -> bool:
-        """Whether a row still has all of its variable data: long ones are given back with their request."""
+        """Whether a row still has all of its variable-length data; that of long requests is released at their end."""
         return all(pages.lengths[number] for pages in self._pages)
 
     def give_back_pages(self, number: int) -> None:
-        """Return the memory of a row's large variable data to the system."""
+        """Return the memory of a row's large variable-length data to the system."""
         for pages in self._pages:
             length = int(pages.lengths[number])
             if length >= _PUNCH_BYTES:
                 self._punch(pages, number, -(-length // _ALIGN) * _ALIGN)
 
     def give_back_kept_pages(self, numbers: Sequence[int]) -> bool:
-        """Return what `give_back_pages` has left to the first of these rows that has any; False if none has."""
+        """Return memory kept by `give_back_pages` for the first of these rows that has any; False if none has."""
         index = np.array(numbers, np.int64)
         holds = np.any([pages.lengths[index] > 0 for pages in self._pages], axis=0)
         if not holds.any():
             return False
         number = int(index[holds.argmax()])
         for pages in self._pages:
-            # The last request in it was perhaps not its longest.
+            # An earlier request in the row may have been longer than the last one.
             self._punch(pages, number, min(pages.stride, _PUNCH_BYTES))
         return True
 

@@ -1,4 +1,4 @@
-"""The decorator by which an entry script takes whole batches. Light: scripts import it before any framework."""
+"""The decorator for entry scripts that take whole batches. Imports little: scripts import it before any framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARK = "__stoker_batched__"
 
 @dataclass(frozen=True, slots=True)
 class BatchedInput:
-    """What a batched `run` takes: rows of `shape` (without the batch axis) and numpy `dtype` name."""
+    """The input of a batched `run`: rows of `shape` (without the batch axis) and numpy `dtype` name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -42,6 +42,6 @@ def batched(*, shape: tuple[int, ...], dtype: str = "float32") -> Callable[[_Run
 
 
 def batched_input(run: object) -> BatchedInput | None:
-    """Return what a decorated `run` takes, or None for an undecorated one."""
+    """Return the input declaration of a decorated `run`; None for an undecorated one."""
     mark = getattr(run, _MARK, None)
     return mark if isinstance(mark, BatchedInput) else None

@@ -1,8 +1,8 @@
-"""What a device says of its queue to those who fill it: a page in each arena, which only the device writes.
+"""The state of a device's queue, published to frontends: a page in each arena, which only the device writes.
 
-Frontends read it with no lock and no system call: an odd sequence number, or another one behind the reading, says
-that it was being written, and then what was read before goes on to hold. Between two writings a frontend adds what it
-has sent itself.
+Frontends read it without locks or system calls: if the sequence number is odd, or changes during the reading, the
+page was being written, and the previous reading stays valid. Between two updates a frontend adds the rows it has sent
+itself.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stoker.placed import CALLER_BITS, tier_of
 __all__ = ["BOARD_WORDS", "LATER_BATCHES", "Board", "BoardPage", "BoardWriter"]
 
 LATER_BATCHES: Final = 8
-"""So many full batches ahead it is said how many rows are due by then: longer targets have room for them anyway."""
+"""For how many full batches ahead the number of due rows is published; longer targets have room in any case."""
 _NEVER_NS: Final = 1 << 62
 _SIZES: Final = 17
-"""Expected times are of 1, 2, 4 ... rows, up to the most that a batch has."""
+"""Expected times are for 1, 2, 4 ... rows, up to the batch cap."""
 _CLASSES: Final = 64
-"""Of so many callers it is said how many rows they have waiting, those with the most; others count as one row."""
+"""Queued rows are published for this many classes, those with the most rows; others count as one row."""
 _SEQUENCE, _WRITTEN, _FREE, _CAP, _PARALLEL, _OTHER, _LANES, _CLASS_COUNT, _TIERS = range(9)
 _LATER: Final = _TIERS + 3
 _COSTS: Final = _LATER + LATER_BATCHES
@@ -34,24 +34,24 @@ _MOST_CROWDING: Final = 100.0
 
 
 class Board:
-    """What is known of the queue of one model in one device process.
+    """The state of the queue of one model in one device process.
 
     Attributes:
-        written_ns: When the device said so; 0 if it has said nothing.
-        free_ns: When the device is expected to be free.
-        cap: Most rows of a batch; 0 if nothing is known.
-        parallel: How many batches run at once.
+        written_ns: When the device published it; 0 if it has not yet.
+        free_ns: When the device is expected to be idle.
+        cap: Limit of rows per batch; 0 if unknown.
+        parallel: Number of concurrent batches.
         other_ns: The longest batch that another model of the device offers.
-        lanes: How many frontends send rows.
-        waiting: How many rows wait, by tier, those among them that were sent since.
-        classes: Rows that wait and weight, by `tier << 16 | caller`, where callers are told apart; where it is empty,
-            all that wait have no name.
-        later: How many of them are due one full batch after the device is free or later, two, and so on; empty if
-            nothing is said of that.
-        costs_ns: Expected times of batches of 1, 2, 4 ... rows, the last of them of `cap`.
-        load: Rows that were asked for in the last while over those that the device could have done.
-        crowding: How many times longer than for the queue those stay away who are refused, so that no more come than
-            can be done: it grows while they do, and shrinks when they do not.
+        lanes: Number of frontends that send rows.
+        waiting: Queued rows by tier, including those sent since the last update.
+        classes: Queued rows and weight by `tier << 16 | caller`, if callers are distinguished; if empty, all queued
+            rows are of the default caller.
+        later: How many of them are due one full batch after `free_ns` or later, two full batches, and so on; empty if
+            unknown.
+        costs_ns: Expected times of batches of 1, 2, 4 ... rows; the last one of `cap` rows.
+        load: Recently requested rows divided by those that the device could have processed.
+        crowding: Factor on the retry time of refused requests, so that no more return than can be processed: it grows
+            while too many do, and shrinks otherwise.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class Board:
         self._asked = self._since_ns = 0
 
     def batch_ns(self, rows: int) -> int:
-        """How long the device takes for so many rows, in batches as large as they may be."""
+        """The expected time of this many rows, in batches as large as possible."""
         cap, costs = self.cap, self.costs_ns
         if rows <= 0:
             return 0
@@ -103,7 +103,7 @@ class Board:
         return low_ns + (high_ns - low_ns) * (rows - low) // (high - low)
 
     def ask(self, now_ns: int, rows: int) -> None:
-        """Take note that somebody asks for rows, whether they are taken or not."""
+        """Record that rows were requested, whether admitted or not."""
         self._asked += rows
         elapsed_ns = now_ns - self._since_ns
         if elapsed_ns >= _WINDOW_NS and self.cap:
@@ -114,23 +114,23 @@ class Board:
             self._asked, self._since_ns = 0, now_ns
 
     def full_batches_until(self, due_ns: int, begins_ns: int) -> int:
-        """How many full batches end before a time if the first of them begins at another."""
+        """Number of full batches that end before `due_ns` if the first one starts at `begins_ns`."""
         return (due_ns - begins_ns) // max(1, self.costs_ns[-1])
 
     def take(self, rows: int, tier: int, caller: int, weight: float, due_ns: int = _NEVER_NS) -> None:
-        """Take note of rows that are on their way to the device, or, less than none, that they are not.
+        """Add rows that are on their way to the device; a negative number removes them.
 
         Args:
-            rows: How many.
+            rows: Number of rows.
             tier: Their tier.
-            caller: Whose they are.
-            weight: That caller's weight.
-            due_ns: Until when their answers are worth something.
+            caller: The caller's number.
+            weight: The caller's weight.
+            due_ns: Until when their answers are useful.
         """
-        # Other frontends are likely to send as many.
+        # The other frontends are assumed to send as many.
         rows *= self.lanes
         if caller and not self.classes:
-            # Nothing was said of what waits, so those have it who have no name.
+            # Without classes, all queued rows belong to the default caller.
             self.set_classes(
                 {of << CALLER_BITS: [waiting, 1.0] for of, waiting in enumerate(self.waiting) if waiting}
             )
@@ -148,22 +148,22 @@ class Board:
             known[0] = max(0, known[0] + rows)
 
     def share_of(self, rows: int, tier: int, caller: int, weight: float) -> float:
-        """How many rows of a tier are served before so many of a caller's are, theirs among them, by its weight."""
+        """Number of rows of a tier served before this many more rows of a caller are, these included, by weight."""
         known = self.classes.get(tier << CALLER_BITS | caller)
         if known is None:
-            # Of rows of which nothing was said the weight is 1.
+            # Rows without a class have weight 1.
             return rows * ((self._weights[tier] or 1.0) + weight) / weight
         return (known[0] + rows) * (self._weights[tier] - known[1] + weight) / weight
 
     def set_classes(self, classes: dict[int, list[float]]) -> None:
-        """Set rows that wait, and weight, by `tier << 16 | caller`."""
+        """Set queued rows and weights by `tier << 16 | caller`."""
         self.classes, self._weights = classes, [0.0, 0.0, 0.0]
         for placed, (_, weight) in classes.items():
             self._weights[tier_of(placed)] += weight
 
 
 class BoardPage(Board):
-    """What a device says, as its page says it.
+    """The state of a queue, read from its page.
 
     Args:
         words: The page, `BOARD_WORDS` words.
@@ -177,11 +177,11 @@ class BoardPage(Board):
         self._sequence = 0
 
     def forget_sent(self) -> None:
-        """Go back to what the device has said: nothing else was sent."""
+        """Reset to what the device has published; the rows sent since are discounted."""
         self._sequence = 0
 
     def look(self) -> None:
-        """See what the device says now."""
+        """Read the page if it has changed."""
         sequence = self._words[_SEQUENCE]
         if sequence != self._sequence and not sequence & 1:
             self._read(sequence)
@@ -206,18 +206,18 @@ class BoardPage(Board):
 
 
 class BoardWriter:
-    """What the device writes to all frontends."""
+    """Publishes the state of a queue to all frontends."""
 
     def __init__(self) -> None:
         self._words = array("l", bytes(8 * BOARD_WORDS))
         self._used = _FIRST_CLASS
 
     def set_times(self, cap: int, costs_ns: Sequence[int]) -> None:
-        """Set what batches are expected to take.
+        """Set the expected batch times.
 
         Args:
-            cap: Most rows of one.
-            costs_ns: Expected times of batches of 0 rows up to that.
+            cap: Limit of rows per batch.
+            costs_ns: Expected times of batches of 0 to `cap` rows.
         """
         self._words[_CAP] = cap
         for place in range((cap - 1).bit_length() + 1):
@@ -226,12 +226,13 @@ class BoardWriter:
     def set_queue(
         self, waiting: Sequence[int], classes: Mapping[int, tuple[int, float]], later: Sequence[int]
     ) -> None:
-        """Set what waits.
+        """Set the queued rows.
 
         Args:
-            waiting: How many rows, by tier.
-            later: How many of them are due one full batch after the device is free or later, two, and so on.
-            classes: Rows and weight by `tier << 16 | caller`, where callers are told apart.
+            waiting: Number of rows by tier.
+            later: How many of them are due one full batch after the device is idle or later, two full batches, and so
+                on.
+            classes: Rows and weight by `tier << 16 | caller`, if callers are distinguished.
         """
         words = self._words
         for tier, rows in enumerate(waiting):
@@ -254,7 +255,7 @@ class BoardWriter:
         parallel: int = 1,
         other_ns: int = 0,
     ) -> None:
-        """Write what was set, and when the device is free, to pages of all frontends; see `Board`."""
+        """Write the state, and when the device is idle, to the pages of all frontends; see `Board`."""
         words, used = self._words, self._used
         words[_WRITTEN], words[_FREE], words[_PARALLEL], words[_OTHER] = now_ns, free_ns, parallel, other_ns
         words[_LANES] = len(pages)

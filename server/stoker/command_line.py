@@ -1,4 +1,4 @@
-"""What the `stoker` command does: its arguments, the subcommand that they choose, and how its errors are told."""
+"""The `stoker` command: parses arguments, runs the chosen subcommand, and reports errors."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ _SHORTAGES: Final = {
     errno.EMFILE: _TOO_MANY_FILES,
     errno.ENFILE: "close what keeps so many open on this machine",
 }
-"""What to do about what the machine is short of."""
+"""Advice on shortages of the machine, by errno."""
 
 
 def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
     """Run the command line; returns the exit code.
 
     Args:
-        arguments: The words behind `stoker`; None for those of the process.
-        begins: Called when the subcommand is known, before it does anything.
+        arguments: The arguments after `stoker`; None for those of the process.
+        begins: Called when the subcommand is known, before it runs.
     """
     standard_streams.prepare()
     # Before any command imports NumPy.
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
         sys.stderr.write(f"{name}: {error}\n")
         return int(getattr(error, "exit_code", 1))
     except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has seen enough; a command that has failed has failed all the same.
+        # The reader of a pipe, such as `head`, has closed it; the exit code of the command stays.
         return code
     except OSError as error:
         return _told(error, name, workspace)
@@ -93,10 +93,10 @@ def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
 
 
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the words ask for; ends the process where they ask for nothing that there is, or for help."""
+    """Parse the arguments; ends the process for help and for usage errors."""
     parser = _parser(arguments)
     if arguments and arguments[0].startswith("-") and not parser.has_option(arguments[0]):
-        # Else a command would be asked for, whatever was mistyped.
+        # Otherwise argparse would complain about a missing command, whatever was mistyped.
         parser.error(f"unrecognized arguments: {arguments[0]}{_nearest(parser, arguments[:1], arguments)}")
     args, foreign = parser.parse_known_args(arguments)
     if foreign:
@@ -105,16 +105,16 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _told(error: OSError, name: str, workspace: Path | None) -> int:
-    """Say what the system has refused, where the operator can mend that; returns the exit code.
+    """Report an error of the system that the operator can fix; returns the exit code.
 
     Raises:
-        OSError: The same: nobody but a programmer can.
+        OSError: The same error, if the operator cannot fix it.
     """
     if error.errno in _SHORTAGES and (error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE)):
         sys.stderr.write(f"{name}: {error.strerror}: {_SHORTAGES[error.errno]}\n")
         return _FAILED
     if error.filename is not None:
-        # A file or folder that the operator has named, and that the system does not let be used.
+        # The operator has named a file or folder that cannot be used.
         advice = _advice(workspace, str(error.filename))
         sys.stderr.write(f"{name}: {error.strerror}: {error.filename}{advice}\n")
         return _NO_SUCH_USE
@@ -125,14 +125,14 @@ def _told(error: OSError, name: str, workspace: Path | None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser, and those of the commands below it, that says which command was probably meant."""
+    """A parser, like those of its subcommands, that suggests the command that was probably meant."""
 
     def has_option(self, word: str) -> bool:
-        """Whether the word is an option, or the beginning of one."""
+        """Whether the word is an option, or a prefix of one."""
         return any(option.startswith(word.partition("=")[0]) for option in self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
-        """End with what is wrong; where a command is missing, with those that there are."""
+        """End with a usage error; if a command is missing, list the commands."""
         if any(message.endswith(f"required: {commands.metavar}") for commands in self._commands()):
             self.print_help(sys.stderr)
             self.exit(_NO_SUCH_USE)
@@ -151,7 +151,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
-    """Write `--sort -NAME` as one word: argparse takes a value that begins with a dash for an option."""
+    """Join `--sort -NAME` into one word, because argparse takes values with a leading dash for options."""
     joined: list[str] = []
     for word in arguments:
         if joined and joined[-1] == "--sort" and joined[0] == "runs":
@@ -162,7 +162,7 @@ def _joined(arguments: Sequence[str]) -> list[str]:
 
 
 def _advice(workspace: Path | None, filename: str) -> str:
-    """What to do where it is the workspace that the system does not let be used."""
+    """Advice if the workspace is what cannot be used."""
     from stoker.workspace import Workspace
 
     try:
@@ -188,7 +188,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if word in _COMMANDS), None)
-    # A command that comes first is the one; to import the others' modules would take longer than many a command.
+    # Only the module of the given command is imported: importing all takes longer than many commands.
     for name in arguments[:1] if chosen is not None and arguments[0] == chosen else _COMMANDS:
         module = importlib.import_module(f"stoker.commands.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=_sentence(module.SUMMARY))
@@ -199,7 +199,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
 
 
 def _nearest(parser: argparse.ArgumentParser, words: Sequence[str], arguments: Sequence[str]) -> str:
-    """The option that one of the words is nearest to, among those of the commands that the arguments name."""
+    """A suggestion: the option nearest to one of the words, among those of the given commands."""
     known, parsers = set[str](), [parser]
     while parsers:
         for action in parsers.pop()._actions:  # noqa: SLF001  # argparse has no other way to them

@@ -1,4 +1,4 @@
-"""First lines of CSV that are rows to whoever reads them, and were most likely written as names of columns."""
+"""Detects first lines of CSV files that are read as rows, but probably are names of columns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["told_of_counted_names"]
 
 
 def told_of_counted_names(file: Path, line: str) -> str | None:
-    """What is to be said of a file whose first line counts its columns, as pandas names them; None of others.
+    """A warning for a file whose first line numbers its columns, as pandas writes them; None otherwise.
 
     Args:
         file: The file.
-        line: Its first line, of which all cells are numbers.
+        line: Its first line, with numbers in all cells.
     """
     cells = [cell.strip() for cell in line.split(",")]
     if cells != [str(number) for number in range(len(cells))]:

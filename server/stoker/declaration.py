@@ -1,4 +1,4 @@
-"""What an operator's configuration of another server declares of a model's tensors."""
+"""The tensors of a model as declared by an operator's configuration for another server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class DeclaredTensor:
     Attributes:
         name: Its name.
         dtype: Name of the numpy dtype, or `string`.
-        shape: Its sizes, with the batch axis if the model has one; -1 for those that may change.
-        model_shape: The sizes that the model has it in, if they are others.
+        shape: Its shape, including the batch axis if the model has one; -1 for free sizes.
+        model_shape: Its shape in the model, if different.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Declaration:
     """The tensors of a model.
 
     Attributes:
-        source: Where that is said, for messages.
-        inputs: The inputs; empty if nothing is said of them.
-        outputs: Those outputs that callers get; empty for all.
-        batched: Whether the first axes are one batch axis: False if they are none, None if that is not said.
+        source: Where it is declared, for messages.
+        inputs: The inputs; empty if not declared.
+        outputs: The outputs that callers get; empty for all.
+        batched: Whether the first axes are one batch axis; None if not declared.
     """
 
     source: str

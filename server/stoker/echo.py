@@ -1,6 +1,6 @@
-"""A caller's own texts in the messages that it gets: at most 100 characters of them.
+"""Quotes texts from callers in messages, shortened to 100 characters.
 
-What a caller sends may have 100 MB, and a message is copied several times on its way into the answer and the log.
+A caller's text may be 100 MB long, and a message is copied several times on its way into the answer and the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MORE: Final = "…"
 
 
 def cut(value: Any) -> str:
-    """Return the beginning of a text; of a list or an object only that it is one."""
+    """Return the beginning of a text; for a list or object only its type."""
     match value:
         case str():
             return value if len(value) <= _MAX_CHARS else value[:_MAX_CHARS] + _MORE
@@ -30,23 +30,23 @@ def cut(value: Any) -> str:
 
 
 def quoted(value: Any) -> str:
-    """Return the beginning of a text as Python quotes it; of other values what `cut` gives."""
+    """Return the beginning of a text, quoted like Python's repr; for other values like `cut`."""
     return repr(cut(value)) if isinstance(value, str) else cut(value)
 
 
 def quoted_names(names: Iterable[str]) -> str:
-    """Return the beginnings of names, quoted, with commas between them, until it is enough."""
-    # Each takes more than three characters, so there is more than is shown.
+    """Return the beginning of a comma-separated list of quoted names."""
+    # Each name takes more than three characters, so more are never shown.
     return cut(", ".join(map(quoted, islice(names, _MAX_CHARS))))
 
 
 def json_beginning(value: Any) -> str:
-    """Return the first 100 characters of a value's JSON, without writing the rest."""
+    """Return the first 100 characters of a value's JSON without encoding the rest."""
     return json.dumps(_beginning(value, [_MAX_CHARS]))[:_MAX_CHARS]
 
 
 def _beginning(value: Any, room: list[int]) -> Any:
-    """A value without what stands behind so many characters of its JSON as there is room for."""
+    """A copy of a value truncated to the remaining number of characters of its JSON."""
     room[0] -= 1
     match value:
         case str():

@@ -1,4 +1,4 @@
-"""Where a version of a model runs and in what batches, as its callers may be told."""
+"""Where and with which batch settings a version of a model runs, as reported to callers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Hosting:
 
     Attributes:
         devices: The device setting of each replica: `auto`, `cpu`, `cuda:N` or a UUID.
-        instances: Batches that a replica runs at the same time; None for what suits its device.
-        max_batch_rows: Most rows in one batch.
-        max_delay_ms: How long a row may wait for company while the device is free.
-        buckets: Sizes in rows that batches are filled up to; None for what suits the device.
-        precision: Of float32 products on a GPU; empty where that is not known.
-        origin: Where a registered version came from, the run among it; nothing of others.
+        instances: Number of concurrent batches of a replica; None for the device's default.
+        max_batch_rows: Limit of rows per batch.
+        max_delay_ms: How long a row may wait for further rows while the device is idle.
+        buckets: Sizes in rows that batches are padded to; None for the device's default.
+        precision: Precision of float32 products on a GPU; empty if unknown.
+        origin: The origin of a registered version, such as its run; empty for others.
         sequence: How it keeps state for sequences; None if it keeps none.
     """
 

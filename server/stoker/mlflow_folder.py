@@ -1,4 +1,4 @@
-"""A model in MLflow's format: a folder with a file `MLmodel` that says which flavors of it there are, and of what."""
+"""A model in MLflow's format: a folder with a file `MLmodel` that lists its flavors and its signature."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DEFAULT_SIGNATURE: Final = "serving_default"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table that a model takes.
+    """A column of the model's input table.
 
     Attributes:
-        name: Its name; None where the signature has none.
-        type: MLflow's word for its type: `double`, `long`, `string` and so on.
-        required: Whether it must be there, and must not be null.
+        name: Its name; None if the signature has none.
+        type: MLflow's name of its type: `double`, `long`, `string` and so on.
+        required: Whether it must be present and not null.
     """
 
     name: str | None
@@ -38,12 +38,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TensorInput:
-    """A tensor that a model takes.
+    """An input tensor of the model.
 
     Attributes:
-        name: Its name; None where there is one without.
+        name: Its name; None for an unnamed tensor.
         dtype: numpy's name of its dtype.
-        shape: Its shape, -1 for what is free.
+        shape: Its shape, with -1 for free sizes.
     """
 
     name: str | None
@@ -53,27 +53,27 @@ class TensorInput:
 
 @dataclass(frozen=True, slots=True)
 class MlflowFolder:
-    """What `MLmodel` says.
+    """The content of an `MLmodel` file.
 
     Attributes:
         folder: The folder.
-        flavors: The settings of each flavor by its name.
-        inputs: What the model takes, all columns or all tensors; empty where no signature says so, or one of another
-            kind, which mlflow itself checks.
+        flavors: The settings of each flavor by name.
+        inputs: The model's inputs, either columns or tensors; empty without a signature, or with one of another kind,
+            which mlflow itself checks.
     """
 
     folder: Path
     flavors: Mapping[str, Mapping[str, Any]]
     inputs: tuple[Column, ...] | tuple[TensorInput, ...] = ()
     example: Mapping[str, Any] | None = None
-    """What is said of its input example."""
+    """The metadata of its input example."""
 
     @classmethod
     def read(cls, folder: Path) -> MlflowFolder:
         """Read the `MLmodel` of a folder.
 
         Raises:
-            RepositoryError: It cannot be read, or is malformed.
+            RepositoryError: The file cannot be read, or is malformed.
         """
         file = folder / MLMODEL
         try:
@@ -90,10 +90,10 @@ class MlflowFolder:
 
     @property
     def native(self) -> tuple[Literal["onnx", "tensorflow"], Path] | None:
-        """The model in it that a runtime loads without MLflow; None if a script has to.
+        """The contained model that a runtime loads without MLflow; None if it needs a script.
 
         Raises:
-            RepositoryError: It is not there.
+            RepositoryError: The model's file is missing.
         """
         onnx = self.flavors.get("onnx")
         if onnx is not None:
@@ -111,10 +111,10 @@ class MlflowFolder:
 
     @property
     def pickled_sklearn(self) -> Path | None:
-        """The pickle of a model of scikit-learn; None if it is none, or is stored in another way.
+        """The pickle of a scikit-learn model; None for other models, and for other storage formats.
 
         Raises:
-            RepositoryError: It is not there.
+            RepositoryError: The pickle is missing.
         """
         sklearn = self.flavors.get("sklearn")
         if sklearn is None or sklearn.get("serialization_format", "pickle") not in ("pickle", "cloudpickle"):
@@ -123,7 +123,7 @@ class MlflowFolder:
 
     @property
     def python_function(self) -> Mapping[str, Any]:
-        """The settings of the flavor that mlflow itself can load; empty if there is none."""
+        """The settings of the flavor that mlflow itself loads; empty if there is none."""
         return self.flavors.get("python_function", {})
 
     def sample(self) -> Any:
@@ -143,7 +143,7 @@ class MlflowFolder:
                 return {"dataframe_records": content}
             return {"dataframe_split": content}
         if isinstance(content, dict) and self.example.get("type") == "ndarray":
-            # A lone array is kept under this key already.
+            # An unnamed array is stored under this key already.
             return content if "inputs" in content else {"inputs": content}
         return {"inputs": content}
 
@@ -151,7 +151,7 @@ class MlflowFolder:
         """A file or folder of the model.
 
         Raises:
-            RepositoryError: It is not there, or not inside.
+            RepositoryError: It is missing, or outside the folder.
         """
         path = self.folder / (name if isinstance(name, str) and name else default)
         if not path.exists() or not path.resolve().is_relative_to(self.folder.resolve()):
@@ -160,7 +160,7 @@ class MlflowFolder:
 
 
 def _inputs(signature: Any) -> tuple[Column, ...] | tuple[TensorInput, ...]:
-    """The inputs of a signature, which keeps them as JSON; empty if they are neither columns nor tensors."""
+    """The inputs of a signature, which stores them as JSON text; empty if they are neither columns nor tensors."""
     if not isinstance(signature, dict) or not isinstance(signature.get("inputs"), str):
         return ()
     try:

@@ -1,4 +1,4 @@
-"""Names of models and services: they become folder names, URL segments and metric labels."""
+"""Names of models and services: they are used as folder names, URL segments and metric labels."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` may name a model or service."""
+    """Whether `name` is a valid name of a model or service."""
     return _NAME.fullmatch(name) is not None
 
 
 def checked_name(name: str, kind: str = "model") -> str:
-    """Return `name` if it may name a model or service.
+    """Return `name` if it is a valid name of a model or service.
 
     Args:
         name: The name to check.
         kind: What the name names, for the message.
 
     Raises:
-        InvalidSettings: It may not.
+        InvalidSettings: It is not.
     """
     if not is_name(name):
         article = "an" if kind[0] in "aeiou" else "a"
@@ -36,7 +36,7 @@ def checked_name(name: str, kind: str = "model") -> str:
 
 
 def name_from_file(stem: str) -> str:
-    """Make a valid name of a file's or folder's, keeping what can be kept: `my model (1)` -> `my-model-1`."""
+    """Make a valid name from that of a file or folder, preserving what is valid: `my model (1)` -> `my-model-1`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100].rstrip("-") or "model"
 
 

@@ -1,4 +1,4 @@
-"""What becomes of numbers in answers that JSON cannot hold."""
+"""How numbers that JSON cannot represent are written in answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 __all__ = ["NON_FINITE", "WORDS", "NonFinite"]
 
 NonFinite = Literal["words", "null", "error"]
-"""NaN and infinities are the words `NaN`, `Infinity` and `-Infinity`, `null`, or a refusal."""
+"""NaN and infinities are written as `NaN`, `Infinity` and `-Infinity`, as `null`, or the request fails."""
 
 NON_FINITE: Final[tuple[NonFinite, ...]] = get_args(NonFinite)
 WORDS: Final[NonFinite] = "words"

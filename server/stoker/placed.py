@@ -1,7 +1,7 @@
-"""Whose a row is, and how urgent, in one number: what arenas, boards and the queues of devices have of it.
+"""A row's caller, tier and weight packed into one number, used in arenas, boards and device queues.
 
-The lowest bits are the caller's number, those above it the tier; the two are the *class* of a row. In an arena the
-caller's weight stands above them.
+The lowest bits are the caller's number, the next ones the tier; the two form the *class* of a row. In an arena the
+caller's weight is stored in the bits above.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CALLER_BITS: Final = 16
 WEIGHT_BITS: Final = 32
 """`placed` is `weight << WEIGHT_BITS | tier << CALLER_BITS | caller`, the weight in thousandths, or 0 for 1."""
 CALLER_MASK: Final = (1 << CALLER_BITS) - 1
-"""The bits of the caller."""
+"""Mask of the caller's bits."""
 TIER_MASK: Final = (1 << WEIGHT_BITS - CALLER_BITS) - 1
-"""The bits of the tier, once those of the caller are gone."""
+"""Mask of the tier's bits after shifting out the caller's."""
 NORMAL: Final = NORMAL_TIER << CALLER_BITS
-"""The class of rows of which nothing is said: of the tier normal and the caller 0."""
+"""The default class: tier normal, caller 0."""
 
 
 def tier_of(placed: int) -> int:
@@ -37,5 +37,5 @@ def tier_of(placed: int) -> int:
 
 
 def caller_of(placed: int) -> int:
-    """The number of a class's caller."""
+    """The caller's number of a class."""
     return placed & CALLER_MASK

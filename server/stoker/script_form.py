@@ -1,4 +1,4 @@
-"""What a server knows of an entry script once it has been loaded."""
+"""The properties of an entry script that the server learns by loading it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Literal
 __all__ = ["Batching", "ScriptForm"]
 
 Batching = Literal["merge", "handle", "none"]
-"""How requests to a script that takes whole bodies are batched: their bodies are merged into one; their calls to
-the model are gathered; not at all."""
+"""How requests to a script that takes whole bodies are batched: by merging their bodies into one, by gathering their
+calls of the model, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptForm:
-    """How a script that takes whole bodies is called.
+    """The calling convention of a script that takes whole bodies.
 
     Attributes:
         kind: `string` gets the body as text, `schema` gets the arguments that its `inference_schema` decorators
             describe, `raw` gets a request object and handles every method.
-        wants_head: Whether it is to see method, query and headers.
+        wants_head: Whether it needs method, query and headers.
         batching: How its requests are batched.
-        batching_reason: Why, for the operator.
+        batching_reason: The reason for that, for the operator.
         merge_key: The only key of the bodies that can be merged, if `batching` is `merge`.
-        max_requests: Most requests that it is given at once.
+        max_requests: Limit of requests per call.
         input_schema: Swagger schema of the body, if the script declares one.
         output_schema: Swagger schema of the answer, if the script declares one.
         swagger_versions: The Swagger versions that can express them.
@@ -43,7 +43,7 @@ class ScriptForm:
     yields: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it in JSON types."""
         return dataclasses.asdict(self)
 
     @classmethod

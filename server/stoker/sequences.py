@@ -1,4 +1,4 @@
-"""Sequences: requests that go on from the state which those before them have left."""
+"""Sequences: requests that continue from the state left by previous ones."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ __all__ = [
 ]
 
 ControlKind = Literal["start", "end", "ready", "id"]
-"""What a model may be told of a row: that it begins its sequence, or ends it, that it is one, and of which it is."""
+"""What a control input holds: whether a row starts or ends its sequence, or is one; or the sequence's id."""
 
 WORDS: Final = 3
-"""What a row says of its sequence: two words that name it, 0 for none, and flags."""
+"""Words that a row has for its sequence: two that identify it, 0 for no sequence, and flags."""
 START: Final = 1
-"""The flag of a row that begins its sequence, anew if there is one."""
+"""Flag of a row that starts its sequence; an existing one is restarted."""
 END: Final = 2
-"""The flag of a row that is the last one of its sequence."""
+"""Flag of the last row of its sequence."""
 MAX_ID: Final = (1 << 64) - 1
-"""The greatest id that is a number."""
+"""The largest numeric id."""
 MAX_ID_CHARS: Final = 128
-"""The longest id that is a text."""
+"""The maximum length of a text id."""
 
 TEXT_IDS: Final = "string"
-"""The dtype of ids that a model is told as texts."""
+"""The dtype of ids passed to the model as text."""
 ID_BYTES: Final = 2 + 4 * MAX_ID_CHARS
-"""How much of a row an id takes that a model is told as a text: its length, and UTF-8."""
+"""Bytes of a row for an id passed as text: its length, and UTF-8."""
 
 _NAME: Final = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """An input of a model that the server fills.
+    """An input of a model that the server fills in.
 
     Attributes:
         name: The input.
-        kind: What it tells.
+        kind: What it tells the model.
         dtype: Its numpy dtype, or `string`.
-        off: What it holds where that is not so; nothing of an id.
-        on: What it holds where it is.
+        off: Its value for false; unused for an id.
+        on: Its value for true; unused for an id.
     """
 
     name: str
@@ -67,8 +67,8 @@ class SequenceStep(NamedTuple):
     """One request of a sequence.
 
     Attributes:
-        id: What its caller calls the sequence; a number and a text are never the same.
-        start: Whether it begins the sequence.
+        id: The caller's id of the sequence; a number and a text are never the same.
+        start: Whether it starts the sequence.
         end: Whether it is the last one.
     """
 
@@ -77,27 +77,27 @@ class SequenceStep(NamedTuple):
     end: bool = False
 
     def words(self, caller: str) -> tuple[int, int, int]:
-        """What a row says of it, `int64[3]`.
+        """The words of a row for this step, `int64[3]`.
 
         Args:
-            caller: Who asks: callers have sequences of their own, whatever they call them.
+            caller: The caller's name: each caller has a separate set of ids.
         """
         said = f"{type(self.id).__name__} {self.id}\0{caller}".encode("utf-8", "surrogatepass")
         first, second = _NAME.unpack(hashlib.blake2b(said, digest_size=_NAME.size).digest())
-        # The first word is 0 only where there is no sequence.
+        # The first word must be 0 only without a sequence.
         return first | 1, second, self.start * START | self.end * END
 
     def text(self) -> bytes:
-        """Its id as a model is told it in a text, `ID_BYTES` long; `text_of` reads it."""
+        """Its id packed as text for the model, `ID_BYTES` long; inverse of `text_of`."""
         said = str(self.id).encode(errors="replace")
         return (len(said).to_bytes(2, "little") + said).ljust(ID_BYTES, b"\0")
 
 
 def text_of(packed: bytes) -> str:
-    """Return the id of `SequenceStep.text`; whatever else it is given, a text."""
+    """Return the id packed by `SequenceStep.text`; any other bytes give some text."""
     return packed[2 : 2 + int.from_bytes(packed[:2], "little")].decode(errors="replace")
 
 
 def replica_of(words: tuple[int, int, int], replicas: int) -> int:
-    """Which of so many replicas has a sequence: the same one in all frontends, for as long as there are as many."""
+    """The replica that has a sequence: the same in all frontends while the number of replicas is constant."""
     return words[1] % replicas

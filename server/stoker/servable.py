@@ -1,4 +1,4 @@
-"""What is loaded, and where: the words that the supervisor and the device process share."""
+"""Descriptions of what to load and where, shared by the supervisor and the device process."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from stoker.terms import Terms
 __all__ = ["SAMPLE_FILES", "SAMPLE_INPUT", "Device", "Servable", "WarmUpInput", "WarmUpRequest"]
 
 SAMPLE_INPUT: Final = "sample_input.json"
-"""The name of a file with a request body that a model is known to answer."""
+"""Name of a file with a request that a model is known to answer."""
 
 SAMPLE_FILES: Final = (
     SAMPLE_INPUT,
     *(f"sample_input{suffix}" for suffix in (".npy", ".npz", ".png", ".jpg", ".jpeg", ".webp")),
 )
-"""What such a file beside a model may be called; the first that is there counts."""
+"""Names of such a file beside a model; the first existing one is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a model runs.
+    """The device that a model runs on.
 
-    In the process of a model its GPU is the only one that CUDA sees, and so the first: a framework is given the
-    ordinal 0, never `index`.
+    In a device process the model's GPU is the only one visible to CUDA, and so the first: frameworks use ordinal 0,
+    never `index`.
 
     Attributes:
         kind: `cpu`, or `cuda` for a GPU or a MIG device.
-        index: Which GPU it is, or belongs to, for the operator: the N of `cuda:N`.
-        description: A name to show.
+        index: For the operator: the N of `cuda:N`, of the GPU or of the GPU that the MIG device belongs to.
+        description: Its name for display.
         uuid: Its UUID for CUDA_VISIBLE_DEVICES: `GPU-…` or `MIG-…`; empty for the CPU.
     """
 
@@ -50,20 +50,20 @@ class Device:
 
     @property
     def name_in_process(self) -> str:
-        """What a script calls it: `cpu` or `cuda:0`."""
+        """The device's name in its process, for scripts: `cpu` or `cuda:0`."""
         return "cpu" if self.kind == "cpu" else "cuda:0"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpInput:
-    """One input of a request that a model is to be warmed up with, as Triton's `model_warmup` describes it.
+    """One input of a warm-up request, as described by Triton's `model_warmup`.
 
     Attributes:
         name: The input's name.
         data_type: Triton's name of its dtype, such as `TYPE_FP32`.
-        dims: Its sizes, without the batch axis where the model has one.
-        data: Where its values are from: zeros, chosen at random, or a file.
-        file: That file: the values, little-endian in C order; None unless `data` says so.
+        dims: Its shape, without the batch axis if the model has one.
+        data: The source of its values: zeros, random numbers, or a file.
+        file: That file: the values, little-endian in C order; None for other sources.
     """
 
     name: str
@@ -75,11 +75,11 @@ class WarmUpInput:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpRequest:
-    """A request that a model is to be warmed up with, as Triton's `model_warmup` describes it.
+    """A warm-up request, as described by Triton's `model_warmup`.
 
     Attributes:
-        name: What its author calls it.
-        batch_size: How many rows it has, all of the same values; 0 or 1 for a model without a batch axis.
+        name: Its name in the configuration.
+        batch_size: Number of rows, all with the same values; 0 or 1 for a model without a batch axis.
         inputs: Its inputs.
     """
 
@@ -90,7 +90,7 @@ class WarmUpRequest:
 
 @dataclass(frozen=True, slots=True)
 class Servable:
-    """What to load.
+    """A model or script to load, with its settings.
 
     Attributes:
         name: Service name.
@@ -98,26 +98,26 @@ class Servable:
         framework: `onnx`, `tensorflow` or `script`.
         path: The ONNX file, the SavedModel folder, or the entry script.
         model_dir: Folder that an entry script finds under `AZUREML_MODEL_DIR`.
-        max_batch_rows: Most rows that `run` is given at once.
-        max_body_bytes: Longest request body, for entry scripts that take it whole.
-        terms: What its requests are allowed, and what is told of it.
+        max_batch_rows: Limit of rows per call of the model.
+        max_body_bytes: Limit of a request's body, for entry scripts that take whole bodies.
+        terms: Limits and facts that apply to its requests.
         tensorflow_compat: Which API of TensorFlow an entry script gets: `v1` for scripts of TensorFlow 1, `off`
             for the present one, `auto` for what its text needs.
-        environment_variables: Those of an entry script's process, beside the operator's.
-        batching: How requests are to be batched. Of an entry script that takes whole bodies: one of
-            `script_form.Batching`, or `auto` for what its self-check allows. Of a model: `auto` for what is found out
-            of its rows, `rows` if the operator vouches for them, or `none`.
+        environment_variables: Variables of an entry script's process, in addition to the operator's.
+        batching: How requests are batched. For an entry script that takes whole bodies: one of
+            `script_form.Batching`, or `auto` for what its self-check allows. For a model: `auto` for the verdict on
+            its rows, `rows` if the operator vouches for them, or `none`.
         sample_input: A request that the model or script is known to answer; None to look for one.
-        signatures: The signatures of a SavedModel to serve, first the one that is meant where a request names none,
-            or `*` for all; empty for `serving_default`, or the only one that there is.
-        pad: By input what its free sizes are filled up with, so that requests of different sizes run as one batch.
-        instances: Batches that run at the same time; None for what suits the device.
-        batch_buckets: Sizes in rows that batches are filled up to; None for what suits the device.
+        signatures: The signatures of a SavedModel to serve, the default one first, or `*` for all; empty for
+            `serving_default`, or the only one.
+        pad: Padding value by input for its free sizes, so that requests of different sizes run as one batch.
+        instances: Number of concurrent batches; None for the device's default.
+        batch_buckets: Sizes in rows that batches are padded to; None for the device's default.
         acceleration: How it uses a GPU.
-        engine_cache: Folder for what TensorRT builds of it; None to build it at each start.
-        warm_up: Requests that it is to be warmed up with, where its configuration for another server has some.
-        declaration: What that says of its tensors; None if it has none.
-        zipmap: Whether outputs that are ZipMaps are objects, rather than tensors, in JSON that can say so.
+        engine_cache: Folder for engines built by TensorRT; None to build them at each start.
+        warm_up: Warm-up requests from its configuration for another server.
+        declaration: The tensors declared by that configuration; None if it declares none.
+        zipmap: Whether ZipMap outputs are objects in JSON protocols that allow it, instead of tensors.
         sequence: How it keeps state between the requests of a sequence; None if it keeps none.
     """
 
@@ -146,7 +146,7 @@ class Servable:
 
     @property
     def sample_file(self) -> Path | None:
-        """A request that the model is known to answer: the setting's, or the one in its folder or beside it."""
+        """A request that the model is known to answer: from the setting, or found in its folder or beside it."""
         if self.sample_input is not None:
             return self.sample_input
         beside = (folder / name for folder in (self.model_dir, self.path.parent) for name in SAMPLE_FILES)

@@ -1,4 +1,4 @@
-"""What a model takes and gives: tensor specifications and signatures, per row.
+"""Inputs and outputs of models: tensor specifications and signatures, per row.
 
 The batch axis is never part of a shape here: a row is one element of it, and the unit of scheduling.
 """
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 DEFAULT_SIGNATURE: Final = "serving_default"
-"""What TensorFlow calls the signature that is meant where none is named."""
+"""TensorFlow's name of the signature that is used if a request names none."""
 
 Method = Literal["predict", "classify", "regress"]
-"""What a signature of TensorFlow is for."""
+"""The kinds of signatures in TensorFlow."""
 
 _MOST_AXES: Final = 32
 
@@ -56,16 +56,16 @@ NUMERIC_DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output, as it is stored per row.
+    """One input or output, as stored per row.
 
     Attributes:
         name: The model's own name of the tensor.
-        dtype: Name of the numpy dtype; `uint8` where `variable`.
+        dtype: Name of the numpy dtype; `uint8` if `variable`.
         shape: Shape of one row, without the batch axis.
-        variable: The row holds up to `shape[0]` bytes, and its length is kept beside it. Used for whole
-            request bodies and for answers that are JSON text.
-        labels: What the columns of an output are called, such as the classes of scores; empty where nobody says.
-        as_objects: Whether JSON has objects by these labels in place of its innermost lists.
+        variable: The row holds up to `shape[0]` bytes, and its length is stored beside it. Used for whole request
+            bodies and for answers that are JSON text.
+        labels: Names of the columns of an output, such as the classes of scores; empty if unknown.
+        as_objects: Whether JSON has objects with these labels as keys instead of the innermost lists.
     """
 
     name: str
@@ -85,12 +85,12 @@ class TensorSpec:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype itself: comparing it costs a hundredth of comparing names."""
+        """The dtype itself: comparing it takes a hundredth of the time of comparing names."""
         return np.dtype(self.dtype)
 
     @cached_property
     def elements(self) -> int:
-        """Numbers in one row."""
+        """Number of elements in one row."""
         return math.prod(self.shape)
 
     @cached_property
@@ -99,14 +99,14 @@ class TensorSpec:
         return self.elements * np.dtype(self.dtype).itemsize
 
     def describe_row(self) -> str:
-        """Say in words what one row is, for error messages: `784 numbers`, `28 × 28 numbers`."""
+        """Describe one row for error messages: `784 numbers`, `28 × 28 numbers`."""
         kind = {"b": "booleans", "i": "integers", "u": "non-negative integers"}.get(np.dtype(self.dtype).kind)
         if not self.shape:
             return f"one {(kind or 'numbers')[:-1]}"
         return f"{' × '.join(map(str, self.shape))} {kind or 'numbers'}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the specification as JSON can hold it."""
+        """Return the specification in JSON types."""
         return {
             "name": self.name,
             "dtype": self.dtype,
@@ -134,8 +134,8 @@ class TensorInfo:
     Attributes:
         name: The model's own name of it.
         dtype: Name of the numpy dtype, or `string`.
-        shape: Its sizes; -1 for those that may change from request to request.
-        any_rank: Whether it may have any number of axes; then `shape` says nothing, and is empty.
+        shape: Its shape; -1 for sizes that may change from request to request.
+        any_rank: Whether it may have any number of axes; then `shape` is empty.
         labels: See `TensorSpec`.
         as_objects: See `TensorSpec`.
     """
@@ -148,7 +148,7 @@ class TensorInfo:
     as_objects: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of this shape is one."""
+        """Whether an array of this shape fits."""
         if self.any_rank:
             return len(shape) <= _MOST_AXES
         return len(shape) == len(self.shape) and all(
@@ -164,13 +164,13 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """The tensors that a model takes and gives, as it declares them.
+    """The inputs and outputs of a model, as it declares them.
 
     Attributes:
         inputs: The inputs.
-        outputs: The outputs; sizes that the model does not declare are -1.
-        batched: Whether the first axis of all of them is the batch, so that requests may be concatenated.
-        sequences: Whether requests go on from the state of a sequence, which is no input.
+        outputs: The outputs; -1 for sizes that the model does not declare.
+        batched: Whether the first axis of all of them is the batch axis, so that requests may be concatenated.
+        sequences: Whether requests continue from the state of a sequence, which is not an input.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -179,7 +179,7 @@ class ModelTensors:
     sequences: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it in JSON types."""
         return {
             side: [
                 [info.name, info.dtype, list(info.shape), info.any_rank, list(info.labels), info.as_objects]
@@ -196,7 +196,7 @@ class ModelTensors:
         inputs, outputs = (
             tuple(
                 TensorInfo(name, dtype, tuple(shape), any_rank, tuple(labels), *as_objects)
-                # Versions that were registered before have no such entry.
+                # Models registered by earlier versions lack this entry.
                 for name, dtype, shape, any_rank, labels, *as_objects in value[side]
             )
             for side in ("inputs", "outputs")
@@ -210,8 +210,8 @@ class NamedSignature:
 
     Attributes:
         name: Its name.
-        tensors: What it takes and gives.
-        method: What it is for: `classify` and `regress` take serialized `tf.train.Example`.
+        tensors: Its inputs and outputs.
+        method: Its kind: `classify` and `regress` take serialized `tf.train.Example`.
     """
 
     name: str
@@ -219,7 +219,7 @@ class NamedSignature:
     method: Method = "predict"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it in JSON types."""
         return {"name": self.name, "tensors": self.tensors.to_json(), "method": self.method}
 
     @classmethod
@@ -230,7 +230,7 @@ class NamedSignature:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a servable takes and gives per row.
+    """The inputs and outputs of a servable, per row.
 
     Attributes:
         inputs: Specifications of the inputs, in the model's order.
@@ -255,7 +255,7 @@ class Signature:
     takes: Literal["rows", "body", "tensors"] = "rows"
     script: ScriptForm | None = None
     tensors: ModelTensors | None = None
-    # Not what rows look like: replicas of one model may have been tried differently long.
+    # Excluded from comparison: replicas of one model may have been tested with different numbers of batches.
     verdict: Verdict | None = field(default=None, compare=False)
     signatures: tuple[NamedSignature, ...] = ()
     sequences: bool = False
@@ -264,14 +264,14 @@ class Signature:
 
     @property
     def id_dtype(self) -> str:
-        """As what the model is told the id of a sequence: a numpy dtype, or `string`; empty if it is not."""
+        """The dtype of sequence ids as the model gets them: a numpy dtype, or `string`; empty if it does not."""
         return next((control.dtype for control in self.controls if control.kind == "id"), "")
 
     @property
     def stored_inputs(self) -> tuple[TensorSpec, ...]:
-        """What an arena holds of a row: its inputs and, behind them, what it says of its sequence.
+        """The arrays of an arena's row: its inputs, followed by the words for its sequence.
 
-        Where the model is told its id, that stands before the words that name it.
+        If the model gets the id, it is stored before these words.
         """
         if not self.sequences:
             return self.inputs
@@ -279,14 +279,14 @@ class Signature:
 
     @cached_property
     def named(self) -> tuple[NamedSignature, ...]:
-        """The signatures by name, of other models than SavedModels too; empty for scripts that take whole bodies."""
+        """The signatures, also for models other than SavedModels; empty for scripts that take whole bodies."""
         if self.signatures or self.model_tensors is None:
             return self.signatures
         return (NamedSignature(DEFAULT_SIGNATURE, self.model_tensors),)
 
     @cached_property
     def model_tensors(self) -> ModelTensors | None:
-        """The tensors as the model declares them; None for scripts that take whole bodies."""
+        """The tensors as declared by the model; None for scripts that take whole bodies."""
         if self.takes != "rows":
             return self.tensors
         inputs, outputs = (
@@ -308,16 +308,16 @@ class Signature:
         return sum(spec.row_bytes for spec in (*self.inputs, *self.outputs))
 
     def with_answers(self, size_bytes: int) -> Signature:
-        """The same with room for answers of so many bytes, if there is less; `takes` has to be `tensors`."""
+        """A copy with room for answers of at least this many bytes; `takes` has to be `tensors`."""
         (answer,) = self.outputs
         return replace(self, outputs=(replace(answer, shape=(max(size_bytes, *answer.shape),)),))
 
     def reads_as(self, other: Signature) -> bool:
-        """Whether what was read for the other one may be run here: they may differ in the room for answers."""
+        """Whether requests decoded for the other signature may run here: the room for answers may differ."""
         return self == other or (self.takes == "tensors" and self == replace(other, outputs=self.outputs))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the signature as JSON can hold it."""
+        """Return the signature in JSON types."""
         return {
             "inputs": [spec.to_json() for spec in self.inputs],
             "outputs": [spec.to_json() for spec in self.outputs],

@@ -1,4 +1,4 @@
-"""The terms of a version: what its requests are allowed, what is told of it, and what is kept of them."""
+"""The terms of a version: limits of its requests, facts about it, and what is recorded of them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from stoker.settings.takeover import Bounds, Parity
 __all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
 
 MAX_QUEUE_WAIT_MS: Final = 500
-"""How long requests above `max_concurrent_requests` wait where nothing else is said: as long as on Azure."""
+"""How long requests above `max_concurrent_requests` wait by default: as long as on Azure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a version of a model is allowed and told: one object for the supervisor, frontends and device processes.
+    """Limits and facts of a version of a model: one object for the supervisor, frontends and device processes.
 
     Attributes:
-        timeout_ms: A request not answered by then gets 504; an entry script's `run` is interrupted after that.
-        target_ms: How long after its request an answer is worth something; None if nothing is said of that.
-        late: What becomes of rows that miss it: `answer` or `refuse`.
-        admission: Which requests are taken: `target`, those that can be in time, or `rows`, all while a row is free.
-        hold: For which part of the time that it could still wait a batch waits for company, 0 to 1.
-        device_share: Weight of its time on a device that it shares.
-        default_tier: How urgent requests are that do not say so: `high`, `normal` or `low`.
-        tier_block_ms: The longest batch with rows of a lower tier while higher ones come; None: half of their target.
-        tier_floor: Which part of the device's time lower tiers get that wait.
+        timeout_ms: Requests not answered within this time get 504; an entry script's `run` is interrupted then.
+        target_ms: Latency target; None without one.
+        late: What happens to rows that miss the target: `answer` or `refuse`.
+        admission: Which requests are admitted: `target`, those that can be in time, or `rows`, all while a row is
+            free.
+        hold: The share of its slack that a batch waits for further rows, 0 to 1.
+        device_share: Its weight for device time on a shared device.
+        default_tier: The tier of requests that name none: `high`, `normal` or `low`.
+        tier_block_ms: The longest batch with rows of a lower tier while higher ones arrive; None for half of their
+            target.
+        tier_floor: The share of the device's time guaranteed to queued lower tiers.
         load_timeout_s: How long a device process may take to load it.
-        max_concurrent_requests: Most requests in flight; None is without limit.
-        max_queue_wait_ms: How long further requests wait.
-        cache_bytes: The most that its frontends keep of its answers; 0 to keep none.
-        description: The operator's words for its description.
-        swagger_files: The user's own descriptions by Swagger version.
+        max_concurrent_requests: Limit of requests in flight; None for no limit.
+        max_queue_wait_ms: How long requests above that limit wait.
+        cache_bytes: Limit of its response cache, over all frontends; 0 for no cache.
+        description: The operator's description.
+        swagger_files: The user's own API descriptions by Swagger version.
         image: How its input is made from images; None if it takes none.
         collection: What is collected of its requests and answers; None for nothing.
-        data_dir: Folder of the records of that; None if nothing is collected.
+        data_dir: Folder of the collected records; None if nothing is collected.
         model_data_dir: Folder of the rows that an entry script collects itself; None if it may not.
-        non_finite: What becomes of NaN and infinities in the JSON of its answers.
+        non_finite: How NaN and infinities are written in JSON answers.
         rollback: When it loses its weight among the versions of its model; None for never.
-        parity: How it is held against the version that it takes over from, and its successor against it.
+        parity: How it is compared with the version that it replaces, and its successor with it.
     """
 
     timeout_ms: int = 60_000
@@ -74,14 +76,15 @@ class Terms:
     parity: Parity = field(default_factory=Parity)
 
     def share_of(self, frontend: int, frontends: int) -> Terms:
-        """Return the terms that one frontend keeps.
+        """Return the share of the terms for one frontend.
 
         The shares of `max_concurrent_requests` add up to it, unless there are more frontends than requests: each
-        takes at least one. Those of `cache_bytes` add up to no more than that.
+            admits at
+        least one. Those of `cache_bytes` add up to at most that.
 
         Args:
-            frontend: Which of the frontends, from 0.
-            frontends: How many there are.
+            frontend: Index of the frontend, from 0.
+            frontends: Number of frontends.
         """
         limit, cache_bytes = self.max_concurrent_requests, self.cache_bytes // frontends
         if limit is not None:

@@ -1,4 +1,4 @@
-"""Training runs from Python: `stoker.submit`, `stoker.start_run`, and the run that they give.
+"""Training runs from Python: `stoker.submit`, `stoker.start_run`, and the runs that they return.
 
 run = stoker.submit("train.py", args=["--lr", 0.1])
 run.wait(show_output=True)
@@ -44,20 +44,20 @@ def _now_ms() -> int:
 
 
 class RunOptions(TypedDict, total=False):
-    """Where and how a run runs.
+    """Options of where and how a run runs.
 
     Attributes:
         target: Name of the compute target; `local` by default.
-        nodes: How many machines.
-        processes_per_node: How many processes on each.
-        gpus: How many GPUs it holds; by default one where there is any.
-        cores: How many cores it holds.
-        max_duration: Seconds, or a text such as `2h`, after which it is ended.
-        attempts: How often it may begin when its node is lost.
-        grace_s: Seconds from being told to end to being killed.
-        resume_from: Id of a run whose outputs it is given by `--resume-from PATH`.
+        nodes: Number of machines.
+        processes_per_node: Number of processes on each machine.
+        gpus: Number of GPUs of each node; by default one if there are any.
+        cores: Number of cores of each node.
+        max_duration: Time limit in seconds, or a text such as `2h`.
+        attempts: Number of attempts if its node is lost.
+        grace_s: Seconds between asking the script to end and killing it.
+        resume_from: Id of a run whose outputs are passed by `--resume-from PATH`.
         variables: Environment variables of the script.
-        inputs: Data by name: a file, a folder, a data set `NAME:VERSION`, `STORE/PATH` or an address of the web. The
+        inputs: Data by name: a file, a folder, a data set `NAME:VERSION`, `STORE/PATH` or a URL. The
             script finds the path in the variable of that name, or in `stoker_run.current().input_datasets`.
     """
 
@@ -78,8 +78,8 @@ class Run:
     """One training run.
 
     Args:
-        folder: Its folder.
-        workspace: Where that is.
+        folder: The run's folder.
+        workspace: The workspace that has it.
     """
 
     def __init__(self, folder: RunFolder, workspace: Workspace) -> None:
@@ -96,17 +96,17 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Its folder, whose files the documentation describes."""
+        """The run's folder, whose files the documentation describes."""
         return self._folder.path
 
     @property
     def status(self) -> str:
-        """What it is doing: `Queued`, `Running`, `Completed` or another of Azure's words."""
+        """The run's status: `Queued`, `Running`, `Completed` or another of Azure's names."""
         return self._folder.state().status.value
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """Why it failed: `code`, `message`, `hint`, `details`; None if it did not."""
+        """The reason of its failure: `code`, `message`, `hint`, `details`; None if it has not failed."""
         error = self._folder.state().error
         return None if error is None else error.to_json()
 
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What it has measured: a value for a name that was logged once, else a list."""
+        """Its metrics: a value for a name that was logged once, else a list."""
         found: dict[str, Any] = records.read_metrics(self._folder.metric_lines())
         return found
 
@@ -127,17 +127,17 @@ class Run:
         return list(run_files(self._folder))
 
     def wait(self, *, show_output: bool = False, raise_on_error: bool = True) -> str:
-        """Wait until it has ended.
+        """Wait until the run has ended.
 
         Args:
-            show_output: Print what it prints.
-            raise_on_error: Raise if it has failed or was cancelled.
+            show_output: Print its output.
+            raise_on_error: Raise an error if it failed or was cancelled.
 
         Returns:
             Its status.
 
         Raises:
-            RunFailed: It has failed or was cancelled; the message has its error.
+            RunFailed: It failed or was cancelled; the message includes its error.
         """
         state = follow(self._folder, self._workspace, _print if show_output else _pass)
         if raise_on_error and state.status is not Status.COMPLETED:
@@ -145,28 +145,28 @@ class Run:
         return state.status.value
 
     def cancel(self, *, grace_s: float | None = None) -> None:
-        """Have it ended; `wait` tells when it has."""
+        """Request the run to end; `wait` returns when it has."""
         self._folder.ask_to_cancel("by its user", _now_ms(), grace_s)
         adopt(self._folder, self._workspace)
 
     def resume(self) -> None:
-        """Give it another attempt, after it has failed or was cancelled.
+        """Start another attempt of a run that failed or was cancelled.
 
         Raises:
-            SubmissionRefused: It goes on, or is completed.
+            SubmissionRefused: It has not ended, or is completed.
         """
         resume_run(self._folder, self._workspace)
 
     def tag(self, **labels: str | None) -> None:
-        """Set labels; one that is None is removed."""
+        """Set tags; a tag that is None is removed."""
         self._folder.change_tags(labels, _now_ms())
 
     def download(self, prefix: str = "", to: str | os.PathLike[str] | None = None) -> list[str]:
         """Copy its files whose names begin with the prefix; returns these names.
 
         Args:
-            prefix: For instance `outputs`.
-            to: The folder; by default one that is named like the run.
+            prefix: For example `outputs`.
+            to: The folder; by default one named like the run.
         """
         return copy_files(self._folder, prefix, Path(to) if to is not None else Path(self.id))
 
@@ -178,17 +178,17 @@ class Run:
         description: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> Registered:
-        """Register a file or folder of its as the next version of a model, which says that it came from this run.
+        """Register a file or folder of the run as the next version of a model, and record the run as its origin.
 
         Args:
             name: Name of the model.
-            path: Name among its files; by default that of the model.
+            path: Name among the run's files; by default that of the model.
             description: Free text.
             tags: Labels of the version.
 
         Raises:
-            SubmissionRefused: It has no such file.
-            OperatorError: That is no model, or cannot be copied.
+            SubmissionRefused: The run has no such file.
+            OperatorError: The file is no model, or cannot be copied.
         """
         from stoker.launch.registration import register_model
 
@@ -196,12 +196,12 @@ class Run:
 
 
 class ActiveRun(Run):
-    """A run that this program has begun for itself, and that ends with the `with` block.
+    """A run of this program itself, which ends with the `with` block.
 
     Args:
-        folder: Its folder.
-        workspace: Where that is.
-        recorder: Writes its lines.
+        folder: The run's folder.
+        workspace: The workspace that has it.
+        recorder: Writes its metrics and events.
     """
 
     def __init__(self, folder: RunFolder, workspace: Workspace, recorder: records.Recorder) -> None:
@@ -210,12 +210,12 @@ class ActiveRun(Run):
 
     @property
     def outputs(self) -> Path:
-        """The folder for what it writes."""
+        """The folder for the run's outputs."""
         return self._folder.outputs
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What it has measured up to now."""
+        """The metrics logged so far."""
         self._recorder.flush()
         return super().metrics
 
@@ -248,20 +248,20 @@ def submit(
 
     Args:
         script: The script, relative to `source`.
-        args: What follows it on its command line; numbers become texts.
-        source: The folder that is sent.
+        args: Its command-line arguments; numbers are converted to text.
+        source: The source folder, which is copied.
         experiment: The experiment; by default the name of the folder.
         environment: A conda or requirements file; by default this Python as it is.
-        as_of: Packages that were uploaded after this date are left out, as `2021-05-01`.
-        tags: Labels.
+        as_of: Use only packages uploaded up to this date, for example `2021-05-01`.
+        tags: Tags of the run.
         workspace: The workspace directory.
         options: Where and how it runs; see `RunOptions`.
 
     Returns:
-        The run, which goes on whatever becomes of this process.
+        The run, which continues when this process ends.
 
     Raises:
-        OperatorError: It is refused.
+        OperatorError: The submission is refused.
     """
     found = Workspace.find(None if workspace is None else Path(workspace))
     request = requested(script, args, source, experiment, environment, as_of, tags, found, options)
@@ -300,9 +300,9 @@ def requested(
 def start_run(
     experiment: str, *, tags: Mapping[str, str] | None = None, workspace: str | os.PathLike[str] | None = None
 ) -> Iterator[ActiveRun]:
-    """Begin a run of this very program, a notebook say, and complete it at the end of the block.
+    """Start a run of this program itself, for example of a notebook, and complete it at the end of the block.
 
-    It is Failed where the block raises, and Interrupted where the program ends inside of it.
+    Its status is Failed if the block raises, and its failure Interrupted if the program ends within the block.
 
     Args:
         experiment: The experiment.
@@ -321,10 +321,10 @@ def start_run(
 
 
 def get_run(reference: str, workspace: str | os.PathLike[str] | None = None) -> Run:
-    """Return the run of an id, of its beginning, `@latest`, or `@-2`.
+    """Return the run with an id, a unique prefix of one, `@latest`, or `@-2`.
 
     Raises:
-        UnknownRun: There is none.
+        UnknownRun: There is no such run, or there are several.
     """
     found = Workspace.find(None if workspace is None else Path(workspace))
     return Run(RunStore(found.runs_dir).find(reference), found)

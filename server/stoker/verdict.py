@@ -1,4 +1,4 @@
-"""Whether requests of several callers may share a batch, and how that is known."""
+"""Whether requests of several callers may share a batch, and what that conclusion is based on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found out of a model's rows when it was loaded, or while it served.
+    """The result of testing a model's rows when it was loaded, or while it served.
 
     Attributes:
         batched: Whether rows of different requests may run as one batch.
-        how: `read` in the graph, `tested` with companions, `said` by the operator, `declared` by the model,
-            which has no batch axis, or by its script, or `watched` while it served.
-        reason: Why, as the operator is told: one sentence without a full stop.
-        companions: With how many different companions it was tested.
-        non_finite_apart: Whether rows with NaN or infinities are kept from the rows of other requests, because they
-            were no part of the proof.
+        how: `read` from the graph, `tested` with companions, `said` by the operator, `declared` by the model (which
+            has no batch axis) or by its script, or `watched` while it served.
+        reason: The reason for the operator: one sentence without a full stop.
+        companions: In how many batches with companions it was tested.
+        non_finite_apart: Whether rows with NaN or infinities are kept apart from rows of other requests, because the
+            tests did not include such values.
         difference: The largest difference between an answer alone and in a batch, relative to the largest number of
             that output; None if that was not compared.
         setting: The setting that changes the verdict, as it would be written; empty if none does.
@@ -39,7 +39,7 @@ class Verdict:
         return f"{told} ({self.setting} changes that)" if self.setting else told
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return it in JSON types."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Which versions of a model are served: the policy, their life, and the labels that name versions for callers."""
+"""Which versions of a model are served: the policy, the states of versions, and labels that refer to versions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = [
 ]
 
 DEFAULT_LABEL: Final = "default"
-"""The label of the version that is meant where none is named."""
+"""The label of the version for requests that name none."""
 
 State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
-"""The life of a version, in the words of TensorFlow Serving."""
+"""The states of a version, as in TensorFlow Serving."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What has become of a version, as the supervisor knows it and tells it to frontends.
+    """The state of a version, as the supervisor knows it and sends it to frontends.
 
     Attributes:
         slot: Its slot in the metrics.
-        state: Where it is in its life.
-        reason: Why it is not available, or was not loaded again, or that it was unloaded.
-        error: The code of the error that `reason` tells of; empty if it tells of none.
+        state: Its state.
+        reason: Why it is not available, was not reloaded, or was unloaded.
+        error: The error code that belongs to `reason`; empty if it is no error.
     """
 
     slot: int
@@ -50,11 +50,11 @@ _LATEST: Final = re.compile(r"latest(?::([1-9][0-9]{0,3}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which of the versions that there are should be served.
+    """Which of the existing versions are served.
 
     Attributes:
-        newest: How many of the newest; None for all.
-        named: These and no others, whatever is newer.
+        newest: Number of the newest versions to serve; None for all.
+        named: These versions and no others.
     """
 
     newest: int | None = 1
@@ -62,7 +62,7 @@ class VersionPolicy:
 
     @classmethod
     def of(cls, setting: str | tuple[int, ...] | None) -> VersionPolicy:
-        """The policy that a setting describes, as `read_versions` returns it; None is the newest one."""
+        """The policy for a setting, as returned by `read_versions`; None is the newest version."""
         if setting is None:
             return cls()
         if isinstance(setting, tuple):
@@ -73,7 +73,7 @@ class VersionPolicy:
         return cls(int(count or 1))
 
     def choose(self, there: Collection[int]) -> list[int]:
-        """Return the versions to serve of those that are there, ascending."""
+        """Return the versions to serve, out of the existing ones, ascending."""
         if self.named:
             return sorted(set(self.named).intersection(there))
         ascending = sorted(there)
@@ -81,10 +81,10 @@ class VersionPolicy:
 
 
 def read_versions(value: Any) -> str | tuple[int, ...]:
-    """Check a setting: `latest`, `latest:N`, `all`, a version, or several as a list or with commas between them.
+    """Validate a setting: `latest`, `latest:N`, `all`, a version, or several as a list or comma-separated.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The setting is malformed.
     """
     if isinstance(value, str) and (value == "all" or _LATEST.fullmatch(value)):
         return value
@@ -97,10 +97,10 @@ def read_versions(value: Any) -> str | tuple[int, ...]:
 
 
 def read_labels(value: Any) -> dict[str, int]:
-    """Check labels: a mapping of names to versions.
+    """Validate labels: a mapping of names to versions.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The labels are malformed.
     """
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping of labels to versions, such as stable: 3")
@@ -119,10 +119,10 @@ def _is_version(number: Any) -> bool:
 
 
 def check_named(name: str, policy: VersionPolicy, there: Collection[int]) -> None:
-    """Refuse a policy that names versions which are not there.
+    """Refuse a policy that names missing versions.
 
     Raises:
-        InvalidSettings: It does.
+        InvalidSettings: A version is missing.
     """
     missing = sorted(set(policy.named).difference(there))
     if missing:
