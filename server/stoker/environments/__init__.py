@@ -1,1 +1,1 @@
-"""The Python packages that a model asks for: read from its file, compared with what is there, or installed."""
+"""The Python packages that a model requires: read from its file, compared with the installed ones, or installed."""

@@ -1,6 +1,6 @@
-"""What a run asks of its packages, what it gets of them, and interpreters that are taken as they are.
+"""The environment that a run requests, the record of what it got, and interpreters used as they are.
 
-Nothing here reads environment files, so that a run of Stoker's own Python starts without the libraries for that.
+Nothing here reads environment files, so that runs in Stoker's own Python start without the libraries for that.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _SEPARATORS: Final = re.compile(r"[-_.]+")
 
 @dataclass(frozen=True, slots=True)
 class AskedEnvironment:
-    """How a run is to get its packages.
+    """The requested environment of a run.
 
     Attributes:
-        kind: `user`, an interpreter as it is; `exact`, what a file says; `relaxed`, its packages of today.
-        python: The interpreter of `user`; empty is the one that runs Stoker.
-        as_of: A date, `YYYY-MM-DD`: packages that were uploaded later do not exist; empty for today.
-        file: Name of the file in the run's folder; empty where there is none.
+        kind: `user`, an interpreter as it is; `exact`, the versions of a file; `relaxed`, its packages in current
+            versions.
+        python: The interpreter for `user`; empty for the one that runs Stoker.
+        as_of: A date, `YYYY-MM-DD`: packages uploaded later are ignored; empty for no limit.
+        file: Name of the file in the run's folder; empty if there is none.
     """
 
     kind: str = "user"
@@ -41,22 +42,22 @@ class AskedEnvironment:
     file: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """Return what `run.json` has of it."""
+        """Return its entry in `run.json`."""
         return {"kind": self.kind, "python": self.python, "as_of": self.as_of, "file": self.file}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> AskedEnvironment:
-        """Read what `to_json` has written."""
+        """Inverse of `to_json`."""
         return cls(**{name: str(content[name]) for name in cls.__dataclass_fields__ if name in content})
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnvironment:
-    """An environment that is ready.
+    """An environment that is ready for use.
 
     Attributes:
-        interpreter: Its Python.
-        variables: What scripts have to find in their environment besides.
+        interpreter: Its Python interpreter.
+        variables: Additional environment variables for scripts.
     """
 
     interpreter: Path
@@ -64,14 +65,14 @@ class RunEnvironment:
 
 
 def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
-    """Take an interpreter as it is, and write down what it has.
+    """Use an interpreter as it is, and record its packages.
 
     Args:
-        asked: Which one.
+        asked: The requested environment.
         folder: `environment/` of the run.
 
     Raises:
-        EnvironmentUnusable: It cannot be run.
+        EnvironmentUnusable: The interpreter cannot be run.
     """
     interpreter = Path(asked.python or sys.executable)
     version, paths = sys.version.split()[0], sys.path
@@ -91,7 +92,7 @@ def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
 
 
 def _frozen(paths: Sequence[str]) -> dict[str, str]:
-    """The packages that an interpreter finds, by the names of their folders: to read what is in them takes long."""
+    """The packages of an interpreter, from the names of their folders, because reading their metadata takes long."""
     packages: dict[str, str] = {}
     for path in filter(os.path.isdir, paths):
         for entry in os.listdir(path):  # noqa: PTH208  # thousands
@@ -102,7 +103,7 @@ def _frozen(paths: Sequence[str]) -> dict[str, str]:
 
 
 def write_got(folder: Path, differences: Sequence[str], python: str, packages: Mapping[str, str]) -> None:
-    """Write `got.txt`: what differs from what was asked for, then all packages."""
+    """Write `got.txt`: the differences from the requested environment, then all packages."""
     lines = [*(f"# {line}" for line in differences), f"# {python}"]
     lines += [f"{name}=={version}" for name, version in packages.items()]
     private_folder(folder)

@@ -1,13 +1,12 @@
-"""Virtual environments for models, built once for each content and kept in the workspace.
+"""Virtual environments for models, built once per content and kept in the workspace.
 
 environments/KEY/venv/              the environment; KEY is a digest of everything that decides its content
-environments/KEY/requirements.txt   what was installed
-environments/KEY/manifest.json      written last: an environment without it does not exist
+environments/KEY/requirements.txt   the installed requirements
+environments/KEY/manifest.json      written last: without it the environment is incomplete and not used
 environments/.KEY.lock              held while it is built, by the installer too
 
-The environment's own packages come first. The server's packages, Stoker among them, follow as a fallback, so that
-the device process finds what it needs. An environment is built in its final place, for the scripts that
-installers write hold its path.
+The environment's own packages take precedence over the server's packages, Stoker among them, which the device process
+needs. An environment is built in its final folder, because scripts written by installers contain its path.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A virtual environment that is ready.
+    """A virtual environment that is ready for use.
 
     Attributes:
         key: Its name in the workspace.
-        interpreter: Its Python.
+        interpreter: Its Python interpreter.
         python: The version of that.
-        packages: Its own packages with their versions.
-        note: Why its Python is not one that was asked for; empty where it is.
-        build_s: Seconds that it took to build; None where it was there already.
+        packages: Versions of its own packages.
+        note: Why its Python is not the requested one; empty if it is.
+        build_s: Seconds that the build took; None if it had been built before.
     """
 
     key: str
@@ -72,7 +71,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """Everything that decides the content of an environment."""
+    """All inputs that determine the content of an environment."""
 
     specification: Specification
     python: Interpreter
@@ -93,11 +92,11 @@ class _Recipe:
 
 
 class _NeedsMissing(EnvironmentUnusable):
-    """Another Python cannot run the device process."""
+    """Another Python lacks packages that the device process needs, or cannot run it."""
 
 
 def find_built(specification: Specification, environments_dir: Path, framework: str) -> Built | None:
-    """The environment of a specification if it has been built already."""
+    """The environment of a specification if it has been built; None otherwise."""
     python, note = choose_interpreter(specification)
     return _ready(environments_dir, _recipe(specification, python, framework), note)
 
@@ -105,17 +104,17 @@ def find_built(specification: Specification, environments_dir: Path, framework: 
 def build_environment(
     specification: Specification, environments_dir: Path, framework: str, say: Say
 ) -> Built:
-    """Build the environment of a specification, unless it is there.
+    """Build the environment of a specification, unless it has been built.
 
     Args:
-        specification: What the model asks for.
-        environments_dir: Where environments are.
+        specification: The packages and Python versions that the model requires.
+        environments_dir: The folder of environments.
         framework: Framework of the model, which has to run in it.
-        say: Is told in a line what takes time.
+        say: Called with a line for each step that takes time.
 
     Raises:
-        EnvironmentUnusable: It cannot be built, or the device process cannot run in it; the message ends with
-            what the installer said, and what to do.
+        EnvironmentUnusable: It cannot be built, or the device process cannot run in it; the message ends with the
+            installer's output, and what to do.
     """
     _refuse_old_numpy(specification)
     python, note = choose_interpreter(specification)
@@ -133,7 +132,7 @@ def build_environment(
 def _recipe(specification: Specification, python: Interpreter, framework: str) -> _Recipe:
     if python.is_like_this:
         return _Recipe(specification, python, server_paths(), ())
-    # Compiled packages of this interpreter cannot be used in that one, which needs its own.
+    # Another interpreter cannot use compiled packages of this one, so it needs its own.
     needs = device_needs(framework, named_packages(specification))
     return _Recipe(specification, python, (str(Path(stoker.__file__).parent),), needs)
 
@@ -180,7 +179,7 @@ def _build(recipe: _Recipe, environments_dir: Path, note: str, say: Say) -> Buil
 
 
 class _Builder:
-    """Builds one environment in a folder that nobody else uses."""
+    """Builds one environment in a folder that it has for itself."""
 
     def __init__(self, recipe: _Recipe, folder: Path, lock: int, say: Say) -> None:
         self._recipe = recipe
@@ -204,7 +203,7 @@ class _Builder:
         if specification.lines:
             self._install("requirements.txt", specification.lines, specification.options)
         if not self._recipe.needs:
-            # Not before: what an installer sees it takes for installed.
+            # Only now: installers treat visible packages as installed.
             self._show(self._recipe.server_paths)
         packages = packages_in(self._site_packages)
         self._check_numpy(packages)
@@ -227,12 +226,12 @@ class _Builder:
         self._run(self._installer.creation(self._recipe.python.executable, self._venv))
 
     def _show(self, paths: Sequence[str]) -> None:
-        """Let it see folders of packages, after its own."""
+        """Make folders of packages importable, after its own packages."""
         content = "".join(f"{path}\n" for path in paths)
         (self._site_packages / _PATHS_FILE).write_text(content, encoding="utf-8")
 
     def _create_with_needs(self) -> None:
-        """Create it for another Python, which needs what the device process imports, and Stoker itself."""
+        """Create it for another Python, and install there what the device process imports, and Stoker itself."""
         server = self._folder / "server"
         server.mkdir()
         (server / "stoker").symlink_to(self._recipe.server_paths[0], target_is_directory=True)
@@ -283,7 +282,7 @@ class _Builder:
             )
 
     def _problem(self) -> str:
-        """Why the device process does not start in the environment; empty where it does."""
+        """Why the device process does not start in the environment; empty if it does."""
         python = python_of(self._venv)
         tried = subprocess.run(
             [python, "-P", "-c", "import stoker.device.process"],
@@ -297,7 +296,7 @@ class _Builder:
 
 
 def _refuse_old_numpy(specification: Specification) -> None:
-    """Say before anything is downloaded, or compiled for long, that it would be for nothing."""
+    """Refuse early, before a long download or compilation that would be useless."""
     for entry in specification.entries:
         wanted = entry.requirement if entry.applies else None
         if wanted is not None and wanted.name == "numpy" and stays_below(wanted.specifier, OLDEST_NUMPY):

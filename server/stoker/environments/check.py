@@ -1,4 +1,4 @@
-"""Comparing what a model asks for with what an interpreter has."""
+"""Compares the requirements of a model with the packages of an interpreter."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Finding", "compare", "installed_version", "notes"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as a model asks for.
+    """One mismatch between a model's requirements and an interpreter.
 
     Attributes:
-        kind: A package is missing, another version of it is installed, or Python is another one.
-        text: What is asked for, what is there, and where it is written.
+        kind: The kind: a missing package, another version of a package, or another Python.
+        text: What is required, what is installed, and where the requirement is written.
     """
 
     kind: Literal["missing", "version", "python"]
@@ -43,14 +43,14 @@ def compare(
     specification: Specification,
     installed: Callable[[str], str | None] = installed_version,
 ) -> list[Finding]:
-    """Say what this interpreter lacks for a model.
+    """List the mismatches between a model's requirements and this interpreter.
 
-    Entries whose name is not known (URLs, paths), or whose marker excludes this machine, are passed over. Extras
-    are not looked into.
+    Entries without a known name (URLs, paths), or whose marker excludes this machine, are skipped. Extras are not
+    checked.
 
     Args:
-        specification: What the model asks for.
-        installed: Gives the installed version of a package by its normalised name.
+        specification: The model's requirements.
+        installed: Returns the installed version of a package by its normalised name.
     """
     findings = []
     if not allows_python(specification, sys.version_info.minor):
@@ -72,7 +72,7 @@ def _finding(
     if found is None:
         return Finding("missing", f"{wanted} ({entry.place.short})")
     name, version = found
-    # Whoever installed a pre-release meant it.
+    # An installed pre-release is assumed to be intended.
     if requirement.specifier.contains(version, prereleases=True):
         return None
     return Finding("version", f"{wanted}: {name} {version} is installed ({entry.place.short})")
@@ -88,7 +88,7 @@ def _found(name: str, installed: Callable[[str], str | None]) -> tuple[str, str]
 
 
 def notes(specification: Specification) -> list[str]:
-    """Say what is taken for something else than what is written, a line for each reason."""
+    """List entries that are interpreted differently from what is written, one line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for entry in specification.entries:
         if entry.note:

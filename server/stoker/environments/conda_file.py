@@ -1,4 +1,4 @@
-"""Conda's environment files: `name`, `channels`, `dependencies` with a list for pip among them."""
+"""Reads conda's environment files: `name`, `channels`, `dependencies`, which may contain a list for pip."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _VARIABLES_NOTE: Final = "variables of conda are not set: set them where stoker 
 def read_conda_file(path: Path) -> Specification:
     """Read an environment file of conda.
 
-    Channels say where conda looks and are passed over: packages come from PyPI, or from where the options of
-    the pip list say.
+    Channels are ignored: packages come from PyPI, or from the indexes in the options of the pip list.
 
     Raises:
-        EnvironmentUnusable: It is not YAML, or not such a file; the message names the line.
+        EnvironmentUnusable: The file is not YAML, or not a conda file; the message names the line.
     """
     path = path.absolute()
     reader = _CondaReader(path)
@@ -96,7 +95,7 @@ class _CondaReader:
                 )
 
     def _items(self, node: yaml.Node, section: str) -> list[yaml.Node]:
-        """The entries of a list that may be empty, without empty ones."""
+        """The non-empty entries of a list, which may be missing."""
         if isinstance(node, yaml.ScalarNode) and not node.value:
             return []
         if not isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""Conda's match specifications (`numpy=1.19`, `conda-forge::scipy>=1.5,<2`) in the words of PEP 440.
+"""Translates conda's match specifications (`numpy=1.19`, `conda-forge::scipy>=1.5,<2`) to PEP 440.
 
 The rules are those of conda's documentation of package match specifications: `=1.19` is any 1.19, `==1.19` and
 `1.19` alone are exactly that, `=1.19=BUILD` is exactly that in one build, `|` is or, `,` is and.
@@ -20,7 +20,7 @@ _SPEC: Final = re.compile(
 )
 _BRACKETS: Final = re.compile(r"\[(.*)\]$")
 _VERSION_KEY: Final = re.compile(r"""version\s*=\s*(?:'([^']*)'|"([^"]*)"|([^,\]]*))""")
-# A version, perhaps with = or == before it, and a build behind it.
+# A version, perhaps preceded by = or ==, and followed by a build.
 _BUILD: Final = re.compile(r"(={0,2}\s*[^\s=<>!~,|]+)(?:\s*=\s*|\s+)([^\s=<>!~,|]+)")
 _CLAUSE: Final = re.compile(r"(?P<operator>>=|<=|==|!=|~=|>|<|=|)\s*(?P<version>[^\s=<>!~]+)")
 
@@ -31,8 +31,8 @@ class CondaSpec:
 
     Attributes:
         name: Its name in conda.
-        specifier: The versions that it allows.
-        note: What could not be said in PEP 440; empty where all could.
+        specifier: The allowed versions.
+        note: What PEP 440 cannot express; empty if everything was translated.
     """
 
     name: str
@@ -41,10 +41,10 @@ class CondaSpec:
 
 
 def parse_conda_spec(text: str) -> CondaSpec:
-    """Read one conda dependency.
+    """Parse one conda dependency.
 
     Raises:
-        ValueError: It is none; the message says why.
+        ValueError: The text is no conda dependency; the message says why.
     """
     found = _SPEC.fullmatch(text.strip())
     if found is None:
@@ -57,7 +57,7 @@ def parse_conda_spec(text: str) -> CondaSpec:
         rest = given if version else rest[: brackets.start()]
     build = _BUILD.fullmatch(rest.strip())
     if build is not None:
-        # With a build the version is exact, and builds of conda mean nothing elsewhere.
+        # A build implies an exact version; builds themselves have no meaning outside conda.
         rest = "==" + build[1].lstrip("= ")
     note = ""
     *others, chosen = rest.split("|")
@@ -72,11 +72,11 @@ def parse_conda_spec(text: str) -> CondaSpec:
 
 
 def conda_specifier(text: str) -> SpecifierSet:
-    """Turn conda's version clauses with commas between them into a specifier of PEP 440.
+    """Translate conda's comma-separated version clauses to a specifier of PEP 440.
 
     Raises:
-        InvalidSpecifier, InvalidVersion: A version is none of PEP 440.
-        ValueError: It has another form.
+        InvalidSpecifier, InvalidVersion: A version is not valid in PEP 440.
+        ValueError: A clause is malformed.
     """
     clauses = []
     for clause in filter(None, (part.strip() for part in text.split(","))):
@@ -98,6 +98,6 @@ def conda_specifier(text: str) -> SpecifierSet:
 
 
 def _is_odd(version: str) -> bool:
-    """Whether PEP 440 allows no `.*` behind it: pre-releases, local versions."""
+    """Whether PEP 440 does not allow `.*` after it: pre-releases, local versions."""
     parsed = Version(version)
     return parsed.is_prerelease or parsed.local is not None

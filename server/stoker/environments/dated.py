@@ -1,4 +1,4 @@
-"""Environments as of a date: pins that do not fit what there is today are tried again with what there was then."""
+"""Environments as of a date: pins that conflict with today's packages are retried with the packages of their time."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _Built = TypeVar("_Built")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be built.
+    """An environment to build.
 
     Attributes:
-        specification: The packages, and the Python.
-        as_of: The date after which nothing may have been uploaded; empty for none.
-        because: Why there is a date that nobody asked for; empty where there is none.
+        specification: The packages and the Python.
+        as_of: Packages uploaded after this date are ignored; empty for no limit.
+        because: Why there is a date that was not requested; empty otherwise.
     """
 
     specification: Specification
@@ -42,7 +42,7 @@ class Wanted:
 
     @property
     def differences(self) -> list[str]:
-        """What is to be said of it."""
+        """Its differences from the request, one sentence each."""
         words = f"packages as of {self.as_of}: later uploads were left out{self.because}"
         return [words] if self.as_of else []
 
@@ -59,18 +59,18 @@ def tries(
     can_date: Callable[[], bool],
     chooses_python: bool = True,
 ) -> Tries:
-    """Yield what is to be built; the error of what cannot be is sent in, and raised where nothing else can be tried.
+    """Yield environments to try; the error of a failed build is sent in, and raised if nothing else can be tried.
 
     Args:
-        specification: What is asked for.
-        asked: How exactly, and as of which date.
-        remembered: The date as of which the same was built before; empty for none.
-        say: Is told in a line what is tried.
-        can_date: Says whether there is an installer that knows dates, once one try has failed.
-        chooses_python: Whether the Python may be one of the date where none is asked for.
+        specification: The requirements.
+        asked: The requested kind and date.
+        remembered: The date with which the same environment was built before; empty for none.
+        say: Called with a line about each further try.
+        can_date: Returns whether an installer that supports dates is available; called after a failure.
+        chooses_python: Whether the Python of the date may be used if none is requested.
 
     Raises:
-        EnvironmentUnusable: None of it can be built.
+        EnvironmentUnusable: No environment can be built.
     """
     as_asked = asked.kind == "relaxed" or asked.as_of
     if remembered and not as_asked:
@@ -89,10 +89,10 @@ def tries(
 
 
 def first_built(wanted: Tries, build: Callable[[Wanted], _Built]) -> tuple[_Built, Wanted]:
-    """Build what is wanted, one after the other, until one is built; returns also which one that is.
+    """Build the first environment that can be built; returns it together with what was built.
 
     Raises:
-        EnvironmentUnusable: None of it can be built.
+        EnvironmentUnusable: No environment can be built.
     """
     one = next(wanted)
     while True:
@@ -103,12 +103,12 @@ def first_built(wanted: Tries, build: Callable[[Wanted], _Built]) -> tuple[_Buil
 
 
 class RememberedDate:
-    """The date as of which pins fit together that do not fit today, kept for the next run of the same file.
+    """The date with which conflicting pins could be resolved, stored for further runs with the same file.
 
     Args:
-        environments_dir: Where environments are kept.
-        specification: What is asked for, whatever Python it gets.
-        place: What else decides whether it fits, such as the image.
+        environments_dir: The folder of environments.
+        specification: The requirements, for any Python.
+        place: What else the resolution depends on, such as the image.
     """
 
     def __init__(self, environments_dir: Path, specification: Specification, *place: str) -> None:
@@ -118,11 +118,11 @@ class RememberedDate:
         self._file = environments_dir / f".{key}.as-of"
 
     def read(self) -> str:
-        """The date; empty for none."""
+        """Return the date; empty for none."""
         return self._file.read_text(encoding="ascii") if self._file.is_file() else ""
 
     def keep(self, wanted: Wanted) -> None:
-        """Remember the date of what was built, if it is one that nobody asked for."""
+        """Store the date of a successful build, if it was not requested."""
         if wanted.because:
             private_folder(self._file.parent)
             replace_file(self._file, wanted.as_of.encode())

@@ -1,7 +1,7 @@
-"""When packages were uploaded: pins of then fit the releases of then, and a Python of then.
+"""Finds the time when pinned packages were uploaded, to resolve pins with the packages and Python of that time.
 
-`tensorflow==2.4.0` resolved today gets a protobuf that it cannot import. Resolved without what was uploaded later, it
-gets one that it was made for.
+`tensorflow==2.4.0` resolved today gets a version of protobuf that it cannot import. Resolved without later uploads,
+it gets a compatible one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.environments.specification import Specification
 __all__ = ["date_of_pins", "python_of_date", "upload_date"]
 
 _AFTER_A_PIN: Final = timedelta(days=90)
-"""How long after its newest pin an environment was made, most likely: what else it takes may be as new."""
+"""An environment is assumed to date from this long after its newest pin: other packages may be that new."""
 _INDEX_VARIABLES: Final = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 _PYPI: Final = "https://pypi.org/simple"
 _JSON: Final = "application/vnd.pypi.simple.v1+json"
@@ -49,11 +49,11 @@ _SETTLED: Final = timedelta(days=365)
 def date_of_pins(
     specification: Specification, uploaded: Callable[[str, Version], date | None] | None = None
 ) -> date | None:
-    """The date as of which an environment would have been built; None where no pin says so.
+    """The date as of which an environment was probably built; None if no pin tells.
 
     Args:
-        specification: What is asked for; versions of Azure's own packages count too.
-        uploaded: Says when a version of a package was uploaded.
+        specification: The requirements; versions of Azure's own packages count too.
+        uploaded: Returns the upload date of a version of a package.
     """
     dates = [(uploaded or upload_date)(name, version) for name, version in _pins(specification)]
     known = [day for day in dates if day is not None]
@@ -74,13 +74,13 @@ def _pins(specification: Specification) -> Iterator[tuple[str, Version]]:
 
 
 def python_of_date(day: date) -> int:
-    """N of the Python 3.N that packages of a day were made for: the newest that was a year old."""
+    """N of the Python 3.N for packages of a day: the newest that was at least a year old then."""
     old = [number for number, released in enumerate(_RELEASES, _OLDEST) if released + _SETTLED <= day]
     return max(old, default=_OLDEST)
 
 
 def upload_date(name: str, version: Version) -> date | None:
-    """The day on which the first file of a version was uploaded; None where the index does not say."""
+    """The upload date of the first file of a version; None if the index does not tell."""
     index = next((found for one in _INDEX_VARIABLES if (found := os.environ.get(one))), _PYPI)
     try:
         request = _request(f"{index.rstrip('/')}/{canonicalize_name(name)}/")
@@ -97,7 +97,7 @@ def upload_date(name: str, version: Version) -> date | None:
 
 
 def _request(address: str) -> urllib.request.Request:
-    """A request for JSON; a name and password in the address become a header, as pip has it."""
+    """A request for JSON; credentials in the URL become a header, as in pip."""
     parts = urlsplit(address)
     user, at, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(  # noqa: S310  # http alone

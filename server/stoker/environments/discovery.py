@@ -1,4 +1,4 @@
-"""Finding a model's environment file, and reading it whatever kind it is."""
+"""Finds a model's environment file, and reads it in any of the supported formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOKED_FOR: Final = (
     *("conda_dependencies.yml", "conda_dependencies.yaml", "environment.yml", "environment.yaml"),
     *(PYTHON_ENV, "requirements.txt"),
 )
-"""Names by which an environment file beside a model is known; the first one that is there counts."""
+"""Names of environment files beside a model; the first existing one is used."""
 
 
 def find_environment(folder: Path) -> Path | None:
@@ -30,7 +30,7 @@ def read_environment(path: Path) -> Specification:
     """Read an environment file: MLflow's by its name, one of conda if it ends in `.yml` or `.yaml`, else one of pip.
 
     Raises:
-        EnvironmentUnusable: It cannot be read; the message names the line.
+        EnvironmentUnusable: The file cannot be read; the message names the line.
     """
     if not path.is_file():
         raise EnvironmentUnusable(f"the environment file {path} does not exist")

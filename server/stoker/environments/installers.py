@@ -1,4 +1,4 @@
-"""uv or pip: whichever makes virtual environments here."""
+"""uv or pip, whichever can make virtual environments on this machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ FOREIGN_VARIABLES: Final = (
     "PIP_REQUIRE_VIRTUALENV",
     "PIP_TARGET",
 )
-"""Environment variables that would have uv and pip install elsewhere, or see packages of elsewhere."""
+"""Environment variables that make uv and pip install elsewhere, or find packages elsewhere."""
 
-# What uv takes on its command line only, and by another name.
+# Settings that uv takes only as arguments, with other names.
 _ARGUMENTS_OF_UV: Final[Mapping[str, tuple[str, ...]]] = {
     "--pre": ("--prerelease", "allow"),
     "--prefer-binary": (),
     "--require-hashes": ("--require-hashes",),
     "--trusted-host": ("--allow-insecure-host",),
 }
-# An index that was set for pip is meant for uv too, which reads other variables.
+# An index configured for pip applies to uv too, which reads other variables.
 _VARIABLES_OF_UV: Final = (
     ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", " "),
     ("PIP_EXTRA_INDEX_URL", "UV_INDEX", " "),
@@ -41,7 +41,7 @@ _VARIABLES_OF_UV: Final = (
 
 
 def uv_command() -> tuple[str, ...] | None:
-    """How to call uv, or None where it is not installed."""
+    """The command of uv; None if it is not installed."""
     if find_spec("uv") is not None:
         return (sys.executable, "-P", "-m", "uv")
     found = shutil.which("uv")
@@ -53,7 +53,7 @@ def _has_pip() -> bool:
 
 
 def _pip(python: Path) -> list[str]:
-    """How to call pip for an environment: this interpreter's, for it takes seconds to give it one of its own."""
+    """The command of pip for an environment: this interpreter's, because installing pip there takes seconds."""
     own = (
         [sys.executable, "-P", "-m", "pip", "--python", str(python)]
         if _has_pip()
@@ -69,24 +69,24 @@ def python_of(venv: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Makes virtual environments and installs into them.
+    """Makes virtual environments, and installs packages into them.
 
     Attributes:
-        uv: How uv is called; None for pip.
+        uv: The command of uv; None for pip.
     """
 
     uv: tuple[str, ...] | None
 
     @classmethod
     def find(cls) -> Installer:
-        """Choose uv where it is installed, which is much faster, else pip."""
+        """Choose uv if it is installed, because it is much faster, else pip."""
         return cls(uv_command())
 
     def __str__(self) -> str:
         return "uv" if self.uv else "pip"
 
     def creation(self, python: Path, venv: Path) -> list[str]:
-        """The command that makes a virtual environment of an interpreter."""
+        """The command that makes a virtual environment for an interpreter."""
         if self.uv:
             return [*self.uv, "venv", "--quiet", "--no-project", "--python", str(python), str(venv)]
         return [str(python), "-m", "venv", *(["--without-pip"] if _has_pip() else []), str(venv)]
@@ -96,12 +96,12 @@ class Installer:
 
         Args:
             venv: The environment.
-            requirements: The file, as `requirements` gives it.
+            requirements: The file, as returned by `requirements`.
             options: The options that the file was made with.
         """
         if not self.uv:
             return [*_pip(python_of(venv)), "install", "--no-input", "--requirement", str(requirements)]
-        # As pip does: the best version of all indexes, not of the first one that has the package.
+        # As in pip: the best version of all indexes, not of the first one that has the package.
         strategy = ["--index-strategy", "unsafe-best-match"]
         command = [*self.uv, "pip", "install", "--python", str(python_of(venv)), *strategy]
         for option in options:
@@ -125,17 +125,17 @@ class Installer:
         lasts: Callable[[str], None] = lambda _: None,
         look_s: float = 10.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of its commands; what it prints, errors too, is the standard output of the result.
+        """Run one of its commands; stdout of the result also has its error output.
 
         Args:
             command: The command.
             lock: Descriptor of the lock under which the environment is built.
-            cwd: Where it runs; by default where this process does.
-            lasts: Is told the command's last line as often as it has gone on for `look_s`.
-            look_s: How often, in seconds.
+            cwd: Working directory; by default the current one.
+            lasts: Called every `look_s` with the command's last line while it runs.
+            look_s: The interval in seconds.
         """
         with (
-            # Not a pipe: that would have to be read meanwhile.
+            # Not a pipe, which would have to be drained while waiting.
             tempfile.TemporaryFile() as output,
             subprocess.Popen(
                 command,
@@ -144,7 +144,7 @@ class Installer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Should this process be killed, nobody else begins before the installer has ended too.
+                # If this process is killed, the lock stays held until the installer has ended too.
                 pass_fds=(lock,),
             ) as process,
         ):
@@ -157,7 +157,7 @@ class Installer:
             return subprocess.CompletedProcess(command, process.returncode, _text(output))
 
     def variables(self) -> dict[str, str]:
-        """The environment variables in which its commands run."""
+        """The environment variables for its commands."""
         variables = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
         for pip_name, uv_name, separator in _VARIABLES_OF_UV:
             if self.uv and pip_name in variables:
@@ -166,7 +166,7 @@ class Installer:
 
 
 def _goes_on(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether a process has not ended after so many seconds."""
+    """Whether a process still runs after this many seconds."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -175,5 +175,5 @@ def _goes_on(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _text(output: IO[bytes]) -> str:
-    """All that was written to a file so far; where its writer goes on stays as it is."""
+    """All that was written to a file so far; the writer's position does not change."""
     return os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(errors="replace")

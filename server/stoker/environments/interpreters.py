@@ -1,4 +1,4 @@
-"""Which Python runs a model's environment: this one, or another that is on this machine."""
+"""Chooses the Python for a model's environment: this one, or another one on this machine."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ class Interpreter:
 
     @property
     def is_like_this(self) -> bool:
-        """Whether compiled packages of the running interpreter can be used in it."""
+        """Whether it can use compiled packages of the running interpreter."""
         return self.version[:2] == sys.version_info[:2]
 
 
 def this_interpreter() -> Interpreter:
-    """The one that runs."""
+    """The running interpreter."""
     return Interpreter(Path(sys.executable), sys.version_info[:3])
 
 
 def choose_interpreter(
     specification: Specification, find: Callable[[int], Interpreter | None] | None = None
 ) -> tuple[Interpreter, str]:
-    """Choose the Python of a model's environment. Versions that differ in the last number only are the same.
+    """Choose the Python of a model's environment; patch releases count as equal.
 
     Args:
-        specification: What the model asks for.
+        specification: The model's requirements.
         find: Finds Python 3.N on this machine by N.
 
     Returns:
-        The interpreter, and a line that says why it is not one of those asked for; empty where it is.
+        The interpreter, and a line that says why it is not a requested one; empty if it is.
     """
     this = this_interpreter()
     minors = [minor for minor in range(_NEWEST_LOOKED_FOR + 1) if allows_python(specification, minor)]
@@ -80,12 +80,12 @@ def choose_interpreter(
 
 
 def allows_python(specification: Specification, minor: int) -> bool:
-    """Whether some Python 3.`minor` is among those asked for."""
+    """Whether some Python 3.`minor` satisfies the requirements."""
     return any(specification.python.contains(f"3.{minor}.{patch}") for patch in range(_PATCHES))
 
 
 def find_interpreter(minor: int) -> Interpreter | None:
-    """Find Python 3.`minor` on PATH, or among those that pyenv or uv have installed."""
+    """Find Python 3.`minor` on PATH, or installed by pyenv or uv."""
     for candidate in _candidates(f"3.{minor}"):
         interpreter = _probed(candidate)
         if interpreter is not None and interpreter.version[:2] == (3, minor):
@@ -117,7 +117,7 @@ def _candidates(version: str) -> Iterator[Path]:
 
 
 def _probed(executable: Path) -> Interpreter | None:
-    """The interpreter, if it runs: shims of version managers are there without one."""
+    """The interpreter if it runs; None otherwise: version managers have shims for missing interpreters."""
     try:
         answer = subprocess.run(
             [executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False, timeout=30
@@ -129,10 +129,10 @@ def _probed(executable: Path) -> Interpreter | None:
 
 
 def variables_for(interpreter: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a process that an interpreter runs.
+    """The environment variables of a process run by an interpreter.
 
-    In a virtual environment other than the running one, its commands come first on PATH, and PYTHONPATH does not
-    put other packages before its own.
+    For a virtual environment other than the running one, its commands come first on PATH, and PYTHONPATH is removed
+    so that its own packages take precedence.
     """
     if interpreter == Path(sys.executable):
         return dict(variables)

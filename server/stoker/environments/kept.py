@@ -1,4 +1,4 @@
-"""The folder of environments: one at a time builds one; what killed builds have left is swept."""
+"""The folder of environments: locks that serialise builds, and removal of what killed builds have left."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stoker.system.durable import lock_file
 __all__ = ["MANIFEST", "digest_of", "only_one", "packages_in", "sweep"]
 
 MANIFEST: Final = "manifest.json"
-"""Written last: an environment without it does not exist."""
+"""Written last: without it the environment is incomplete and not used."""
 
 
 def packages_in(site_packages: Path) -> dict[str, str]:
-    """The versions of the packages in a folder, by their normalised names."""
+    """The versions of the packages in a folder, by normalised name."""
     found = metadata.distributions(path=[str(site_packages)])
     return dict(sorted((canonicalize_name(package.name), package.version) for package in found))
 
 
 def digest_of(path: Path) -> str:
-    """A digest of a file's content; of a folder's, by names, lengths and times, for it may hold a lot."""
+    """A digest of a file's content; for a folder, of names, sizes and times, because it may be large."""
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
@@ -42,7 +42,7 @@ def digest_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def only_one(environments_dir: Path, key: str, say: Callable[[str], None]) -> Iterator[int]:
-    """Hold the lock of an environment in the body; yields the descriptor that holds it."""
+    """Hold the lock of an environment within the body; yields the lock's descriptor."""
     path = _lock_path(environments_dir, key)
     try:
         lock = lock_file(path, wait=False)
@@ -60,7 +60,7 @@ def _lock_path(environments_dir: Path, key: str) -> Path:
 
 
 def sweep(environments_dir: Path) -> None:
-    """Remove what builds have left that were killed."""
+    """Remove what killed builds have left."""
     for folder in environments_dir.iterdir():
         if not folder.is_dir() or (folder / MANIFEST).exists():
             continue

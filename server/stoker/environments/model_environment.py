@@ -1,4 +1,4 @@
-"""The environment of one model: which file describes it, who installs it, and what is to be said about it."""
+"""The environment of one model: the file that describes it, who installs it, and messages about it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ModelEnvironment:
-    """What a model asks for.
+    """The environment that a model requires.
 
     Attributes:
-        specification: Its environment file.
-        managed_by_system: Whether Stoker installs it, in a virtual environment, else the user has done so.
-        built: That virtual environment, once it is there.
+        specification: The content of its environment file.
+        managed_by_system: Whether Stoker installs it in a virtual environment; otherwise the user has installed it.
+        built: That virtual environment, once it is built.
     """
 
     specification: Specification
@@ -39,15 +39,16 @@ class ModelEnvironment:
         """Find and read the environment file of a model.
 
         Args:
-            given: The file that the settings name.
+            given: The file named by the settings.
             managed: `user` or `system`.
-            beside: The folder in which one of the known names is looked for otherwise, or None.
+            beside: The folder to search for known file names if no file is given, or None.
 
         Returns:
-            None where there is no file.
+            None if there is no file.
 
         Raises:
-            EnvironmentUnusable: The file cannot be read, or the system is to manage what no file describes.
+            EnvironmentUnusable: The file cannot be read, or is missing though the system is to manage the
+                environment.
         """
         path = given or (find_environment(beside) if beside is not None else None)
         if path is not None:
@@ -62,11 +63,11 @@ class ModelEnvironment:
 
     @property
     def interpreter(self) -> Path:
-        """The Python that runs the model."""
+        """The Python interpreter that runs the model."""
         return Path(sys.executable) if self.built is None else self.built.interpreter
 
     def prepared(self, workspace: Workspace, framework: str, say: Say) -> ModelEnvironment:
-        """Build the virtual environment if the system manages it; else there is nothing to do.
+        """Build the virtual environment if the system manages it; else do nothing.
 
         Raises:
             EnvironmentUnusable: It cannot be built; the message says what to do.
@@ -77,23 +78,23 @@ class ModelEnvironment:
         return dataclasses.replace(self, built=build_environment(self.specification, folder, framework, say))
 
     def found(self, workspace: Workspace, framework: str) -> ModelEnvironment:
-        """The same with its virtual environment, if one has been built before."""
+        """A copy with its virtual environment, if that has been built before."""
         if not self.managed_by_system:
             return self
         built = find_built(self.specification, workspace.environments_dir, framework)
         return dataclasses.replace(self, built=built)
 
     def findings(self) -> list[Finding]:
-        """What this interpreter lacks; nothing where the system installs it."""
+        """Mismatches with this interpreter; empty if the system manages the environment."""
         return [] if self.managed_by_system else compare(self.specification)
 
     def notes(self) -> list[str]:
-        """What is taken for something else than what the file says."""
+        """Entries of the file that are interpreted differently from what is written."""
         python = [self.built.note] if self.built is not None and self.built.note else []
         return [*python, *notes(self.specification)]
 
     def summary(self) -> str:
-        """One line that says how it stands."""
+        """Its state in one line."""
         name = self.specification.path.name
         if not self.managed_by_system:
             return f"{name} (user-managed): {self._compared()}"
