@@ -1,1 +1,1 @@
-"""Training runs on disk: what was asked, what has become of it, its files, and what is read of many of them."""
+"""Training runs on disk: definitions, states, files, and summaries of many runs."""

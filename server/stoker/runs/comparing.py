@@ -1,4 +1,4 @@
-"""Comparing runs: what differs of parameters, packages, code, data and results."""
+"""Compares runs: parameters, packages, code, data and results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing in which runs differ.
+    """One difference between runs.
 
     Attributes:
         group: `result`, `metric`, `parameter`, `package`, `code`, `data`.
-        name: What it is.
-        values: Its value in each run, in their order; empty where a run has none.
+        name: What differs.
+        values: Its value in each run, in order; empty if a run has none.
     """
 
     group: str
@@ -33,14 +33,14 @@ class Difference:
 
 
 def compare_runs(folders: Sequence[RunFolder], snapshots_dir: Path) -> list[Difference]:
-    """Say in what runs differ.
+    """List the differences between runs.
 
     Args:
         folders: The runs.
-        snapshots_dir: Where their files are; without them it is said only that the code differs.
+        snapshots_dir: The folder of snapshots; without them only a difference of the code as a whole is reported.
 
     Raises:
-        UnknownRun: One is not there any more.
+        UnknownRun: A run does not exist any more.
     """
     return [
         *_differences("result", [_result(folder) for folder in folders]),
@@ -82,7 +82,7 @@ def _settings(folder: RunFolder) -> dict[str, str]:
 
 
 def parameters_of(folder: RunFolder) -> dict[str, str]:
-    """The parameters of a run's script: its arguments by their names, and what it has logged as such."""
+    """The parameters of a run's script: its arguments by name, and logged parameters."""
     facts = dict(_arguments(folder.record().definition.arguments))
     for line in folder.event_lines():
         if line.get("e") == "param":
@@ -91,12 +91,12 @@ def parameters_of(folder: RunFolder) -> dict[str, str]:
 
 
 def _masked(value: str) -> str:
-    """What tells two values apart, and is too little to find a secret by."""
+    """A short digest that distinguishes secret values without revealing them."""
     return "#" + hashlib.sha256(value.encode()).hexdigest()[:_DIGITS]
 
 
 def _arguments(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """`--lr 0.1`, `--lr=0.1` and flags by their names; what has none by its place."""
+    """Arguments `--lr 0.1`, `--lr=0.1` and flags by name; positional ones by index."""
     waiting = ""
     for place, argument in enumerate(arguments, 1):
         is_option = argument.startswith("--") or (argument.startswith("-") and not _is_number(argument))
@@ -146,7 +146,7 @@ def _code(folder: RunFolder, snapshots_dir: Path) -> dict[str, str]:
 
 
 def _data(folder: RunFolder) -> dict[str, str]:
-    """Where each input was, and a digest of what was there: the same path may hold something else by now."""
+    """The path and digest of each input: the content of a path may have changed between runs."""
     record = folder.record()
     paths = record.definition.inputs
     return {name: f"{digest[:12]} {paths.get(name, '')}".rstrip() for name, digest in record.data.items()}

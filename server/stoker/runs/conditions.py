@@ -1,4 +1,4 @@
-"""Conditions on runs, as people type them: `accuracy > 0.9 and status = Completed and tags.lr = 0.1`."""
+"""Conditions on runs, as typed by users: `accuracy > 0.9 and status = Completed and tags.lr = 0.1`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FACTS: Final = (
     "duration",
     "parent",
 )
-"""What is known of every run; other names are those of metrics, and with `tags.` before them of labels."""
+"""Names available for every run; other names are metrics, or tags if prefixed with `tags.`."""
 
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "=": operator.eq,
@@ -46,9 +46,9 @@ class Condition:
     """One comparison.
 
     Attributes:
-        name: What is compared: one of `FACTS`, a label `tags.NAME`, or the name of a metric.
-        sign: How.
-        value: With what.
+        name: The left-hand side: one of `FACTS`, a tag `tags.NAME`, or the name of a metric.
+        sign: The comparison operator.
+        value: The right-hand side.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Condition:
 
     @property
     def metric(self) -> str | None:
-        """The metric that it compares, or None."""
+        """The compared metric, or None."""
         return _metric(self.name)
 
     def holds(self, run: RunSummary) -> bool:
-        """Whether it is true of a run; of one that lacks what is compared it is not."""
+        """Whether it is true for a run; false if the run lacks the compared value."""
         there = _value(run, self.name)
         if there is None:
             return False
@@ -72,24 +72,24 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class SortKey:
-    """By what runs are sorted: `NAME`, or `-NAME` for the greatest first; those that lack it come last."""
+    """A sort order: `NAME`, or `-NAME` for descending; runs that lack the value come last."""
 
     text: str
 
     @property
     def name(self) -> str:
-        """What is compared."""
+        """The name of the value to sort by."""
         return self.text.removeprefix("-")
 
     @property
     def metric(self) -> str | None:
-        """The metric that is compared, or None."""
+        """The metric to sort by, or None."""
         return _metric(self.name)
 
     def sort(self, runs: list[RunSummary]) -> list[RunSummary]:
-        """Return the runs in this order; equal ones stay as they are."""
+        """Return the runs in this order; the sort is stable."""
         values = {run.id: _value(run, self.name) for run in runs}
-        # NaN has no place in an order.
+        # NaN cannot be ordered.
         lacking = [run for run in runs if values[run.id] in (None, "") or values[run.id] != values[run.id]]
         without = {run.id for run in lacking}
         others = [run for run in runs if run.id not in without]
@@ -98,10 +98,10 @@ class SortKey:
 
 
 def read_conditions(text: str) -> list[Condition]:
-    """Read conditions that `and` joins.
+    """Parse conditions joined by `and`.
 
     Raises:
-        InvalidSettings: One of them is none.
+        InvalidSettings: A condition is malformed.
     """
     conditions = []
     for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):

@@ -1,4 +1,4 @@
-"""Digests of data: by them two runs tell whether what they have read was the same."""
+"""Digests of input data, by which runs show whether they read the same data."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SAMPLE_BYTES: Final = 1 << 20
 
 
 def data_digests(inputs: Mapping[str, str], kept: Path) -> dict[str, str]:
-    """Return a digest of each input: of the names of its files and their contents.
+    """Return a digest of each input: of its files' names and contents.
 
-    A file of more than 256 MB is known by its length, its time, and its first and last MB: to read all of it would
-    take longer than many a submission may. Files that have not been touched are not read again.
+    Files over 256 MB are identified by size, time, and their first and last MB, because reading them would take too
+    long for a submission. Unchanged files are not read again.
 
     Args:
-        inputs: Path of each, a file or a folder, by name.
-        kept: The file in which digests are kept for the next time.
+        inputs: Path of each input, a file or a folder, by name.
+        kept: The file that caches digests.
 
     Raises:
-        SubmissionRefused: There is nothing at a path, or it cannot be read.
+        SubmissionRefused: A path does not exist, or cannot be read.
     """
     if not inputs:
         return {}
@@ -44,7 +44,7 @@ def data_digests(inputs: Mapping[str, str], kept: Path) -> dict[str, str]:
 
 
 def measure_data(path: Path) -> tuple[int, int]:
-    """Count the files of an input, and their bytes."""
+    """Return the number of files of an input, and their size in bytes."""
     sizes = [file.stat().st_size for _, file in _files(path)]
     return len(sizes), sum(sizes)
 

@@ -1,4 +1,4 @@
-"""What was asked of a run: the part of `run.json` that a user has written, by options, a file or keywords."""
+"""The definition of a run: the part of `run.json` that the user specifies by options, a file or keywords."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any, Final
 __all__ = ["Definition"]
 
 _DEFAULT_GRACE_S: Final = 30.0
-"""How long a script that is told to end may take before it is killed."""
+"""Time between asking a script to end and killing it."""
 _DEFAULT_LOST_AFTER_S: Final = 300.0
-"""How long nothing may be heard of a node before it counts as lost."""
+"""A node counts as lost after this time without a message."""
 _LONGEST_RUN_S: Final = 30 * 86_400.0
-"""How long a run may take where nothing is said: the SDK's own default."""
+"""Default time limit of a run: the SDK's own default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One script, and how it is to run.
+    """A script and how to run it.
 
     Attributes:
         script: The script, relative to its source folder, with `/`.
-        arguments: What follows it on its command line.
+        arguments: Its command-line arguments.
         target: Name of the compute target.
-        environment: What `stoker.environments.run_environment.Asked.to_json` gave.
-        nodes: How many machines it runs on; on this one alone, how many groups of processes.
-        processes_per_node: How many processes each of them has.
-        gpus: GPUs of each node that it holds; None is one where there is any.
-        cores: Cores of each node that it holds.
-        max_duration_s: How long the script may take.
-        attempts: How often it may begin when its node is lost.
-        grace_s: How long it may take to end when it is told to.
-        lost_after_s: How long nothing may be heard of its node.
+        environment: As returned by `stoker.environments.run_environment.Asked.to_json`.
+        nodes: Number of machines; for this machine, number of process groups.
+        processes_per_node: Number of processes on each node.
+        gpus: GPUs allocated on each node; None is one if there are any.
+        cores: Cores allocated on each node.
+        max_duration_s: Time limit of the script.
+        attempts: Number of attempts if its node is lost.
+        grace_s: Time between asking it to end and killing it.
+        lost_after_s: A node counts as lost after this time without a message.
         communicator: How its processes find each other: `none`, `tensorflow`, `pytorch`, `mpi`.
         variables: Environment variables of the script.
-        inputs: Paths on the machine that submits of the data that it reads, by name; where an argument has
-            `$AZUREML_DATAREFERENCE_NAME`, it is given the path on the machine that it runs on.
-        resume_from: Id of the run whose outputs it is given, as `--resume-from PATH`; empty for none.
-        container: What it says of its container: `image`, `dockerfile` (a file in `environment/`), `shm_size`,
-            `arguments`; without a word of its own what the target says.
+        inputs: Paths of its data by name, on the submitting machine; `$AZUREML_DATAREFERENCE_NAME` in an argument is
+            replaced by the path on the machine that runs it.
+        resume_from: Id of the run whose outputs are passed as `--resume-from PATH`; empty for none.
+        container: Its container settings: `image`, `dockerfile` (a file in `environment/`), `shm_size`, `arguments`;
+            missing ones are taken from the target.
     """
 
     script: str
@@ -62,7 +62,7 @@ class Definition:
 
     @property
     def processes(self) -> int:
-        """All processes of the script together."""
+        """Total number of the script's processes."""
         return self.nodes * self.processes_per_node
 
     def to_json(self) -> dict[str, Any]:
@@ -89,6 +89,6 @@ class Definition:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Definition:
-        """Read what `to_json` has written; keys of a later version are passed over."""
+        """Inverse of `to_json`; keys of later versions are ignored."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         return cls(**{**known, "arguments": tuple(known.get("arguments", ()))})

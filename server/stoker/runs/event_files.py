@@ -1,6 +1,6 @@
-"""What runs have measured as event files of TensorBoard, written without it or TensorFlow.
+"""Writes metrics of runs as event files of TensorBoard, without TensorBoard or TensorFlow.
 
-A file is a row of records: length, a checksum of that, an `Event` as protocol buffers have it, a checksum of that.
+A file consists of records: length, checksum of the length, an `Event` protocol buffer, checksum of the event.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TABLE: Final = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of Castagnoli's polynomial."""
+    """The CRC-32C checksum (Castagnoli's polynomial)."""
     value = 0xFFFFFFFF
     for byte in data:
         value = (value >> 8) ^ _TABLE[(value ^ byte) & 0xFF]
@@ -68,12 +68,12 @@ def _bytes(field: int, content: bytes) -> bytes:
 
 
 def event_record(name: str, value: float, step: int, time_s: float) -> bytes:
-    """One value of a metric as a record.
+    """Encode one value of a metric as a record.
 
     Args:
-        name: Its name.
-        value: The value; kept as float32.
-        step: Its step.
+        name: The metric's name.
+        value: The value; stored as float32.
+        step: The step.
         time_s: When it was measured, in seconds since 1970.
     """
     # Event{wall_time = 1, step = 2, summary = 5}, Summary{value = 1}, Value{tag = 1, simple_value = 2}.
@@ -84,11 +84,11 @@ def event_record(name: str, value: float, step: int, time_s: float) -> bytes:
 
 
 def write_logdir(folders: Sequence[RunFolder], place: Path) -> Path:
-    """Make a folder that TensorBoard can show: for each run its metrics, and what its script has written itself.
+    """Make a folder for TensorBoard with each run's metrics, and the event files its script has written itself.
 
     Args:
         folders: The runs.
-        place: The folder; what was in it before is removed.
+        place: The folder; its previous content is removed.
     """
     shutil.rmtree(place, ignore_errors=True)
     for folder in folders:

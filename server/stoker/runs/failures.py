@@ -1,4 +1,4 @@
-"""Why a run failed, in the form that users, the SDK and the index read: code, message, hint, details."""
+"""Reasons of failed runs, as shown to users, the SDK and the index: code, message, hint, details."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ __all__ = ["FailureCode", "RunFailure"]
 
 
 class FailureCode(StrEnum):
-    """What scripts may match on: stable words, as Azure writes them."""
+    """Stable codes that scripts may match on, in Azure's spelling."""
 
     SCRIPT_FAILED = "ScriptFailed"
-    """It raised, or ended with a status other than 0."""
+    """The script raised an exception, or exited with a status other than 0."""
     KILLED = "Killed"
-    """A signal ended it, which nobody sent by way of the run."""
+    """A signal ended it that was not sent on behalf of the run."""
     OUT_OF_MEMORY = "OutOfMemory"
-    """The kernel ended it, for its group was at its limit of memory."""
+    """The kernel killed it because its cgroup reached its memory limit."""
     ENVIRONMENT_UNUSABLE = "EnvironmentUnusable"
-    """Its packages or its Python cannot be had."""
+    """Its packages or its Python are not available."""
     TARGET_UNUSABLE = "TargetUnusable"
     """The compute target cannot be used; the message says why."""
     DOCKER_UNAVAILABLE = "DockerUnavailable"
-    """Neither docker nor podman is there, or none of them answers."""
+    """Neither docker nor podman is installed, or none of them responds."""
     IMAGE_NOT_FOUND = "ImageNotFound"
-    """The image of its container is not here, and cannot be pulled."""
+    """The image of its container is not on the machine, and cannot be pulled."""
     GPU_NOT_FOUND = "GpuNotFound"
-    """It asks for GPUs, and its container sees fewer."""
+    """It requires GPUs, and its container sees fewer."""
     NODE_LOST = "NodeLost"
-    """Its node was silent for longer than is waited."""
+    """Its node sent no message for longer than the limit."""
     INTERRUPTED = "Interrupted"
-    """Its processes are gone without an exit status: the machine was restarted, or the agent was killed."""
+    """Its processes ended without an exit status: the machine was restarted, or the agent was killed."""
     TIMED_OUT = "TimedOut"
-    """It took longer than it was allowed."""
+    """It exceeded its time limit."""
     INTERNAL = "InternalError"
-    """The runner itself failed; the log of the runner has more."""
+    """The runner itself failed; its log has details."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFailure:
-    """One reason.
+    """The reason of a failure.
 
     Attributes:
-        code: One of `FailureCode`; engines of later may have further ones.
+        code: One of `FailureCode`; later versions may add further ones.
         message: What happened, in a sentence or a traceback's last line.
-        hint: What to do about it; empty where there is nothing to say.
-        details: What else is known: the traceback, peak and limit of memory, the signal.
+        hint: What to do about it; empty if there is no advice.
+        details: Further facts: the traceback, peak and limit of memory, the signal.
     """
 
     code: str
@@ -56,7 +56,7 @@ class RunFailure:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that `state.json` has as `error`."""
+        """Return the `error` object of `state.json`."""
         return {
             "code": str(self.code),
             "message": self.message,
@@ -66,7 +66,7 @@ class RunFailure:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunFailure:
-        """Read what `to_json` has written; what is missing is empty."""
+        """Inverse of `to_json`; missing entries are empty."""
         return cls(
             str(content.get("code", FailureCode.INTERNAL.value)),
             str(content.get("message", "")),

@@ -1,6 +1,6 @@
-"""The files of a run by the names that users and the SDK know: Azure's for logs, the script's own for the rest.
+"""The files of a run under the names that users and the SDK know: Azure's for logs, the script's own for the rest.
 
-Links are not followed, wherever a script makes them lead to.
+Symbolic links are not followed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES_SHOWN: Final = 20
 
 
 def run_files(folder: RunFolder) -> Mapping[str, Path]:
-    """Return where each file of a run is, by its name, in alphabetical order; while it runs what there is by now."""
+    """Return the path of each file of a run by name, in alphabetical order; while it runs, those that exist."""
     return dict(sorted(_files(folder)))
 
 
@@ -68,15 +68,15 @@ def _below(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def log_file(folder: RunFolder, attempt: int, rank: int = 0) -> Path:
-    """What one process of an attempt has printed; it need not be there yet."""
+    """The output of one process of an attempt; the file may not exist yet."""
     return folder.attempt(attempt) / f"log_{rank}.txt"
 
 
 def find_file(folder: RunFolder, name: str) -> Path:
-    """Return the file or folder of a run that has this name.
+    """Return the file or folder of a run with this name.
 
     Raises:
-        SubmissionRefused: There is none; the message lists those that there are.
+        SubmissionRefused: There is no such file; the message lists those that exist.
     """
     clean = name.strip("/")
     files = run_files(folder)
@@ -94,10 +94,10 @@ def find_file(folder: RunFolder, name: str) -> Path:
 
 
 def copy_files(folder: RunFolder, prefix: str, place: Path) -> list[str]:
-    """Copy the files of a run whose names begin so into a folder, at their names; returns these.
+    """Copy the files of a run whose names have this prefix into a folder; returns their names.
 
     Raises:
-        OSError: They cannot be written.
+        OSError: A file cannot be written.
     """
     copied = []
     for name, path in run_files(folder).items():

@@ -1,13 +1,13 @@
-"""The folder of one run: its files, and who writes which.
+"""The folder of one run: its files, and who writes each of them.
 
-run.json                what was asked; written once
-state.json              what has become of it; replaced by its runner alone
-events.jsonl            each change of state, and tags; anybody appends a line
-cancel.json             somebody wants it to end
-.runner                 locked by the runner; what it printed is in runner.log
+run.json                the record; written once
+state.json              the state; replaced by the runner alone
+events.jsonl            changes of state and tags; any process may append a line
+cancel.json             a request to cancel the run
+.runner                 locked by the runner; its output is in runner.log
 environment/            asked.yml, got.txt, build.log
-attempts/N/             what one attempt's agent and script write, its metrics.jsonl and events.jsonl among that
-outputs/, logs/         what the script has written there; while an attempt runs they are in its `work/`
+attempts/N/             files of one attempt's agent and script, such as metrics.jsonl and events.jsonl
+outputs/, logs/         files that the script has written there; during an attempt they are in its `work/`
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["EVENTS_FILE", "RunFolder"]
 
 _STATE: Final = "state.json"
 EVENTS_FILE: Final = "events.jsonl"
-"""The name of the file that changes with each change of a run."""
+"""The name of the file that every change of a run is appended to."""
 _Form = TypeVar("_Form")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run's folder.
+    """The folder of one run.
 
     Attributes:
-        path: The folder; nothing in it is absolute, so it may be copied elsewhere.
+        path: The folder; it contains no absolute paths, so it may be copied.
     """
 
     path: Path
@@ -50,27 +50,27 @@ class RunFolder:
 
     @property
     def outputs(self) -> Path:
-        """What the script has written to `outputs/`."""
+        """The files that the script has written to `outputs/`."""
         return self.path / "outputs"
 
     @property
     def logs(self) -> Path:
-        """What the script has written to `logs/`."""
+        """The files that the script has written to `logs/`."""
         return self.path / "logs"
 
     @property
     def environment(self) -> Path:
-        """What was asked for and got of packages."""
+        """The folder with the requested and actual packages."""
         return self.path / "environment"
 
     @property
     def runner_log(self) -> Path:
-        """What the runner has printed."""
+        """The output of the runner."""
         return self.path / "runner.log"
 
     @property
     def events(self) -> Path:
-        """The lines of all changes."""
+        """The file with all changes."""
         return self.path / EVENTS_FILE
 
     def attempt(self, number: int) -> Path:
@@ -78,25 +78,25 @@ class RunFolder:
         return self.path / "attempts" / str(number)
 
     def attempts(self) -> list[int]:
-        """The numbers of the attempts that have a folder, ascending."""
+        """The numbers of existing attempts, ascending."""
         folder = self.path / "attempts"
         if not folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal())
 
     def record(self) -> RunRecord:
-        """Read what was asked.
+        """Read the record.
 
         Raises:
-            UnknownRun: The run is not there any more, or its record is damaged.
+            UnknownRun: The run does not exist any more, or its record is damaged.
         """
         return self._read("run.json", RunRecord.from_json)
 
     def state(self) -> RunState:
-        """Read what has become of it.
+        """Read the state.
 
         Raises:
-            UnknownRun: The run is not there any more, or its state is damaged.
+            UnknownRun: The run does not exist any more, or its state is damaged.
         """
         return self._read(_STATE, RunState.from_json)
 
@@ -111,16 +111,16 @@ class RunFolder:
             ) from error
 
     def write_state(self, state: RunState) -> None:
-        """Replace the state and note the change; for the holder of the lock alone.
+        """Replace the state and append the change to the events; only for the holder of the lock.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: The file cannot be written.
         """
         content = json.dumps(state.to_json(), indent=2).encode() + b"\n"
         if state.is_terminal:
             replace_file(self.path / _STATE, content)
         else:
-            # A power cut takes the script along, so that what is on the disk is looked at anew: no waiting for it.
+            # Not synced to disk: a power cut ends the script too, so the state is determined anew afterwards.
             staged = self.path / f".{_STATE}.new"
             staged.write_bytes(content)
             staged.rename(self.path / _STATE)
@@ -128,22 +128,22 @@ class RunFolder:
         append_line(self.events, {**line, "reason": state.reason})
 
     def event_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield all events: those of the scripts, attempt by attempt, then those of the run itself."""
+        """Yield all events: those of the scripts by attempt, then those of the run itself."""
         for number in self.attempts():
             yield from read_lines(self.attempt(number) / EVENTS_FILE)
         yield from read_lines(self.events)
 
     def metric_lines(self) -> Iterator[dict[str, Any]]:
-        """Yield what was measured, attempt by attempt."""
+        """Yield the lines of all metrics, by attempt."""
         for path in self.metric_files():
             yield from read_lines(path)
 
     def metric_files(self) -> list[Path]:
-        """Where what was measured is, attempt by attempt."""
+        """The files with metrics, by attempt."""
         return [self.attempt(number) / "metrics.jsonl" for number in self.attempts()]
 
     def tags(self) -> dict[str, str]:
-        """The run's labels: those of its record, and what was changed of them since, by anybody."""
+        """The run's tags: those of its record, with later changes."""
         tags = dict(self.record().tags)
         changes = [line for line in self.event_lines() if line.get("e") == "tag" and "k" in line]
         for line in sorted(changes, key=_time_of):
@@ -154,7 +154,7 @@ class RunFolder:
         return tags
 
     def properties(self) -> dict[str, str]:
-        """What is said of the run for good; of several values of one name the first."""
+        """The run's properties, which are immutable; of several values of one name the first counts."""
         properties = dict(self.record().properties)
         for line in self.event_lines():
             if line.get("e") == "property" and "k" in line:
@@ -162,17 +162,17 @@ class RunFolder:
         return properties
 
     def change_tags(self, changes: Mapping[str, str | None], now_ms: int) -> None:
-        """Set labels; those that are to be None are removed."""
+        """Set tags; a tag with value None is removed."""
         for key, value in changes.items():
             append_line(self.events, {"t": now_ms, "e": "tag", "k": key, "v": value})
 
     def ask_to_cancel(self, reason: str, now_ms: int, grace_s: float | None = None) -> None:
-        """Leave word for the runner that the run is to end; the first word counts.
+        """Request the runner to end the run; only the first request counts.
 
         Args:
-            reason: Who wants it, or why.
+            reason: Who cancels the run, or why.
             now_ms: The time.
-            grace_s: How long it may take to end; None is what the run was submitted with.
+            grace_s: Time between asking the script to end and killing it; None for the run's own setting.
         """
         path = self.path / "cancel.json"
         if not path.exists():
@@ -180,7 +180,7 @@ class RunFolder:
             replace_file(path, json.dumps(content).encode())
 
     def cancel_asked(self) -> dict[str, Any] | None:
-        """The word that was left, or None."""
+        """The request to cancel, or None."""
         try:
             content = json.loads((self.path / "cancel.json").read_bytes())
         except (FileNotFoundError, ValueError):
@@ -188,17 +188,17 @@ class RunFolder:
         return content if isinstance(content, dict) else None
 
     def forget_cancel(self) -> None:
-        """Take the word back, for a further attempt."""
+        """Remove the request to cancel, before a further attempt."""
         (self.path / "cancel.json").unlink(missing_ok=True)
 
     def take(self, *, wait: bool = False) -> int | None:
-        """Take the lock that makes this process the run's runner; None where somebody else is.
+        """Acquire the lock that makes this process the run's runner; returns None if another process holds it.
 
         Args:
-            wait: Wait until nobody else is, for a runner whose run has ended is about to end itself.
+            wait: Wait for the lock, because a runner whose run has ended is about to exit.
 
         Returns:
-            The descriptor that holds it; the kernel gives it back when the process dies.
+            The descriptor that holds the lock; the kernel releases it when the process ends.
         """
         try:
             return lock_file(self.path / ".runner", wait=wait)
@@ -207,11 +207,11 @@ class RunFolder:
 
     @staticmethod
     def give_back(lock: int) -> None:
-        """Give back what `take` has given."""
+        """Release the lock acquired by `take`."""
         os.close(lock)
 
     def has_runner(self) -> bool:
-        """Whether a process is its runner now."""
+        """Whether a process holds the runner's lock now."""
         descriptor = self.take()
         if descriptor is None:
             return True

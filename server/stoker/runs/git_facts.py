@@ -1,4 +1,4 @@
-"""What git says of a source folder: the properties that Azure gives a run."""
+"""The git properties of a source folder, with Azure's names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CREDENTIALS: Final = re.compile(r"(?<=://)[^/@]+@")
 
 
 def git_properties(source: Path) -> dict[str, str]:
-    """Return repository, branch, commit and whether there are changes; nothing where the folder is in no repository.
+    """Return repository, branch, commit and whether there are changes; empty if the folder is in no repository.
 
-    Names and passwords are taken out of the address.
+    Credentials are removed from the repository's URL.
     """
     commit = _said(source, "rev-parse", "HEAD")
     if commit is None:

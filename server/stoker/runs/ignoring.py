@@ -1,4 +1,4 @@
-"""Which files of a source folder belong to a snapshot: all but those that its ignore file names."""
+"""Lists the files of a source folder that belong to a snapshot: all that its ignore file does not exclude."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["SourceFile", "source_files"]
 
 _NEVER: Final = (".git", "__pycache__", ".ipynb_checkpoints", ".stoker")
-"""Folders that no script needs, at any depth."""
+"""Folders that are always excluded, at any depth."""
 _OF_RUNS: Final = frozenset({"outputs", "logs"})
-"""Folders at the top that belong to each run."""
+"""Folders at the top level that belong to runs."""
 _IGNORE_FILES: Final = (".amlignore", ".gitignore")
 
 
@@ -25,8 +25,8 @@ class SourceFile:
 
     Attributes:
         name: Its path relative to the folder, with `/`.
-        path: Where it is.
-        stat: What the system says of it, links followed.
+        path: Its path.
+        stat: Its `stat` result, with links followed.
     """
 
     __slots__ = ("name", "path", "stat")
@@ -40,13 +40,13 @@ def source_files(
 ) -> list[SourceFile]:
     """List the files of a folder that belong to a snapshot, by name.
 
-    `.amlignore` says what does not, or `.gitignore` where there is no `.amlignore`; both at the top of the folder, in
-    git's patterns.
+    Excluded are the patterns of `.amlignore`, or of `.gitignore` if there is no `.amlignore`; both at the top of the
+    folder, with git's syntax.
 
     Args:
         source: The folder.
-        workspace: Folder of the workspace, which is no part of it.
-        skipped: Receives what was passed over though no pattern says so: links to folders, sockets.
+        workspace: Folder of the workspace, which is excluded.
+        skipped: Receives what was skipped without a pattern: links to folders, sockets.
     """
     spec = _patterns(source)
     away = None if workspace is None else os.path.realpath(workspace)
@@ -60,7 +60,7 @@ def _patterns(source: Path) -> GitIgnoreSpec | None:
             lines = (source / name).read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             continue
-        # Not above: most folders have no such file, and it takes longer to import than to list them.
+        # Imported here because most folders have no such file, and the import takes longer than listing them.
         from pathspec import GitIgnoreSpec
 
         return GitIgnoreSpec.from_lines(lines)
@@ -78,7 +78,7 @@ def _walk(
                     continue
                 if away is not None and os.path.realpath(entry.path) == away:
                     continue
-                # As git does: what lies in an ignored folder cannot be taken back.
+                # As in git: files in an excluded folder cannot be included again.
                 if spec is None or not spec.match_file(f"{name}/"):
                     yield from _walk(entry.path, f"{name}/", spec, away, skipped)
             elif spec is not None and spec.match_file(name):

@@ -1,9 +1,9 @@
-"""The index of runs: SQLite, a cache of what the folders say, so that thousands are listed at once.
+"""The index of runs: an SQLite cache of the folders, so that thousands of runs are listed quickly.
 
-Nobody tells it of changes. Whoever lists runs compares the times of their `events.jsonl` with those that the index
-has seen, and reads anew what is newer or has not ended: no process that writes a run waits for a database, and one
-that is lost, damaged or of another version is made anew. What a run has measured may be millions of lines: it is read
-when somebody first asks for metrics, and not for a list without them.
+It is not notified of changes. Listing compares the times of the runs' `events.jsonl` with those in the index, and
+reads again what has changed or has not ended: so processes that write runs never wait for a database, and a lost,
+damaged or outdated index is rebuilt. Metrics may have millions of lines: they are read only when requested for the
+first time, and not for a list without metrics.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunIndex:
 
     Args:
         store: The runs.
-        once: Whether it looks for changes but once, for a command that asks several times and ends.
+        once: Whether it looks for changes only once, for a command with several queries.
     """
 
     def __init__(self, store: RunStore, *, once: bool = False) -> None:
@@ -62,9 +62,9 @@ class RunIndex:
         """List runs, the newest first.
 
         Args:
-            experiment: Only those of this one.
-            metrics: Names of the metrics that are wanted with them; None is all.
-            limit: How many; None is all.
+            experiment: Only runs of this experiment.
+            metrics: Names of the metrics to include; None for all.
+            limit: Maximum number of runs; None for all.
         """
         with self._opened() as database:
             self._refresh(database, experiment)
@@ -73,13 +73,13 @@ class RunIndex:
             return _listed(database, experiment, metrics, limit)
 
     def count(self, experiment: str | None = None) -> int:
-        """How many runs there are."""
+        """The number of runs."""
         with self._opened() as database:
             self._refresh(database, experiment)
             return _count(database, experiment)
 
     def metric_names(self, experiment: str | None = None) -> list[str]:
-        """The names of all numbers that runs have measured, in alphabetical order."""
+        """The names of all numeric metrics of runs, in alphabetical order."""
         with self._opened() as database:
             self._refresh(database, experiment)
             self._measure(database, experiment, None)
@@ -88,14 +88,14 @@ class RunIndex:
             return sorted(name for (name,) in database.execute(query + where, values))
 
     def going_on(self) -> list[str]:
-        """The ids of the runs that have not ended."""
+        """The ids of runs that have not ended."""
         with self._opened() as database:
             self._refresh(database, None)
-            # Only those that have ended have a stamp.
+            # Only runs that have ended have a stamp.
             return [run for (run,) in database.execute("SELECT id FROM runs WHERE stamp = ''")]
 
     def rebuild(self) -> int:
-        """Make it anew from the folders; returns how many runs there are."""
+        """Rebuild it from the folders; returns the number of runs."""
         self._remove()
         self._is_fresh = False
         with self._opened() as database:
@@ -126,7 +126,7 @@ class RunIndex:
             if version != _VERSION:
                 with database:
                     database.execute("BEGIN IMMEDIATE")
-                    # Another process may have made it while this one waited.
+                    # Another process may have created it while this one waited.
                     (version,) = database.execute("PRAGMA user_version").fetchone()
                     if version != _VERSION:
                         _make(database)
@@ -140,7 +140,7 @@ class RunIndex:
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def _refresh(self, database: sqlite3.Connection, experiment: str | None) -> None:
-        """Read anew what has changed since it was read, and forget what is gone."""
+        """Read again what has changed, and remove runs that do not exist any more."""
         if self._is_fresh:
             return
         self._is_fresh = self._once and experiment is None
@@ -156,12 +156,12 @@ class RunIndex:
             database.execute("DELETE FROM metrics WHERE run = ?", (gone,))
 
     def _measure(self, database: sqlite3.Connection, experiment: str | None, limit: int | None) -> None:
-        """Read the metrics of runs that are to be listed, where that is still to be done."""
+        """Read the metrics of the runs to list, if not yet done."""
         listed, values = _newest("id, experiment, stamp, is_measured", experiment, limit)
         unread = f"SELECT id, experiment, stamp FROM ({listed}) WHERE NOT is_measured"  # noqa: S608  # no user's text
         for run, of, stamp in database.execute(unread, values).fetchall():
             files = RunFolder(self._store.runs_dir / of / run).metric_files()
-            # What goes on is read each time: its metrics grow without a word.
+            # Runs that have not ended are read each time: their metrics grow without an event.
             _put_metrics(database, run, measured(files), final=bool(stamp))
 
 
@@ -182,7 +182,7 @@ def _stamp(path: str) -> str:
 
 
 def _put(database: sqlite3.Connection, run: RunSummary, stamp: str) -> None:
-    # What goes on is read each time.
+    # Runs that have not ended are read each time.
     kept = stamp if run.is_terminal else ""
     values = (kept, run.id, run.experiment, run.status.value, run.created_ms, run.started_ms, run.ended_ms)
     database.execute(
@@ -252,5 +252,5 @@ def _listed(
 
 
 def _float(value: float | None) -> float:
-    """SQLite keeps NaN as null."""
+    """SQLite stores NaN as null."""
     return float("nan") if value is None else value

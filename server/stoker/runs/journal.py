@@ -1,4 +1,4 @@
-"""Append-only files of JSON lines: one write a line, so that a crash leaves at most the last one torn."""
+"""Append-only files of JSON lines: each line is one write, so that a crash damages at most the last one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 def append_line(path: Path, content: Mapping[str, Any]) -> None:
-    """Append one line with a single write; a torn line before it is ended first.
+    """Append one line with a single write, after terminating an incomplete last line.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     line = json.dumps({key: plain(value) for key, value in content.items()}, allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -32,9 +32,9 @@ def append_line(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file of JSON lines in its order; what is torn or damaged is passed over.
+    """Yield the objects of a file of JSON lines in order; incomplete or damaged lines are skipped.
 
-    A file that is not there has none. A last line without its end is not read: it may still be written.
+    A missing file has no lines. An unterminated last line is not read, because it may still be being written.
     """
     for chunk in read_chunks(path):
         for line in chunk.split(b"\n"):
@@ -44,7 +44,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the whole lines of a file, many at once, for those who need not have each as an object."""
+    """Yield the complete lines of a file in large chunks, for readers that do not need each line as an object."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -61,19 +61,19 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def plain(value: Any) -> Any:
-    """A float that JSON has no number for as its text; all else as it is."""
+    """Replace a float that JSON cannot represent by its text; other values stay as they are."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
 def real(value: Any) -> Any:
-    """The float that `plain` has made a text of; all else as it is."""
+    """Inverse of `plain`: the float for its text; other values stay as they are."""
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def object_of(line: bytes) -> dict[str, Any] | None:
-    """The object of one line; None where it is torn or damaged."""
+    """The object of one line; None if the line is incomplete or damaged."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Copies of runs in a tracking store of MLflow, for its UI and for who asks it: each run once, and later what is new.
+"""Copies runs to an MLflow tracking store, for its UI and its clients: each run once, and later its changes.
 
-The tag `stoker.run_id` says which run a copy is of. Outputs are not copied: `stoker.folder` says where they are.
+The tag `stoker.run_id` identifies a copied run. Outputs are not copied: `stoker.folder` is their folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATUSES: Final[Mapping[Status, str]] = {
     Status.FAILED: "FAILED",
     Status.CANCELED: "KILLED",
 }
-# What MLflow's stores take at once, and of one text.
+# Limits of MLflow's stores for one request, and for the length of a text.
 _BATCH: Final = 1000
 _PARAMETERS: Final = 100
 _LONGEST: Final = 6000
@@ -34,7 +34,7 @@ _FOREIGN: Final = re.compile(r"[^\w/. :-]", re.ASCII)
 
 
 class Mirror:
-    """A tracking store of MLflow.
+    """An MLflow tracking store.
 
     Args:
         address: Its tracking URI, such as `sqlite:///runs.db` or `http://127.0.0.1:5000`.
@@ -58,10 +58,10 @@ class Mirror:
         self._copies: dict[str, tuple[str, Mapping[str, str]]] = {}
 
     def put(self, folder: RunFolder) -> bool:
-        """Copy a run, or what is new of it; returns whether there was anything.
+        """Copy a run, or its changes since the last copy; returns whether there were any.
 
         Raises:
-            OperatorError: The store does not take it.
+            OperatorError: The store refuses it.
         """
         try:
             return self._put(folder)
@@ -90,7 +90,7 @@ class Mirror:
             metrics = [self._metric(name, value, time_ms, step) for name, value, time_ms, step in part]
             self._client.log_batch(known, metrics=metrics)
             done += len(part)
-            # Should this be cut off here, the next time goes on behind it.
+            # If this is interrupted here, the next copy continues after these values.
             self._client.set_tag(known, _MEASURED, str(done))
         if _STAMP not in tags:
             for some in _batches(params, _PARAMETERS):
@@ -100,13 +100,13 @@ class Mirror:
         self._client.log_batch(known, tags=new[:_PARAMETERS])
         if state.is_terminal:
             self._client.set_terminated(known, _STATUSES[state.status], state.ended_ms)
-        # Last: what was cut off before is not taken for whole.
+        # Last, so that an interrupted copy does not count as complete.
         self._client.set_tag(known, _STAMP, stamp)
         self._copies[record.id] = known, {_STAMP: stamp, _MEASURED: str(done)}
         return True
 
     def _experiment(self, name: str) -> str:
-        """The id of an experiment; with it, which of its runs are copies."""
+        """The id of an experiment; also loads which of its runs are copies."""
         if name in self._experiments:
             return self._experiments[name]
         found = self._client.get_experiment_by_name(name)
@@ -123,7 +123,7 @@ class Mirror:
 
 
 def _stamp(folder: RunFolder, state: RunState) -> str:
-    """What changes with whatever can be new of a run."""
+    """A text that changes with every change of a run that is copied."""
     sizes = [
         path.stat().st_size
         for number in folder.attempts()
@@ -135,7 +135,7 @@ def _stamp(folder: RunFolder, state: RunState) -> str:
 
 
 def _values(folder: RunFolder) -> Iterator[tuple[str, float, int, int]]:
-    """All numbers: name, value, time in ms, step."""
+    """All numeric values: name, value, time in ms, step."""
     counts: dict[str, int] = {}
     for line in folder.metric_lines():
         name, value, step = line.get("k"), real(line.get("v")), line.get("s")
@@ -146,7 +146,7 @@ def _values(folder: RunFolder) -> Iterator[tuple[str, float, int, int]]:
 
 
 def _name(text: str) -> str:
-    """A name as MLflow takes it."""
+    """A valid name in MLflow."""
     return _FOREIGN.sub("_", text).strip("-").strip()[:250] or "_"
 
 

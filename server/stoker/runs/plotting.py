@@ -1,4 +1,4 @@
-"""Curves of what runs have measured, as a picture; matplotlib is imported when one is drawn."""
+"""Plots metrics of runs; matplotlib is imported only for that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.runs.journal import real
 __all__ = ["Curve", "curves_of", "draw", "thinned"]
 
 Curve = tuple[list[float], list[float], bool]
-"""Places, values, and whether the places are steps that the script has given."""
+"""X positions, values, and whether positions are steps given by the script."""
 
 _MOST_POINTS: Final = 2000
 _COLUMNS: Final = 2
@@ -23,10 +23,10 @@ _SINGLE: Final = 2
 
 
 def curves_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return the curve of each number that was measured.
+    """Return the curve of each numeric metric.
 
-    A value is at the step that came with it, else at its place among those of its name. One that is not a number, or
-    not finite, has no point.
+    The x position of a value is its step, else its index among the values of its name. Values that are not finite
+    numbers are left out.
     """
     curves: dict[str, Curve] = {}
     counts: dict[str, int] = {}
@@ -45,7 +45,7 @@ def curves_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
 
 
 def thinned(curve: Curve) -> Curve:
-    """Leave out points of a long curve, so that least and greatest values of each stretch stay."""
+    """Reduce the points of a long curve, keeping minimum and maximum of each section."""
     places, values, steps = curve
     if len(values) <= _MOST_POINTS:
         return curve
@@ -58,18 +58,18 @@ def thinned(curve: Curve) -> Curve:
 
 
 def draw(folders: Sequence[RunFolder], metrics: Sequence[str], path: Path) -> list[str]:
-    """Draw metrics of runs into a picture, a panel a metric, a line a run.
+    """Plot metrics of runs, one panel per metric and one line per run.
 
     Args:
         folders: The runs.
-        metrics: The names of what is drawn; all that any of them has measured where there is none.
-        path: The picture; its suffix says what kind.
+        metrics: The metrics to plot; if empty, all that any of the runs has.
+        path: The output file; its suffix determines the format.
 
     Returns:
-        The names of what was drawn.
+        The names of the plotted metrics.
 
     Raises:
-        InvalidSettings: There is nothing to draw, or no such metric; the message names those that there are.
+        InvalidSettings: There is nothing to plot, or no such metric; the message names the existing ones.
         OperatorError: matplotlib is not installed.
     """
     curves = [(folder.id, curves_of(folder.metric_lines())) for folder in folders]
@@ -124,6 +124,6 @@ def _pyplot() -> Any:
         raise OperatorError(
             f"plots need matplotlib, which is not installed ({error.name}): pip install matplotlib"
         ) from error
-    # No window, whatever the user's own setting.
+    # A backend without windows, whatever the user's configuration.
     mpl.use("agg", force=True)
     return plt

@@ -1,4 +1,4 @@
-"""The record of a run, `run.json`: what was asked, when, of which files. It is written once and never changed."""
+"""The record of a run, `run.json`: its definition, time and files. It is written once and never changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RESERVED: Final = frozenset({"aux", "con", "nul", "prn", "latest", "all"})
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What is known of a run from its beginning.
+    """The immutable facts about a run.
 
     Attributes:
         id: `EXPERIMENT_UNIXTIME_8HEX`; a child of a sweep has `_N` behind that of its parent.
@@ -83,10 +83,10 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunRecord:
-        """Read what `to_json` has written.
+        """Inverse of `to_json`.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The content is not a run's record.
         """
         try:
             return cls(
@@ -108,10 +108,10 @@ class RunRecord:
 
 
 def checked_experiment(name: str) -> str:
-    """Return the name if an experiment may have it: it becomes a folder, and the beginning of ids.
+    """Return the name if it is valid for an experiment: it is used as a folder name and as a prefix of ids.
 
     Raises:
-        InvalidSettings: It may not; the message says what would do.
+        InvalidSettings: It is not; the message suggests a valid one.
     """
     if name.lower() in _RESERVED:
         raise InvalidSettings(f"{name!r} cannot be an experiment name: it is reserved; {name}-1 would do")
@@ -124,7 +124,7 @@ def new_run_id(experiment: str, now_ms: int, token: str) -> str:
     Args:
         experiment: The experiment.
         now_ms: The time.
-        token: Eight hexadecimal digits by chance.
+        token: Eight random hexadecimal digits.
     """
     return f"{experiment}_{now_ms // 1000}_{token}"
 
@@ -136,6 +136,6 @@ def is_part(run_id: str) -> bool:
 
 
 def experiment_of(run_id: str) -> str | None:
-    """The experiment that an id names, or None where the text is no whole id."""
+    """The experiment in a run's id; None if the text is not a complete id."""
     found = _ID.fullmatch(run_id)
     return None if found is None else found["experiment"]

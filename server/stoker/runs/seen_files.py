@@ -1,4 +1,4 @@
-"""What was read before: digests of files that have not been touched since, by device, inode, length and times."""
+"""A cache of digests of unchanged files, identified by device, inode, size and times."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stoker.system.durable import replace_file
 
 __all__ = ["SeenFiles"]
 
-# A file that was written this short a time ago may be written again with the same time.
+# A file modified so recently may be modified again without a change of its time.
 _SETTLED_NS: Final = 2_000_000_000
 _REMEMBERED: Final = 100_000
 
 
 class SeenFiles:
-    """Digests of files that were read before.
+    """A cache of digests of files.
 
     Args:
-        path: The file in which they are kept.
+        path: The file that stores the cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,19 +40,19 @@ class SeenFiles:
         return f"{facts.st_dev} {facts.st_ino} {facts.st_size} {times} {facts.st_mode}"
 
     def digest_of(self, facts: os.stat_result) -> str | None:
-        """What was remembered of the file, if it was seen before."""
+        """The cached digest of a file, if it is unchanged."""
         return self._names.get(self._key(facts))
 
     def remember(self, facts: os.stat_result, digest: str) -> None:
-        """Note what was read, unless it is so new that it may change without a trace."""
+        """Cache a digest, unless the file is so new that it may change undetected."""
         if self._now_ns - max(facts.st_mtime_ns, facts.st_ctime_ns) > _SETTLED_NS:
             self._names[self._key(facts)] = digest
             self._changed = True
 
     def write(self) -> None:
-        """Keep what is new, of very many the last ones."""
+        """Store the cache if it has changed, limited to the latest entries."""
         if self._changed:
             names = dict(list(self._names.items())[-_REMEMBERED:])
-            # It is only there to be quick.
+            # Failing to store the cache only costs time.
             with contextlib.suppress(OSError):
                 replace_file(self._path, json.dumps(names).encode())

@@ -1,9 +1,9 @@
-"""Snapshots of source folders: each file kept once by its content, each snapshot a tree of hard links to them.
+"""Snapshots of source folders: each distinct file is stored once, and a snapshot is a tree of hard links.
 
 snapshots/DIGEST/…          a snapshot, read-only
-snapshots/.files/XX/SHA     the content of a file; SHA.x where it may be executed
-snapshots/.seen.json        digests of files by what the system says of them: unchanged ones are not read again
-snapshots/.staging/…        snapshots that are being made
+snapshots/.files/XX/SHA     the content of a file; SHA.x if it is executable
+snapshots/.seen.json        digests of files by their `stat` results, so that unchanged ones are not read again
+snapshots/.staging/…        snapshots under construction
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of a run.
+    """The snapshot of a run's files.
 
     Attributes:
-        digest: What they are known by: of names, contents, and whether they may be executed.
-        files: How many there are.
-        size_bytes: Length of all together.
-        added_bytes: Length of those that were not kept before.
-        skipped: What was passed over: links to folders, sockets.
+        digest: Digest of names, contents and executable bits.
+        files: Number of files.
+        size_bytes: Their total size.
+        added_bytes: Total size of those that were not stored before.
+        skipped: Skipped entries: links to folders, sockets.
     """
 
     digest: str
@@ -52,7 +52,7 @@ class SnapshotStore:
     """The snapshots of a workspace.
 
     Args:
-        folder: Where they are; created with the first.
+        folder: Their folder; created with the first one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class SnapshotStore:
         return self.folder / digest
 
     def measure(self, source: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> tuple[int, int]:
-        """Count the files of a source folder, and their bytes, without keeping any.
+        """Return number and total size of the files of a source folder, without storing any.
 
         Raises:
             SubmissionRefused: They are larger than the limit.
@@ -77,12 +77,12 @@ class SnapshotStore:
         limit_bytes: int = DEFAULT_LIMIT_BYTES,
         progress: Callable[[int, int], None] | None = None,
     ) -> Snapshot:
-        """Keep the files of a source folder.
+        """Store the files of a source folder.
 
         Args:
             source: The folder.
-            limit_bytes: How large they may be together.
-            progress: Called with the files done so far and the files in all.
+            limit_bytes: Limit of their total size.
+            progress: Called with the number of stored files, and of all files.
 
         Raises:
             SubmissionRefused: They are larger than the limit, or one cannot be read.
@@ -111,10 +111,10 @@ class SnapshotStore:
         return Snapshot(digest, len(files), size_bytes, added_bytes, tuple(skipped))
 
     def restore(self, digest: str, place: Path) -> None:
-        """Copy a snapshot to a folder that is not there yet, for a script to run in and write to.
+        """Copy a snapshot to a new folder, in which a script can run and write.
 
         Raises:
-            SubmissionRefused: The snapshot is not there any more.
+            SubmissionRefused: The snapshot does not exist any more.
         """
         tree = self.path(digest)
         if not tree.is_dir():
@@ -135,14 +135,14 @@ class SnapshotStore:
         return self.folder / ".files" / name[:2] / name
 
     def _has(self, name: str, size_bytes: int) -> bool:
-        """Whether a content is kept: whole, for a power cut can leave an empty file."""
+        """Whether a content is stored completely; a power cut can leave an empty file."""
         try:
             return self._content(name).stat().st_size == size_bytes
         except FileNotFoundError:
             return False
 
     def _keep(self, file: SourceFile) -> tuple[str, int]:
-        """Copy a file's content under its digest; returns its name there, and the bytes that were new."""
+        """Store a file's content under its digest; returns its name there, and the number of new bytes."""
         staging = private_folder(self.folder / ".staging")
         staged = staging / os.urandom(8).hex()
         digest, size_bytes = hashlib.sha256(), 0
@@ -181,7 +181,7 @@ class SnapshotStore:
         try:
             staged.rename(self.path(digest))
         except OSError:
-            # Another process has made the same meanwhile.
+            # Another process has created the same snapshot meanwhile.
             shutil.rmtree(staged)
             if not self.path(digest).is_dir():
                 raise
@@ -191,7 +191,7 @@ def _linked(content: Path, place: Path) -> None:
     try:
         place.hardlink_to(content)
     except OSError:
-        # A file system without links, or one file with as many as it can have: empty ones, of large projects.
+        # The file system has no hard links, or the file has the maximum number of them, as empty files may.
         shutil.copy2(content, place)
 
 

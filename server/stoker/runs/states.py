@@ -1,12 +1,11 @@
-"""The states of a run: which observation leads from one to which other.
+"""The states of a run, and the transitions between them.
 
 NotStarted → Queued → Preparing → Provisioning → Starting → Running → Finalizing → Completed | Failed | Canceled
+Besides, Running and NotResponding change into each other, and CancelRequested lies between any state with processes
+and Finalizing. A run whose node or machine was lost returns to Queued while it has attempts left.
 
-Besides, Running and NotResponding turn into each other, and CancelRequested lies between any state with processes and
-Finalizing. A run whose node or machine was lost begins again in Queued while it has attempts left.
-
-`next_state` is all there is of it, and it is pure: what it is told is what the runner has seen, never what it hopes.
-A state that ends a run never changes by it. `resumed` is a user's own decision, and a further attempt.
+`next_state` is a pure function with all transitions; observations are what the runner has seen, never what it
+expects. Terminal states never change by it. `resumed` implements the user's decision to start a further attempt.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = [
 
 
 class Status(StrEnum):
-    """What a run is doing, in Azure's words (`Canceled` has one l)."""
+    """The status of a run, in Azure's spelling (`Canceled` has one l)."""
 
     NOT_STARTED = "NotStarted"
     QUEUED = "Queued"
@@ -66,43 +65,43 @@ _WITH_PROCESSES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """There is no room yet. `reason` says what it waits for, and who holds that."""
+    """There is no room yet. `reason` says what it waits for, and which runs hold that."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """It has its cores and GPUs; its environment and files come next."""
+    """It has been allocated its cores and GPUs; its environment and files come next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Its environment and files are there; the agent is told to start, on a node that may have yet to come."""
+    """Its environment and files are ready; the agent is being started, on a node that may have to be provisioned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """The agent is there; the script is about to start."""
+    """The agent runs; the script is about to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The script runs. `started_ms` is when it began by the node's clock, if that has said so."""
+    """The script runs. `started_ms` is its start by the node's clock, if known."""
 
     started_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Nothing is heard of the script. `reason` says why."""
+    """There is no news of the script. `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The script has ended: with this status, negative for a signal, and the reason if it failed."""
+    """The script has ended with this exit status, negative for a signal, and the reason if it failed."""
 
     exit_status: int
     failure: RunFailure | None = None
@@ -111,35 +110,35 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The attempt has ended without an exit status and nothing of it runs any more."""
+    """The attempt has ended without an exit status, and none of its processes runs any more."""
 
     failure: RunFailure
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It cannot run: its environment, its files or its target cannot be had."""
+    """It cannot run: its environment, its files or its target are not available."""
 
     failure: RunFailure
 
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Somebody wants it to end."""
+    """The user has requested it to end."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeUp:
-    """It takes longer than it may."""
+    """It has exceeded its time limit."""
 
     limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """All its files are in the run folder, and nothing of it is left on the node."""
+    """All its files are in the run folder, and the node has been cleaned up."""
 
 
 Observation = (
@@ -160,21 +159,21 @@ Observation = (
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What `state.json` has.
+    """The content of `state.json`.
 
     Attributes:
-        status: What it is doing.
-        since_ms: When that began. Times are milliseconds since 1970.
-        attempt: Which attempt it is, from 1 up.
-        attempts: How many there may be.
-        reason: What it waits for, why nothing is heard of it, or who ended it; empty where there is nothing to say.
+        status: The status.
+        since_ms: When it changed to that status. Times are milliseconds since 1970.
+        attempt: Number of the current attempt, from 1.
+        attempts: Maximum number of attempts.
+        reason: What it waits for, why there is no news of it, or who ended it; else empty.
         submitted_ms: When it was submitted.
-        started_ms: When the script of the current attempt began.
-        ended_ms: When it came to its end.
-        exit_status: How the script ended; negative for a signal.
+        started_ms: When the script of the current attempt started.
+        ended_ms: When the run ended.
+        exit_status: The script's exit status; negative for a signal.
         error: Why it failed.
-        outcome: What it will be when its files have been collected; only in Finalizing.
-        ending: Why it was told to end: `canceled` or `timed out`; empty if it was not.
+        outcome: The final status once its files have been collected; only in Finalizing.
+        ending: Why it was asked to end: `canceled` or `timed out`; empty if it was not.
     """
 
     status: Status = Status.NOT_STARTED
@@ -192,7 +191,7 @@ class RunState:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether the run has ended."""
         return self.status in TERMINAL
 
     def to_json(self) -> dict[str, Any]:
@@ -214,10 +213,10 @@ class RunState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunState:
-        """Read what `to_json` has written.
+        """Inverse of `to_json`.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The content is not a run's state.
         """
         try:
             error, outcome = content["error"], content["outcome"]
@@ -240,12 +239,12 @@ class RunState:
 
 
 def next_state(state: RunState, observation: Observation, now_ms: int) -> RunState:
-    """Return the state after an observation; `state` itself where the observation changes nothing.
+    """Return the state after an observation; `state` itself if the observation changes nothing.
 
     Args:
         state: The state so far.
-        observation: What the runner has seen.
-        now_ms: The time of that.
+        observation: What the runner has observed.
+        now_ms: The time of the observation.
     """
     if state.is_terminal:
         return state
@@ -265,10 +264,10 @@ def next_state(state: RunState, observation: Observation, now_ms: int) -> RunSta
 
 
 def resumed(state: RunState, now_ms: int) -> RunState:
-    """Return the state of a run that failed or was cancelled, and to which its user gives another attempt.
+    """Return the state of a failed or cancelled run after its user has requested another attempt.
 
     Raises:
-        ValueError: It has not ended, or it is completed.
+        ValueError: It has not ended, or is completed.
     """
     if state.status not in {Status.FAILED, Status.CANCELED}:
         raise ValueError(f"a run that is {state.status} cannot be resumed")
@@ -280,7 +279,7 @@ def resumed(state: RunState, now_ms: int) -> RunState:
 def _on_the_way(
     state: RunState, observation: Waits | Granted | Prepared | Provisioned, now_ms: int
 ) -> RunState:
-    """Before the script starts there is one way, and it leads forward."""
+    """Before the script starts, states only advance in order."""
     match observation:
         case Waits(reason):
             if state.status not in {Status.NOT_STARTED, Status.QUEUED}:
@@ -330,7 +329,7 @@ def _told_to_end(state: RunState, observation: CancelAsked | TimeUp, now_ms: int
 
 def _over(state: RunState, observation: Ended | Lost | Refused, now_ms: int) -> RunState:
     if isinstance(observation, Ended):
-        # Before it was told to start there is nothing that could end: a file of an earlier attempt, say.
+        # Before it was started nothing can end: the observation is from a file of an earlier attempt.
         if state.status in _WITHOUT_PROCESSES:
             return state
         started_ms = state.started_ms or observation.started_ms

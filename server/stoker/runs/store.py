@@ -1,8 +1,8 @@
-"""All runs of a workspace: creating one whole or not at all, and finding one by what people type.
+"""All runs of a workspace: creates runs atomically, and finds them by references that users type.
 
 runs/EXPERIMENT/RUN_ID/     a run
-runs/EXPERIMENT/.archived   the experiment is out of sight
-runs/.staging/…             runs that are being created; one moves to its place in one step
+runs/EXPERIMENT/.archived   marks the experiment as archived
+runs/.staging/…             runs under construction, moved to their place atomically
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class RunStore:
         state: RunState,
         complete: Callable[[RunFolder], None] = lambda _: None,
     ) -> RunFolder:
-        """Create the folder of a run; until the last moment nobody sees it.
+        """Create the folder of a run atomically.
 
         Args:
-            record: What was asked.
-            state: The first state.
-            complete: Puts into the folder what it has to have besides.
+            record: The record.
+            state: The initial state.
+            complete: Adds further files to the folder.
         """
         staging = private_folder(self.runs_dir / _STAGING)
         staged = RunFolder(staging / f"{record.id}.{os.urandom(4).hex()}")
@@ -60,7 +60,7 @@ class RunStore:
             for folder in (staged.environment, staged.outputs, staged.logs, staged.path / "attempts"):
                 folder.mkdir(mode=0o700)
             content = json.dumps(record.to_json(), indent=2).encode() + b"\n"
-            # For its owner alone: variables of the script are in it.
+            # Readable by its owner alone, because it contains variables of the script.
             replace_file(staged.path / "run.json", content)
             staged.write_state(state)
             complete(staged)
@@ -90,11 +90,11 @@ class RunStore:
             raise UnknownRun(f"there is no experiment {name!r}; there are: {known}")
 
     def archived(self) -> frozenset[str]:
-        """The names of the experiments that are out of sight."""
+        """The names of archived experiments."""
         return frozenset(name for name in self.experiments() if (self.runs_dir / name / _ARCHIVED).exists())
 
     def archive(self, experiment: str, *, restore: bool = False) -> None:
-        """Put an experiment out of sight of lists, with all its runs, or back.
+        """Hide an experiment with all its runs from lists, or show it again.
 
         Raises:
             UnknownRun: There is no such experiment.
@@ -107,12 +107,12 @@ class RunStore:
             mark.touch(mode=0o600)
 
     def folders(self, experiment: str | None = None) -> Iterator[RunFolder]:
-        """Yield the folders of all runs, or of those of one experiment, in no order."""
+        """Yield the folders of all runs, or of those of one experiment, in any order."""
         for path in self.paths(experiment):
             yield RunFolder(Path(path))
 
     def paths(self, experiment: str | None = None) -> Iterator[str]:
-        """Yield the paths of the same: thousands of texts are made sooner than objects."""
+        """Yield the paths of these folders, which is faster than making objects."""
         for name in self.experiments() if experiment is None else [experiment]:
             folder = self.runs_dir / name
             if not folder.is_dir():
@@ -123,10 +123,10 @@ class RunStore:
                         yield entry.path
 
     def get(self, run_id: str) -> RunFolder:
-        """Return the folder of a run by its whole id.
+        """Return the folder of a run by its complete id.
 
         Raises:
-            UnknownRun: There is none.
+            UnknownRun: There is no such run.
         """
         experiment = experiment_of(run_id)
         if experiment is not None and (self.runs_dir / experiment / run_id).is_dir():
@@ -134,15 +134,15 @@ class RunStore:
         raise UnknownRun(f"there is no run {run_id!r} in {self.runs_dir}")
 
     def find(self, reference: str) -> RunFolder:
-        """Return the folder of the run that is meant.
+        """Return the folder of a run by reference.
 
         Args:
             reference: An id, the beginning of one that no other shares, `@latest`, or `@-2` for the second to last;
                 these pass over the parts of sweeps.
 
         Raises:
-            UnknownRun: There is none, or there are several.
-            InvalidSettings: It is no reference of a run.
+            UnknownRun: There is no such run, or there are several.
+            InvalidSettings: The reference is malformed.
         """
         if reference.startswith("@"):
             return self._recent(reference)
@@ -186,7 +186,7 @@ class RunStore:
         return equals[back - 1 - before]
 
     def delete(self, folder: RunFolder) -> None:
-        """Remove a run that has ended: at once out of sight, then its files."""
+        """Delete a run that has ended: it disappears at once, then its files are removed."""
         staging = private_folder(self.runs_dir / _STAGING)
         away = staging / f"{folder.id}.{os.urandom(4).hex()}"
         folder.path.rename(away)
