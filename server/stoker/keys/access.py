@@ -1,4 +1,4 @@
-"""Who may use something: callers with one of its keys or tokens, or everybody."""
+"""Access control of a resource: callers with one of its keys or tokens, or everybody."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Access"]
 
 
 class Access:
-    """What is asked of callers: a key, a token, either, or nothing.
+    """The credential required from callers: a key, a token, either, or none.
 
     Args:
-        keys: Verifies keys; None where none is taken.
-        tokens: Verifies tokens; None where none is taken.
-        needs: What a caller without a valid key is told: the beginning of a sentence.
+        keys: Verifies keys; None if keys are not accepted.
+        tokens: Verifies tokens; None if tokens are not accepted.
+        needs: The beginning of the error message for a caller without a valid key.
 
     Attributes:
-        holder: Returns who sends the value of the `Authorization` header; None if that is not allowed.
-        open: Whether nothing is asked for.
-        tokens: As given; whoever has a key gets new tokens there.
+        holder: Returns the caller for a value of the `Authorization` header; None if access is denied.
+        open: Whether no credential is required.
+        tokens: As given; issues new tokens to holders of a key.
     """
 
     __slots__ = ("_keys", "_needs", "holder", "open", "tokens")
@@ -45,19 +45,19 @@ class Access:
         self._needs = needs
 
     def allows(self, authorization: bytes) -> bool:
-        """Whether the value of the `Authorization` header carries what is asked for."""
+        """Whether the value of the `Authorization` header grants access."""
         return self.holder(authorization) is not None
 
     def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> CallerTerms:
-        """Return who sends the value of the `Authorization` header.
+        """Return the caller for a value of the `Authorization` header.
 
         Args:
             authorization: The header's value; empty if there is none.
             sent_as: As for `refusal`.
 
         Raises:
-            Unauthorized: It does not carry what is asked for.
-            OutOfScope: It does, but not for this service.
+            Unauthorized: It carries no valid credential.
+            OutOfScope: Its key is valid, but not for this service.
         """
         holder = self.holder(authorization)
         if holder is None:
@@ -65,11 +65,11 @@ class Access:
         return holder
 
     def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> StokerError:
-        """Return the error for a request that is not allowed.
+        """Return the error for a request that is denied.
 
         Args:
-            authorization: The value of its `Authorization` header.
-            sent_as: How callers of the request's protocol send it, in the words of `BEARER_HEADER`.
+            authorization: The value of the request's `Authorization` header.
+            sent_as: How callers send credentials in the request's protocol, worded like `BEARER_HEADER`.
         """
         if self._keys is not None and self._keys.out_of_scope(authorization):
             return OutOfScope("This key is valid, but not for this model.")

@@ -1,4 +1,4 @@
-"""Token buckets: what may be drawn at once, and in the long run."""
+"""Token buckets: rate limits that allow bursts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ _ROUNDING: Final = 1e-6
 
 
 class Bucket:
-    """A rate, and what has gathered of it.
+    """A token bucket.
 
-    What is drawn is told as a total over all who draw. So several may have a bucket each for one rate: as all of them
-    see the same total, together they let no more through than one would.
+    The amount drawn is passed in as a total over all processes that draw. So each of them may have its own bucket for
+    one
+    rate: as they all see the same total, together they admit no more than a single bucket would.
 
     Args:
-        per_s: What flows in each second.
-        burst_s: How many seconds of that it holds, but at least 1.
-        drawn: The total of what has been drawn by now. The bucket begins full.
+        per_s: The rate at which the bucket fills, per second.
+        burst_s: Its size in seconds of that rate; the size is at least 1.
+        drawn: The total drawn so far. The bucket starts full.
         now_ns: The time.
 
     Attributes:
-        per_s: As given, or changed since.
-        size: The most that it holds.
-        level: What it held when it was looked at last; less than 0 where more was drawn than there was.
+        per_s: The current rate.
+        size: The maximum level.
+        level: The level at the last update; negative if more was drawn than available.
     """
 
     __slots__ = ("_at_ns", "_drawn", "level", "per_s", "size")
@@ -36,20 +37,21 @@ class Bucket:
         self._drawn, self._at_ns = drawn, now_ns
 
     def change(self, per_s: float, burst_s: float) -> None:
-        """Let another rate flow in from when it was looked at last; what it holds stays, as far as there is room."""
+        """Change rate and size, effective since the last update; the level stays, limited to the new size."""
         self.per_s = per_s
         self.size = max(1.0, per_s * burst_s)
         self.level = min(self.level, self.size)
 
     def look(self, now_ns: int, drawn: float) -> float:
-        """See what it holds.
+        """Update the level.
 
-        What others have drawn since it was looked at is taken to be drawn last, when it could hold no more: so where
-        it overflowed it says too little rather than too much, by what flows in between two looks.
+        What others have drawn since the last update is deducted after refilling up to the size: if the bucket
+            overflowed, the
+        level is too low rather than too high, by at most what flows in between two updates.
 
         Args:
             now_ns: The time.
-            drawn: The total of what has been drawn by then.
+            drawn: The total drawn by then.
         """
         flown = max(0, now_ns - self._at_ns) * self.per_s / 1e9
         self.level = min(self.size, self.level + flown) - (drawn - self._drawn)
@@ -57,11 +59,11 @@ class Bucket:
         return self.level
 
     def draw(self, amount: float) -> None:
-        """Draw some; the next total has it in it."""
+        """Draw an amount; the next total includes it."""
         self.level -= amount
         self._drawn += amount
 
     def wait_ns(self, amount: float) -> int:
-        """In how long it holds an amount, if nobody draws; 0 for now. Of more than its size that is never true."""
+        """The time until the bucket holds an amount if nobody draws; 0 for now. More than its size never fits."""
         missing = amount - self.level
         return 0 if missing <= _ROUNDING else math.ceil(missing / self.per_s * 1e9)

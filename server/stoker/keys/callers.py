@@ -1,8 +1,8 @@
-"""Named keys: callers who are told apart, with what each of them may.
+"""Named keys: they identify individual callers, and define what each of them may do.
 
-They are kept beside the keys of services, for all models of the workspace: the file `.callers` has the SHA-256 of
-each key and what goes with it, and nothing from which a key could be found again. A change raises the counter that
-frontends have mapped, as that of every other key does; see `stoker.keys.keyring`.
+They are stored beside the keys of services, for all models of the workspace: the file `.callers` has the SHA-256 of
+each key and its terms, and nothing from which a key could be recovered. A change increments the counter that
+frontends have mapped, as a change of any other key does; see `stoker.keys.keyring`.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT", "MOST_CALLERS", "ONLY_DEFAULT", "CallerBook", "CallerTerms", "read_callers"]
 
 MOST_CALLERS: Final = 256
-"""So many callers there are at most, those with the two keys of a service, who are one, among them."""
+"""Maximum number of callers, including the default caller, who has the two keys of a service."""
 _DEFAULT_BURST_S: Final = 2.0
 _HASH_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class CallerTerms:
-    """A caller, and what they may.
+    """A caller, and the caller's rights and limits.
 
     Attributes:
-        name: Their name.
-        number: By which the parts of a server mean them, below `MOST_CALLERS`; 0 for callers without a name.
-        models: The models that they may ask; None for all.
-        expires_s: From then on their key is refused, in seconds of the epoch; None for never.
-        weight: How much of the device's time they get beside others who wait, as against a weight of 1.
-        max_tier: The highest tier that they may ask for.
-        rows_per_s: How many rows they may send in a second; None for any number.
-        device_ms_per_s: How much time of devices their rows may take in a second, in milliseconds; None for any.
-        burst_s: So many seconds of either they may have at once.
+        name: The caller's name.
+        number: The caller's number within the server, below `MOST_CALLERS`; 0 for callers without a name.
+        models: The models that the caller may use; None for all.
+        expires_s: When the key expires, in seconds of the epoch; None for never.
+        weight: Share of the device's time relative to other waiting callers; 1 by default.
+        max_tier: The highest tier that the caller may request.
+        rows_per_s: Quota of rows per second; None for no limit.
+        device_ms_per_s: Quota of device time per second, in milliseconds; None for no limit.
+        burst_s: Number of seconds of either quota that may be used at once.
     """
 
     name: str
@@ -62,24 +62,24 @@ class CallerTerms:
 
     @property
     def limited(self) -> bool:
-        """Whether they may not send as much as they like."""
+        """Whether the caller has a quota."""
         return self.rows_per_s is not None or self.device_ms_per_s is not None
 
     def may_ask(self, model: str) -> bool:
-        """Whether a model is in their scope."""
+        """Whether the caller may use a model."""
         return self.models is None or model in self.models
 
 
 DEFAULT: Final = CallerTerms("default", 0)
-"""Who comes with the primary or the secondary key of a service, or without a key where none is needed."""
+"""The caller with the primary or secondary key of a service, or without a key if none is required."""
 
 
 ONLY_DEFAULT: Final[Mapping[int, str]] = {DEFAULT.number: DEFAULT.name}
-"""Names of callers by their numbers, where nobody else is told apart."""
+"""Caller names by number, if only the default caller exists."""
 
 
 class CallerBook:
-    """The named keys of a workspace, for those who change them.
+    """The named keys of a workspace, for administration.
 
     Args:
         keys_dir: The workspace's folder of keys.
@@ -89,7 +89,7 @@ class CallerBook:
         self.keys_dir = keys_dir
 
     def callers(self) -> list[CallerTerms]:
-        """All of them, by name.
+        """Return all callers, sorted by name.
 
         Raises:
             InvalidSettings: The file is malformed.
@@ -97,7 +97,7 @@ class CallerBook:
         return sorted(read_callers(self.keys_dir).values(), key=lambda terms: terms.name)
 
     def check_known(self, name: str) -> None:
-        """Raise InvalidSettings unless there is a caller of this name."""
+        """Raise InvalidSettings unless there is a caller with this name."""
         names = [terms.name for terms in self.callers()]
         if name not in names:
             raise _unknown(name, names)
@@ -108,18 +108,18 @@ class CallerBook:
         key: str | None = None,
         terms: Mapping[str, Any] | None = None,
     ) -> str:
-        """Make a caller; running servers know them with the next request.
+        """Add a caller; running servers accept the key from the next request on.
 
         Args:
-            name: Their name.
-            key: Their key; by default 256 random bits.
+            name: The caller's name.
+            key: The caller's key; by default 256 random bits.
             terms: Further attributes of `CallerTerms` by name.
 
         Returns:
-            The key, which nothing keeps.
+            The key, which is not stored anywhere.
 
         Raises:
-            InvalidSettings: The name is taken or cannot be one, the key cannot be one or is somebody else's, or there
+            InvalidSettings: The name is taken or invalid, the key is invalid or belongs to another caller, or there
                 are too many callers.
         """
         checked_name(name, "caller")
@@ -146,11 +146,11 @@ class CallerBook:
         return text
 
     def change(self, name: str, changes: Mapping[str, Any]) -> CallerTerms:
-        """Let a caller have other terms from the next request on.
+        """Change a caller's terms, from the next request on.
 
         Args:
-            name: Their name.
-            changes: Attributes of `CallerTerms` by name, but for `name` and `number`.
+            name: The caller's name.
+            changes: Attributes of `CallerTerms` by name, except `name` and `number`.
 
         Raises:
             InvalidSettings: There is no such caller.
@@ -160,7 +160,7 @@ class CallerBook:
             return book[hashed]
 
     def remove(self, name: str) -> None:
-        """Refuse a caller's key from the next request on.
+        """Remove a caller, whose key is refused from the next request on.
 
         Raises:
             InvalidSettings: There is no such caller.
@@ -170,7 +170,7 @@ class CallerBook:
 
     @contextlib.contextmanager
     def _changing(self, name: str) -> Iterator[tuple[dict[bytes, CallerTerms], bytes]]:
-        """The callers, to be changed in the body, and the hash of the one who is meant."""
+        """Yield the callers, to be changed in the body, and the hash of the named caller's key."""
         if not _path(self.keys_dir).exists():
             raise _unknown(name, ())
         with locked(self.keys_dir / ".lock"):
@@ -188,7 +188,7 @@ class CallerBook:
 
 
 def read_callers(keys_dir: Path) -> dict[bytes, CallerTerms]:
-    """The callers of a workspace by the SHA-256 of their keys; empty if there never was one.
+    """The callers of a workspace by the SHA-256 of their keys; empty if there are none.
 
     Raises:
         InvalidSettings: The file is malformed, or cannot be read.

@@ -1,13 +1,13 @@
-"""Bearer keys: create, hash, rotate while servers run.
+"""Bearer keys: create, hash, and rotate while servers run.
 
 Each service has a primary and a secondary key, both valid, so that callers can move from one to the other
-while the first is replaced. Two files hold them, both for the owner alone: `SERVICE.keys` can be read by
-`stoker keys show`, `SERVICE.verify` has only SHA-256 hashes and is all that a frontend opens. A service that takes
+while the first is replaced. Two files hold them, both readable by the owner alone: `SERVICE.keys` is read by
+`stoker keys show`, `SERVICE.verify` has only SHA-256 hashes and is all that a frontend opens. A service that accepts
 tokens has a third file, `SERVICE.signing`, with the secret that signs them; see `stoker.keys.tokens`.
 
-A replacement is effective at once in every running frontend, without signals and without looking at files
-for each request: after the files are replaced, the shared counter in `generation` is raised. Frontends have
-that counter mapped; see `stoker.keys.verifier`.
+A replaced key takes effect at once in every running frontend, without signals and without checking files for each
+request: after the files are replaced, the shared counter in `generation` is incremented. Frontends have that counter
+mapped; see `stoker.keys.verifier`.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -53,10 +53,10 @@ __all__ = [
 Slot = Literal["primary", "secondary"]
 
 ADMIN: Final = ".admin"
-"""Stands in the place of a service for the key of those who load and unload models; no service can be called so."""
+"""Takes the place of a service name for the key for loading and unloading models; it is no valid service name."""
 
 BEARER_HEADER: Final = "the header 'Authorization: Bearer <{}>'"
-"""How callers over HTTP send a key or a token, whichever its place is filled with."""
+"""How HTTP callers send a key or a token; the placeholder is one of these words."""
 
 MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 512
@@ -71,7 +71,7 @@ class Keys:
 
     Attributes:
         primary: The key that callers use.
-        secondary: The key that they use while the primary one is replaced.
+        secondary: The key that they use while the primary key is replaced.
     """
 
     primary: str = field(repr=False)
@@ -88,12 +88,12 @@ class Keys:
 
     @classmethod
     def given(cls, primary: str | None, secondary: str | None) -> Keys | None:
-        """Keys that the operator gave (STOKER_PRIMARY_KEY, STOKER_SECONDARY_KEY), None if there are none.
+        """Keys given by the operator (STOKER_PRIMARY_KEY, STOKER_SECONDARY_KEY), None if there are none.
 
-        Where one is given, it is the only valid key: given keys are never mixed with those of the files.
+        If only one is given, it is the only valid key: given keys are never combined with those of the files.
 
         Raises:
-            InvalidSettings: A given key is too short, too long, or cannot stand in a header.
+            InvalidSettings: A given key is too short, too long, or contains characters not allowed in a header.
         """
         one = primary if primary is not None else secondary
         if one is None:
@@ -101,7 +101,7 @@ class Keys:
         return cls(one, secondary if secondary is not None else one)
 
     def replaced(self, slot: Slot, key: str) -> Keys:
-        """These keys with another one in the slot."""
+        """A copy with another key in the slot."""
         return Keys(key, self.secondary) if slot == "primary" else Keys(self.primary, key)
 
     def digests(self) -> tuple[bytes, bytes]:
@@ -124,10 +124,10 @@ class Keyring:
         """The readable keys, for messages that say where they are."""
 
     def ensure(self) -> Keys:
-        """Return the keys after creating what is missing; processes that do so at once agree on the keys.
+        """Return the keys, and create what is missing; concurrent processes agree on the keys.
 
         Raises:
-            InvalidSettings: The file of keys is there, but malformed.
+            InvalidSettings: The file of keys is malformed.
         """
         private_folder(self.keys_dir)
         with locked(self.keys_dir / ".lock"):
@@ -177,19 +177,19 @@ class Keyring:
         return keys
 
     def adopt(self, keys: Keys) -> None:
-        """Let frontends know keys that are kept elsewhere: only their hashes are written here."""
+        """Publish keys that are stored elsewhere to frontends: only their hashes are written here."""
         private_folder(self.keys_dir)
         with locked(self.keys_dir / ".lock"):
             self._publish(keys)
 
     def adopt_signing_secret(self, secret: bytes) -> None:
-        """Sign tokens by a secret that is kept elsewhere."""
+        """Use a secret for signing tokens that is stored elsewhere."""
         private_folder(self.keys_dir)
         with locked(self.keys_dir / ".lock"):
             self._write_signing_secret(secret)
 
     def remove(self) -> None:
-        """Delete the keys and the signing secret of a service that is not served any more."""
+        """Delete the keys and the signing secret of a service that is no longer served."""
         if not self.keys_dir.is_dir():
             return
         with locked(self.keys_dir / ".lock"):
@@ -201,10 +201,10 @@ class Keyring:
                 path.unlink(missing_ok=True)
 
     def ensure_signing_secret(self) -> bytes:
-        """Return the secret that signs tokens, made of 256 random bits where there is none yet.
+        """Return the secret for signing tokens; 256 random bits are generated if there is none.
 
         Raises:
-            InvalidSettings: Its file is there, but malformed.
+            InvalidSettings: Its file is malformed.
         """
         private_folder(self.keys_dir)
         with locked(self.keys_dir / ".lock"):
@@ -214,7 +214,7 @@ class Keyring:
                 return self._write_signing_secret(secrets.token_bytes(_SECRET_BYTES))
 
     def regenerate_signing_secret(self) -> None:
-        """Replace the secret that signs tokens: those given out so far are refused at once by running frontends.
+        """Replace the secret for signing tokens: running frontends refuse all tokens issued so far at once.
 
         Raises:
             InvalidSettings: The service signs no tokens.
@@ -245,7 +245,7 @@ class Keyring:
 
 
 class AdminKey(Keyring):
-    """The stored key for loading and unloading models: one, in both places of a pair."""
+    """The key for loading and unloading models, stored as both keys of a pair."""
 
     def __init__(self, keys_dir: Path) -> None:
         super().__init__(keys_dir, ADMIN)
@@ -255,7 +255,7 @@ class AdminKey(Keyring):
         return Keys(key, key)
 
     def replace(self, value: str | None = None) -> str:
-        """Replace it, by a random one unless a value is given; running servers follow at once.
+        """Replace the key, by a random one unless a value is given; running servers accept it at once.
 
         Raises:
             FileNotFoundError: There is none yet.
@@ -271,10 +271,10 @@ class AdminKey(Keyring):
 
 
 def read_signing_secret(keys_dir: Path, service: str) -> bytes:
-    """Return the secret that signs a service's tokens.
+    """Return the secret for signing a service's tokens.
 
     Raises:
-        FileNotFoundError: The service has none: it takes no tokens.
+        FileNotFoundError: The service has none: it accepts no tokens.
         InvalidSettings: Its file is malformed.
     """
     path = _signing_path(keys_dir, service)
@@ -328,7 +328,7 @@ def new_key() -> str:
 
 
 def check_key(slot: str, key: str) -> None:
-    """Raise InvalidSettings, which says of which `slot` it is, if this cannot be a key."""
+    """Raise InvalidSettings, with the name of the `slot`, unless this is a valid key."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidSettings(f"the {slot} key may have only visible ASCII characters, and no space")
     if not MIN_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
@@ -338,12 +338,12 @@ def check_key(slot: str, key: str) -> None:
 
 
 def digest(key: bytes) -> bytes:
-    """Return the SHA-256 of a key, which is all that is kept of it for frontends."""
+    """Return the SHA-256 of a key; frontends see nothing else of it."""
     return hashlib.sha256(key).digest()
 
 
 def map_generation(keys_dir: Path) -> memoryview:
-    """Map the shared counter for reading: its only element moves when a key or a signing secret is replaced.
+    """Map the shared counter for reading; its only element changes when a key or a signing secret is replaced.
 
     Raises:
         FileNotFoundError: The folder has no keys and no signing secrets yet.
@@ -356,13 +356,13 @@ def map_generation(keys_dir: Path) -> memoryview:
 
 
 def raise_generation(keys_dir: Path) -> None:
-    """Add one to the shared counter; the caller holds the folder's lock, so there is one writer at a time."""
+    """Increment the shared counter; the caller holds the folder's lock, so there is one writer at a time."""
     descriptor = os.open(keys_dir / "generation", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, _GENERATION_BYTES)
         with mmap.mmap(descriptor, _GENERATION_BYTES) as shared:
             counter = memoryview(shared).cast("Q")
-            # One aligned 8-byte store: a reader sees the old number or the new one.
+            # One aligned 8-byte store: a reader sees the old value or the new one.
             counter[0] += 1
             counter.release()
     finally:

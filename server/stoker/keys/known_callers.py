@@ -1,4 +1,4 @@
-"""The callers of a workspace, for a process that follows their changes."""
+"""The current callers of a workspace, for a process that follows changes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["KnownCallers"]
 
 
 class KnownCallers:
-    """Who has a named key now.
+    """The callers with named keys.
 
     Args:
         keys_dir: The workspace's folder of keys.
 
     Attributes:
-        names: Their names by their numbers, that of callers without a named key among them.
+        names: Caller names by number, including the default caller.
     """
 
     def __init__(self, keys_dir: Path) -> None:
@@ -32,12 +32,12 @@ class KnownCallers:
         self.names: Mapping[int, str] = ONLY_DEFAULT
 
     def changed(self) -> Collection[CallerTerms] | None:
-        """All of them, if any key has changed since this was asked before; else None."""
+        """Return all callers if any key has changed since the last call; else None."""
         if self._generation is None:
             try:
                 self._generation = map_generation(self._keys_dir)
             except OSError:
-                # No key has been made yet, or there is no descriptor for it now.
+                # There are no keys yet, or this process has no free descriptor.
                 return None
         generation = self._generation[0]
         if generation == self._read_generation:
@@ -46,7 +46,7 @@ class KnownCallers:
         try:
             callers = read_callers(self._keys_dir).values()
         except InvalidSettings:
-            # Those who check the keys say so, and refuse all of these callers.
+            # The verifiers report this error, and refuse all named keys.
             return None
         self.names = {**ONLY_DEFAULT, **{terms.number: terms.name for terms in callers}}
         return callers

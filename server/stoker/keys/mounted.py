@@ -1,9 +1,8 @@
-"""Keys in files that somebody else keeps, such as a Secret that Kubernetes mounts: read at the start, and followed.
+"""Keys in files managed by others, such as a mounted Kubernetes Secret: read at start, and followed.
 
-The folder has a file for each key, called `primary`, `secondary`, `admin` and `signing`, with nothing but the key in
-it. `generation` may hold the number of the keys, which says nothing of them and is shown once they hold. Only the
-keys' hashes, and the secret that signs tokens, are written into the workspace, from which frontends read them; see
-`stoker.keys.keyring`.
+The folder has files named `primary`, `secondary`, `admin` and `signing`, each with nothing but the key. `generation`
+may hold a number for the set of keys, which is reported once the keys are in effect. Only the keys' hashes, and the
+secret for signing tokens, are written into the workspace, from which frontends read them; see `stoker.keys.keyring`.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ logger = logging.getLogger(__name__)
 _FILES: Final = ("primary", "secondary", "admin", "signing")
 _GENERATION: Final = "generation"
 _MOST_GENERATIONS: Final = 2**53
-# Kubernetes replaces all files of a mounted Secret at once, by letting this link lead elsewhere.
+# Kubernetes replaces all files of a mounted Secret atomically, by changing the target of this link.
 _ALL_AT_ONCE: Final = "..data"
 _SECRET_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class MountedKeys:
-    """What the files hold; it stays out of `repr` and so out of logs.
+    """The content of the files; it stays out of `repr` and so out of logs.
 
     Attributes:
         keys: The keys of callers.
         admin: The key for loading and unloading models; None without a file.
-        signing: The secret that signs tokens; None without a file.
-        generation: The number that whoever keeps them gives them; 0 without a file.
+        signing: The secret for signing tokens; None without a file.
+        generation: The number of this set of keys; 0 without a file.
     """
 
     keys: Keys = field(repr=False)
@@ -52,12 +51,12 @@ class MountedKeys:
 
         Args:
             folder: The folder.
-            signs: Whether the secret that signs tokens is needed.
+            signs: Whether the secret for signing tokens is required.
 
         Raises:
-            InvalidSettings: One that is needed is missing, or one cannot be a key.
+            InvalidSettings: A required file is missing, or a key is invalid.
         """
-        # First: what changes while the files are read makes the keys newer than their number, never older.
+        # Read first: if files change meanwhile, the keys are newer than their number, never older.
         generation = _number(_text(folder / _GENERATION))
         texts = {name: text for name in _FILES if (text := _text(folder / name))}
         keys = Keys.given(texts.get("primary"), texts.get("secondary"))
@@ -74,7 +73,7 @@ class MountedKeys:
 
 
 class KeysFolder:
-    """The keys of a server's services, kept in such a folder. Its methods may be called on any thread."""
+    """The keys of a server's services, read from such a folder. Thread-safe."""
 
     def __init__(self, folder: Path, keys_dir: Path, *, signs: bool) -> None:
         """Read the keys.
@@ -82,10 +81,10 @@ class KeysFolder:
         Args:
             folder: The folder with the files.
             keys_dir: The workspace's folder of keys.
-            signs: Whether the services take tokens.
+            signs: Whether the services accept tokens.
 
         Raises:
-            InvalidSettings: One that is needed is missing, or one cannot be a key.
+            InvalidSettings: A required file is missing, or a key is invalid.
         """
         self._folder = folder
         self._keys_dir = keys_dir
@@ -98,16 +97,16 @@ class KeysFolder:
 
     @property
     def generation(self) -> int:
-        """The number of the keys that hold in all frontends; 0 if nobody gives them one."""
+        """The generation of the keys in effect in all frontends; 0 if keys have none."""
         return self._generation
 
     @property
     def has_admin_key(self) -> bool:
-        """Whether it has a key for loading and unloading models."""
+        """Whether the folder has a key for loading and unloading models."""
         return self._keys.admin is not None
 
     def provide(self, owner: str) -> None:
-        """Let frontends know the keys of a service, from now on whenever they change.
+        """Publish the keys of a service to frontends, now and after each change.
 
         Raises:
             OSError: The workspace cannot be written.
@@ -117,7 +116,7 @@ class KeysFolder:
             self._owners.add(owner)
 
     def provide_admin_key(self) -> None:
-        """Let frontends know the key for loading and unloading models, if there is one.
+        """Publish the key for loading and unloading models to frontends, if there is one.
 
         Raises:
             OSError: The workspace cannot be written.
@@ -126,11 +125,11 @@ class KeysFolder:
             AdminKey(self._keys_dir).adopt(self._keys.admin)
 
     def look(self) -> None:
-        """Follow the files, if they have changed since the last look; what cannot be a key changes nothing."""
+        """Publish the keys again if the files have changed since the last call; invalid files change nothing."""
         mark = _mark(self._folder)
         if mark == self._seen:
             return
-        # Before the files are read: what changes meanwhile is found by the next look.
+        # Before the files are read, so that a change meanwhile is found by the next call.
         self._seen = mark
         try:
             keys = MountedKeys.read(self._folder, signs=self._signs)
@@ -156,7 +155,7 @@ class KeysFolder:
 
 
 def _text(file: Path) -> str:
-    """What a file holds, without the line end that editors and `kubectl create secret --from-file` leave there."""
+    """The content of a file without the line end that editors and `kubectl create secret --from-file` leave."""
     try:
         return file.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -182,7 +181,7 @@ def _secret(text: str, folder: Path) -> bytes:
 
 
 def _mark(folder: Path) -> object:
-    """What is another thing once the files have changed."""
+    """A value that changes whenever the files change."""
     try:
         return os.readlink(folder / _ALL_AT_ONCE)  # noqa: PTH115  # the text of the link, not a path
     except OSError:

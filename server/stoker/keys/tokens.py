@@ -1,11 +1,11 @@
-"""Tokens: short-lived signed bearers of a service, for callers who are not to hold its keys.
+"""Tokens: short-lived signed credentials of a service, for callers who should not hold its keys.
 
 A token is a JWT signed by HMAC-SHA-256 with the service's own secret (`SERVICE.signing`, see `stoker.keys.keyring`).
-It says for which service it is, when it was issued, from when on its holder should fetch another one, and when
-it expires. Whoever has a key of the service, or can read its secret, can have one.
+It says for which service it is, when it was issued, when its holder should fetch the next one, and when it expires.
+Callers with a key of the service can get one, and so can whoever can read the secret.
 
-A replaced secret makes all tokens invalid in every running frontend with the next request, by the same shared
-counter as a replaced key.
+Replacing the secret invalidates all tokens in every running frontend with the next request, by the same shared
+counter as for keys.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _FLAWS: Final[dict[_Flaw, str]] = {
 
 
 class _Claims(NamedTuple):
-    """What a token says.
+    """The content of a token.
 
     Attributes:
-        expires_s: From then on it is refused.
-        caller: Whose it is; None for those with the keys of the service.
+        expires_s: When it expires, in seconds of the epoch.
+        caller: Name of the caller; None for holders of the service's keys.
     """
 
     expires_s: int
@@ -67,8 +67,8 @@ class Token:
     Attributes:
         text: What callers send as `Authorization: Bearer TEXT`.
         issued_s: Time of issue, in seconds of the epoch.
-        refresh_after_s: From then on its holder should fetch another one: halfway to its end.
-        expires_s: From then on it is refused.
+        refresh_after_s: When its holder should fetch the next one: half of its lifetime.
+        expires_s: When it expires.
     """
 
     text: str = field(repr=False)
@@ -77,7 +77,7 @@ class Token:
     expires_s: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the token route answers: Azure's names, and the same times as seconds from now on."""
+        """Return it as the token route answers: Azure's names, and the same times relative to now in seconds."""
         return {
             "accessToken": self.text,
             "tokenType": "Bearer",
@@ -98,7 +98,7 @@ def issue(
         service: Name of the service.
         now_s: The time, in seconds of the epoch.
         valid_s: Seconds until it expires.
-        caller: Whose it is, the name of a named key; None for those with the keys of the service.
+        caller: Name of the caller with a named key; None for holders of the service's keys.
 
     Raises:
         InvalidSettings: `valid_s` is out of range.
@@ -116,12 +116,12 @@ def issue(
 
 
 class TokenVerifier:
-    """A frontend's check of `Authorization` headers against the signing secret of one service.
+    """Verifies `Authorization` headers of a frontend with the signing secret of one service.
 
     Args:
         keys_dir: The workspace's folder of keys, after `Keyring.ensure_signing_secret`.
         service: Name of the service.
-        keys: The keys for which fresh tokens are handed out.
+        keys: The keys that entitle callers to fresh tokens.
         clock_s: The time, in seconds of the epoch.
 
     Raises:
@@ -140,8 +140,8 @@ class TokenVerifier:
         self._loaded_generation = -1
         self._reported_generation = -1
         self._secret: bytes | None = None
-        # What was accepted, with its end. That a lookup's time depends on its key tells nothing here: Python's
-        # hash of bytes is keyed with a random number, and a match is compared whole.
+        # Accepted tokens with their claims. The time of a dictionary lookup reveals nothing: Python's hash of bytes
+        # is keyed with a random number, and a match is compared completely.
         self._accepted: dict[bytes, _Claims] = {}
         self._load()
 
@@ -150,7 +150,7 @@ class TokenVerifier:
         return self.holder(authorization) is not None
 
     def holder(self, authorization: bytes) -> CallerTerms | None:
-        """Find out whose token the value of an `Authorization` header carries; None if it is not valid.
+        """Return the caller of the token in the value of an `Authorization` header; None if it is not valid.
 
         Args:
             authorization: The header's value, `Bearer TOKEN` with the scheme in any case; empty if absent.
@@ -166,11 +166,11 @@ class TokenVerifier:
         return self._whose(accepted)
 
     def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
-        """The error for a request whose header `verify` refused: what is wrong with it and where to get a token.
+        """The error for a request whose header `verify` refused: the reason, and where to get a token.
 
         Args:
             authorization: The header's value.
-            sent_as: How callers of the request's protocol send a token, in the words of `BEARER_HEADER`.
+            sent_as: How callers send a token in the request's protocol, worded like `BEARER_HEADER`.
         """
         where = (
             f"fetch one from /api/v1/service/{self._service}/token with a key of the service, and send it as "
@@ -185,11 +185,11 @@ class TokenVerifier:
         )
 
     def fresh(self, authorization: bytes) -> Token:
-        """Hand out a token to whoever has a key.
+        """Issue a token to a holder of a key.
 
         Raises:
             Unauthorized: The header carries no key of the service.
-            NotReady: The secret cannot be read just now.
+            NotReady: The secret cannot be read at the moment.
         """
         holder = self._keys.holder(authorization)
         if holder is None:
@@ -215,13 +215,13 @@ class TokenVerifier:
         return self._whose(claims)
 
     def _whose(self, claims: _Claims) -> CallerTerms | None:
-        # A caller who is removed, or whose key has expired, has no use of tokens either.
+        # Tokens of a caller who was removed, or whose key has expired, are not valid either.
         return DEFAULT if claims.caller is None else self._keys.caller_named(claims.caller)
 
     def _claims(self, authorization: bytes) -> _Claims | None:
-        """What a rightly signed token of this service says, be its end past; None for everything else."""
+        """The claims of a correctly signed token of this service, even if expired; None for everything else."""
         text = _token_of(authorization)
-        # Keys come here too, where both are taken; they have no two dots.
+        # Keys come here too if both are accepted; they do not contain two dots.
         if len(text) > _MAX_TOKEN_BYTES or text.count(b".") != _DOTS or self._secret is None:
             return None
         try:
@@ -231,7 +231,7 @@ class TokenVerifier:
                 algorithms=[_ALGORITHM],
                 audience=self._service,
                 issuer=_ISSUER,
-                # The time is looked at with every request, here the token itself is.
+                # The expiry is checked for each request; here only the token itself is.
                 options={"require": ["exp", "iat"], "verify_exp": False, "verify_iat": False},
             )
             return _Claims(int(claims["exp"]), claims.get("sub"))
@@ -247,7 +247,7 @@ class TokenVerifier:
         return "expired" if self._clock_s() >= claims.expires_s else "disowned"
 
     def _load(self) -> None:
-        # The counter is read before the file and raised after it is replaced: the secret is never the older one.
+        # The counter is read before the file and incremented after it is replaced: the secret is never older.
         generation = self._generation[0]
         self._secret = read_signing_secret(self._keys_dir, self._service)
         self._loaded_generation = generation
@@ -258,7 +258,7 @@ class TokenVerifier:
         try:
             self._load()
         except (OSError, InvalidSettings) as error:
-            # The generation stays unloaded: the next request tries again, so a mended file needs no restart.
+            # The generation is not recorded: the next request tries again, so a repaired file needs no restart.
             self._loaded_generation = -1
             if self._reported_generation != self._generation[0]:
                 self._reported_generation = self._generation[0]

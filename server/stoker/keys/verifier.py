@@ -1,7 +1,7 @@
-"""A frontend's check of bearer keys: in constant time, and against the keys of this very moment.
+"""Verification of bearer keys in a frontend: in constant time, and always against the current keys.
 
-The shared counter that each replacement of a key raises is read for each request, which costs some 40 ns; when it
-moved, the hashes are read anew.
+The shared counter that each replacement of a key increments is read for each request, which costs some 40 ns; when it
+has changed, the hashes are read again.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyVerifier"]
 
-# Stands for "no header was accepted yet": random, so that no header equals it, not even an empty one.
+# Represents "no header was accepted yet": random, so that no header equals it, not even an empty one.
 _NO_HEADER = secrets.token_bytes(32)
 _REMEMBERED: Final = 1024
 
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 
 class KeyVerifier:
-    """A frontend's check of `Authorization` headers against the keys of one service.
+    """Verifies `Authorization` headers of a frontend with the keys of one service.
 
     Args:
         keys_dir: The workspace's folder of keys, after `Keyring.ensure`.
         service: Name of the service.
         override: Keys given by the operator; then no file is read.
-        model: For which model; named keys are taken there alone, and as far as it is in their scope.
+        model: The model; named keys are accepted only if given, and if the model is in their scope.
         clock_s: The time, in seconds of the epoch.
 
     Raises:
@@ -67,8 +67,8 @@ class KeyVerifier:
         self._digests: tuple[bytes, bytes] | None = None
         self._last_primary = self._last_secondary = _NO_HEADER
         self._callers: dict[bytes, CallerTerms] = {}
-        # Headers with named keys. That a lookup's time depends on its key tells nothing here: Python's hash of bytes
-        # is keyed with a random number, and a match is compared whole.
+        # Headers with named keys. The time of a dictionary lookup reveals nothing: Python's hash of bytes is keyed
+        # with a random number, and a match is compared completely.
         self._known: dict[bytes, CallerTerms] = {}
         self._said_expired: set[str] = set()
         if override is not None:
@@ -85,17 +85,18 @@ class KeyVerifier:
         return self.holder(authorization) is not None
 
     def holder(self, authorization: bytes) -> CallerTerms | None:
-        """Find out who has the key that the value of an `Authorization` header carries; None if it is not valid.
+        """Return the caller whose key the value of an `Authorization` header carries; None if it is not valid.
 
-        The time taken tells nothing of how much of a wrong key is right: every comparison runs over the
-        whole value, and both keys are compared always.
+        The time taken does not reveal how much of a wrong key is right: every comparison covers the whole value, and
+            both keys
+        are always compared.
 
         Args:
             authorization: The header's value, `Bearer KEY` with the scheme in any case; empty if absent.
         """
         if self._generation[0] != self._loaded_generation:
             self._reload()
-        # Callers send the same header again and again: what was accepted last needs no hashing.
+        # Callers send the same header repeatedly: the last accepted one needs no hashing.
         if compare_digest(authorization, self._last_primary) | compare_digest(
             authorization, self._last_secondary
         ):
@@ -104,7 +105,7 @@ class KeyVerifier:
         return self._by_digest(authorization) if known is None else self._admitted(known)
 
     def caller_named(self, name: str) -> CallerTerms | None:
-        """The caller of this name, if they may ask for the model now: for tokens, which say whose they are."""
+        """The caller with this name if allowed to use the model now, for tokens, which contain the name."""
         if self._generation[0] != self._loaded_generation:
             self._reload()
         found = next((terms for terms in self._callers.values() if terms.name == name), None)
@@ -128,7 +129,7 @@ class KeyVerifier:
             self._last_secondary = authorization
         if is_primary | is_secondary:
             return DEFAULT
-        # Who looks for a hash that is here has to find a key that has it.
+        # The time of this lookup reveals nothing useful: one would need a key for a hash that is found.
         named = self._callers.get(presented)
         if named is None:
             return None
@@ -138,7 +139,7 @@ class KeyVerifier:
         return self._admitted(named)
 
     def _admitted(self, terms: CallerTerms) -> CallerTerms | None:
-        """The caller, if they may ask for the model now."""
+        """The caller, if allowed to use the model now."""
         if terms.expires_s is None and terms.models is None:
             return terms
         if self._over(terms):
@@ -152,8 +153,8 @@ class KeyVerifier:
         return terms.expires_s is not None and self._clock_s() >= terms.expires_s
 
     def _reload(self) -> None:
-        # The counter is read before the files and raised after they are replaced, so hashes can be newer than
-        # the generation noted here, but never older.
+        # The counter is read before the files and incremented after they are replaced, so hashes may be newer than
+        # the generation recorded here, but never older.
         generation = self._generation[0]
         self._last_primary = self._last_secondary = _NO_HEADER
         self._known.clear()
@@ -179,7 +180,7 @@ class KeyVerifier:
                 self._report(generation, f"every named key is refused: {error}")
 
     def _report(self, generation: int, message: str) -> None:
-        # The generation stays unloaded: the next request tries again, so a mended file needs no restart.
+        # The generation is not recorded: the next request tries again, so a repaired file needs no restart.
         self._loaded_generation = -1
         if self._reported_generation != generation:
             self._reported_generation = generation
