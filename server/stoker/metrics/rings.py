@@ -58,7 +58,7 @@ class Ring:
             if record is not None:
                 yield number, record
             elif not number and place == 1:
-                # Only the very first record is missing here: the ring is empty.
+                # The first record ever written is stored here, so the ring is empty.
                 return
 
     def since(self, seen: int) -> tuple[list[bytes], int]:
