@@ -108,10 +108,8 @@ class Client:
             clock=clock,
             jitter=jitter,
         )
-        self._provider = token_provider
-        self._renewing = threading.Lock()
-        self._clock = clock
-        self._sleep = sleep
+        self._provider, self._renewing = token_provider, threading.Lock()
+        self._clock, self._sleep = clock, sleep
         self._closed = threading.Event()
         self._lanes = lanes_of(
             httpx.Client, transport, ca_file=ca_file, on_loopback=self._addresses.on_loopback
