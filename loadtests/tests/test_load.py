@@ -200,7 +200,7 @@ def test_numbers_begin_at_one(
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        (f"http://127.0.0.1:{free_port()}/score", "Connection refused; is the server running there?"),
+        ("http://127.0.0.1:{free_port}/score", "Connection refused; is the server running there?"),
         ("127.0.0.1:8080/score", "is no scoring URI"),
     ],
 )
@@ -208,6 +208,6 @@ def test_a_server_that_is_not_there_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], uri: str, message: str
 ) -> None:
     """Instead of a table of requests that were all refused."""
-    monkeypatch.setattr(sys, "argv", ["load", "--uri", uri])
+    monkeypatch.setattr(sys, "argv", ["load", "--uri", uri.format(free_port=free_port())])
     assert main() == 2
     assert message in capsys.readouterr().err
