@@ -77,6 +77,8 @@ DOCUMENTED = {
     "stoker_stage_seconds": ("histogram", {"model", "version", "stage"}),
     "stoker_process_restarts": ("counter", {"process"}),
     "stoker_accept_failures": ("counter", set()),
+    "stoker_certificate_expiration_timestamp_seconds": ("gauge", {"protocol"}),
+    "stoker_tls_handshake_failures": ("counter", {"protocol", "reason"}),
     "stoker_large_body_bytes": ("gauge", set()),
     "stoker_open_connections": ("gauge", {"protocol"}),
     "stoker_large_body_budget_bytes": ("gauge", set()),
@@ -136,6 +138,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MetricMemory:
     frontend.count_cache(1_000_000, found=False)
     frontend.count_cache_insertion(500_000)
     frontend.note_cache_size(4096, 3)
+    memory.page(0).set_certificate_expiry("grpc", 4_000_000_000)
+    memory.page(0).count_handshake_failure("grpc", "timeout")
     frontend.count_collected(5)
     frontend.count_collection_dropped("write_failed", 2)
     device = memory.page(FIRST_DEVICE_PAGE).model(1)
