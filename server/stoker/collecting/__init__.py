@@ -1,1 +1,1 @@
-"""Collected requests and answers: what is kept, in which files, and how many bytes of them."""
+"""Collection of requests and answers: what is collected, the files, and their size limits."""

@@ -1,4 +1,4 @@
-"""Files of collected data that several processes write into one folder, within a bound for all of them."""
+"""Files of collected data that several processes write into one folder, with a common size limit."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ __all__ = ["make_room", "new_file", "write_all"]
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Open a file that nobody else has, for the owner alone (mode 0600) and without a buffer."""
+    """Create a new file, readable by the owner alone (mode 0600) and unbuffered."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "wb", buffering=0)
 
 
 def write_all(file: BinaryIO, content: bytes) -> None:
-    """Write to a file without a buffer, which may take less at once."""
+    """Write to an unbuffered file, whose `write` may take only a part at once."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def make_room(oldest_first: Iterable[Path], room_bytes: int, folders: int) -> None:
-    """Remove the oldest files until the others take no more than that.
+    """Remove the oldest files until the others fit into a limit.
 
     Args:
         oldest_first: All files.
-        room_bytes: What may stay.
-        folders: How many folders above a file go with it when they have become empty.
+        room_bytes: The limit.
+        folders: Number of parent folders to remove with a file if they become empty.
     """
     sizes: dict[Path, int] = {}
     for path in oldest_first:
-        with contextlib.suppress(FileNotFoundError):  # another process makes room too
+        with contextlib.suppress(FileNotFoundError):  # another process may have removed it
             sizes[path] = path.stat().st_size
     total_bytes = sum(sizes.values())
     for path, size_bytes in sizes.items():

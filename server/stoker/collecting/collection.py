@@ -1,4 +1,4 @@
-"""What is collected of a model's requests: the settings of `collect`."""
+"""The settings of `collect`: what is collected of a model's requests and answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CollectionSettings:
     Attributes:
         sample_rate: Share of the requests that is collected, above 0 and at most 1.
         format: JSON lines, or Parquet.
-        max_mb: What the files of one model may take on the disk, in MiB; the oldest are removed beyond it.
+        max_mb: Limit of the size of one model's files, in MiB; beyond it the oldest are removed.
         collections: Whether the bodies of requests (`inputs`), those of answers (`outputs`) or both are kept.
     """
 
@@ -35,18 +35,18 @@ class CollectionSettings:
     collections: tuple[Collects, ...] = ("inputs", "outputs")
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it: the mapping that `read_collection` takes."""
+        """Return it in JSON types: the mapping that `read_collection` accepts."""
         return {**dataclasses.asdict(self), "collections": list(self.collections)}
 
 
 def is_sampled(request_id: bytes, sample_rate: float) -> bool:
-    """Whether a request is among the sampled: the same id gives the same verdict, in every process and server."""
+    """Whether a request is sampled: the same id gives the same result, in every process and server."""
     digest = hashlib.blake2b(request_id, digest_size=8).digest()
     return int.from_bytes(digest, "big") < round(sample_rate * 2**64)
 
 
 def read_collection(value: Any) -> CollectionSettings | Literal[False]:
-    """Read the setting `collect`: true, false, or a mapping of the attributes of `CollectionSettings`.
+    """Validate the setting `collect`: true, false, or a mapping of the attributes of `CollectionSettings`.
 
     Args:
         value: The setting's value.
@@ -64,7 +64,7 @@ def read_collection(value: Any) -> CollectionSettings | Literal[False]:
         raise ValueError(f"must be true or false, or hold {', '.join(names)} by name")
     for name in value:
         if name not in names:
-            # Part of a name is meant more likely than one that happens to have letters in common.
+            # Part of a name is a likelier match than a name with similar letters.
             near = [known for known in names if str(name) in known.split("_")]
             near = near or difflib.get_close_matches(str(name), names, n=1)
             raise ValueError(

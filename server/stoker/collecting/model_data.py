@@ -1,7 +1,7 @@
-"""What entry scripts collect themselves, by `azureml.monitoring`: CSV files, laid out as those of Azure.
+"""Data collected by entry scripts with `azureml.monitoring`: CSV files in Azure's layout.
 
-MODEL/VERSION/DESIGNATION/YYYY/MM/DD/COLLECTION-ID.csv in the service's folder, with days in UTC. Each process
-writes files of its own, so a header stands once and no two processes write into one line.
+MODEL/VERSION/DESIGNATION/YYYY/MM/DD/COLLECTION-ID.csv in the service's folder, with days in UTC. Each process writes
+its own files, so that each has one header, and lines of different processes do not mix.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]|^\.+")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Rows of one kind, which go into the same files.
+    """Rows of one kind, which are written to the same files.
 
     Attributes:
         model: Name of the model.
         version: Its version.
         designation: What the rows are: `inputs`, `predictions` and so on.
-        collection: What the files are called.
-        header: The line with the names of the columns.
+        collection: The prefix of the files' names.
+        header: The header line.
     """
 
     model: str
@@ -56,18 +56,18 @@ class Series:
     header: bytes
 
     def folder(self, time_s: float) -> Path:
-        """The folder of a moment in seconds since 1970, relative to the service's."""
+        """The folder for a time in seconds since 1970, relative to the service's folder."""
         day = datetime.fromtimestamp(time_s, UTC)
         names = (_name(part) for part in (self.model, self.version, self.designation))
         return Path(*names, day.strftime("%Y/%m/%d"))
 
 
 class ModelDataFiles:
-    """The files that one process writes. Not thread-safe.
+    """The files written by one process. Not thread-safe.
 
     Args:
         folder: The service's folder, which all of its processes share.
-        max_bytes: What the files in it may take; each series of each process may pass it by an eighth.
+        max_bytes: Limit of all files in it; each series of each process may exceed it by an eighth.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -77,15 +77,15 @@ class ModelDataFiles:
         self._open: dict[Series, tuple[int, BinaryIO]] = {}
 
     def write(self, series: Series, time_s: float, lines: bytes) -> None:
-        """Append lines to the file of a day; they reach the kernel before this returns.
+        """Append lines to the file of a day; they are passed to the kernel before this returns.
 
         Args:
-            series: What they are.
-            time_s: A moment in that day, seconds since 1970.
-            lines: Whole lines.
+            series: The kind of rows.
+            time_s: A time on that day, seconds since 1970.
+            lines: Complete lines.
 
         Raises:
-            OSError: They cannot be written.
+            OSError: The lines cannot be written.
         """
         day, file = self._open.get(series, (0, None))
         if file is not None and (day != int(time_s // _DAY_S) or file.tell() >= self._part_bytes):
@@ -98,7 +98,7 @@ class ModelDataFiles:
         try:
             write_all(file, lines)
         except OSError:
-            # Its last line may be torn now: nothing must follow it.
+            # Its last line may be incomplete: nothing may be appended.
             self._open.pop(series)[1].close()
             raise
 
@@ -115,20 +115,20 @@ class ModelDataFiles:
 
 
 def _by_age(folder: Path) -> list[Path]:
-    """The files of all series, those first that were written to least lately."""
+    """The files of all series, the least recently written first."""
     written: list[tuple[int, int, Path]] = []
     for path in folder.rglob("*.csv"):
-        with contextlib.suppress(FileNotFoundError):  # another process makes room too
+        with contextlib.suppress(FileNotFoundError):  # another process may have removed it
             state = path.stat()
             written.append((state.st_mtime_ns, state.st_size, path))
     return [path for _, _, path in sorted(written)]
 
 
 class ModelData:
-    """Takes rows from any thread, and writes them on one of its own, so that no caller waits for the disk.
+    """Queues rows from any thread, and writes them on its own thread, so that no caller waits for the disk.
 
     Attributes:
-        name: Name of the model that is served.
+        name: Name of the served model.
         version: Its version.
         settings: What is collected.
     """
@@ -141,13 +141,13 @@ class ModelData:
         files: ModelDataFiles,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        """Make it; `start` makes its thread.
+        """Prepare it; `start` starts the thread.
 
         Args:
-            name: Name of the model that is served.
+            name: Name of the served model.
             version: Its version.
             settings: What is collected.
-            files: Where rows go.
+            files: Writes the rows.
             clock_s: Seconds since 1970.
         """
         self.name = name
@@ -163,18 +163,18 @@ class ModelData:
         self._thread = threading.Thread(target=self._live, name="model data", daemon=True)
 
     def start(self) -> None:
-        """Write from now on, and what is queued when Python ends."""
+        """Start the writing thread; rows still queued when Python exits are written too."""
         self._thread.start()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Write what is queued and end; what is not written within 3 s is lost."""
+        """Write what is queued and stop; what is not written within 3 s is lost."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(_END_WITHIN_S)
 
     def offer(self, series: Series, time_s: float, lines: bytes) -> None:
-        """Have lines written; where 64 MiB wait already, they are dropped."""
+        """Queue lines for writing; if 64 MiB are queued already, they are dropped."""
         with self._lock:
             fits = self._queued_bytes + len(lines) <= _MAX_QUEUED_BYTES
             if fits:
@@ -195,7 +195,7 @@ class ModelData:
                 self.warn(str(error))
 
     def warn(self, reason: str) -> None:
-        """Say in the log, once a minute, why rows are lost."""
+        """Log at most once a minute why rows are lost."""
         if time.monotonic() - self._warned_s >= _WARN_EVERY_S:
             self._warned_s = time.monotonic()
             logger.warning("rows that the script has collected are lost: %s", reason)
@@ -208,19 +208,19 @@ class ModelData:
 
 
 class _Process:
-    """What this process, which is one of an entry script or none, collects into."""
+    """Where the script of this process collects data; empty in other processes."""
 
     model_data: ModelData | None = None
 
 
 def open_model_data(name: str, version: int, collection: CollectionSettings, folder: Path) -> None:
-    """Let the entry script of this process collect; called before it is loaded.
+    """Enable collection for the entry script of this process; called before it is loaded.
 
     Args:
         name: Name of its service.
         version: Its version.
-        collection: What is kept.
-        folder: Where.
+        collection: What is collected.
+        folder: The service's folder.
     """
     files = ModelDataFiles(folder, collection.max_mb << 20)
     _Process.model_data = ModelData(name, version, collection, files)
@@ -228,10 +228,10 @@ def open_model_data(name: str, version: int, collection: CollectionSettings, fol
 
 
 def model_data() -> ModelData | None:
-    """Where the entry script of this process collects; None if its service does not."""
+    """The collector for the entry script of this process; None if its service collects nothing."""
     return _Process.model_data
 
 
 def _name(text: str) -> str:
-    """A name of a folder or file like this text, whatever a script has called it."""
+    """A valid name of a folder or file, similar to this text from a script."""
     return _NOT_IN_NAMES.sub("_", text) or "_"

@@ -1,11 +1,11 @@
-"""Files of collected records: a folder for each hour, closed files by size, the oldest removed beyond a bound.
+"""Files of collected records: a folder per hour, files limited in size, the oldest removed beyond a total limit.
 
-FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.jsonl       JSON lines, as they come
-FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.journal     the same on its way to Parquet
-FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.parquet     what becomes of it when it is closed
+FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.jsonl       JSON lines
+FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.journal     JSON lines that will be converted to Parquet
+FOLDER/VERSION/YYYY/MM/DD/HH/MMSS-ID.parquet     the converted file, made when a journal is closed
 
-Hours are those of UTC. Several processes write into one folder, each into files of its own, and each keeps the
-bound. A process that is killed leaves its file as it is: the last line may be torn, and a journal stays one.
+Hours are in UTC. Several processes write into one folder, each to files of its own, and each enforces the limit. If a
+process is killed, its file stays as it is: the last line may be incomplete, and a journal is not converted.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _JSON_COLUMNS: Final = ("inputs", "outputs")
 
 
 class RecordFiles:
-    """The files that one process writes. Not thread-safe.
+    """The files written by one process. Not thread-safe.
 
     Args:
         folder: The model's folder, which all writers share.
         version: The model's version.
-        record_format: What the files are when they are closed.
-        max_bytes: What all files in the folder may take, those of other writers included.
-        writers: How many processes write into the folder.
+        record_format: The format of closed files.
+        max_bytes: Limit of all files in the folder, including those of other writers.
+        writers: Number of processes that write into the folder.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class RecordFiles:
         self._version = version
         self._parquet = record_format == "parquet"
         if self._parquet:
-            # Now, and not while requests wait: it takes a fifth of a second.
+            # Imported now and not while requests wait: it takes a fifth of a second.
             from pyarrow import json, parquet  # noqa: F401
-        # Each writer may fill one file after the room has been made.
+        # Each writer may fill one further file after room has been made.
         self._part_bytes = min(_LARGEST_PART_BYTES, max_bytes // (8 * writers))
         self._room_bytes = max_bytes - writers * self._part_bytes
         self._file: BinaryIO | None = None
@@ -65,14 +65,14 @@ class RecordFiles:
         self._written_bytes = 0
 
     def write(self, time_s: float, lines: Sequence[bytes]) -> None:
-        """Append lines, each with its line end, to the file of an hour; they reach the kernel before this returns.
+        """Append lines (with line ends) to the file of an hour; they are passed to the kernel before this returns.
 
         Args:
-            time_s: A moment in that hour, seconds since 1970.
+            time_s: A time in that hour, seconds since 1970.
             lines: The records.
 
         Raises:
-            OSError: They cannot be written.
+            OSError: The lines cannot be written.
         """
         content = b"".join(lines)
         hour = int(time_s // _HOUR_S)
@@ -82,7 +82,7 @@ class RecordFiles:
         try:
             write_all(file, content)
         except OSError:
-            # Its last line may be torn now: nothing must follow it.
+            # Its last line may be incomplete: nothing may be appended.
             self._file = None
             file.close()
             raise
@@ -94,7 +94,7 @@ class RecordFiles:
             self.close()
 
     def close(self) -> None:
-        """Close the file, and make it what it is to be; a journal that cannot become Parquet stays one."""
+        """Close the file, and convert a journal to Parquet; if that fails, the journal stays."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -124,9 +124,9 @@ def _by_age(folder: Path) -> list[Path]:
 
 
 def _to_parquet(journal: Path) -> None:
-    """Replace a journal by a Parquet file of the same records.
+    """Convert a journal to a Parquet file, and remove the journal.
 
-    Arrow reads and writes without the interpreter's lock, so requests are answered meanwhile.
+    Arrow releases the interpreter lock, so requests are answered meanwhile.
     """
     import pyarrow as pa
     from pyarrow import json as pa_json
@@ -159,7 +159,7 @@ def _to_parquet(journal: Path) -> None:
 def last_records(folder: Path, count: int) -> list[dict[str, Any]]:
     """Return the last records in a model's folder, in the order of their time.
 
-    What a killed writer has left torn is skipped.
+    Incomplete lines of killed writers are skipped.
 
     Args:
         folder: The model's folder.
@@ -172,7 +172,7 @@ def last_records(folder: Path, count: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     hour: tuple[str, ...] = ()
     for path in reversed(_by_age(folder)):
-        # Writers share an hour; one before it can only hold older records.
+        # Several writers share an hour; earlier hours only have older records.
         if len(found) >= count and path.parts[-5:-1] != hour:
             break
         hour = path.parts[-5:-1]
@@ -201,7 +201,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """A record as JSON lines have it, from one whose inputs and outputs are JSON texts."""
+    """A record in the form of JSON lines, from one whose inputs and outputs are JSON texts."""
     return {
         name: json.loads(value) if name in _JSON_COLUMNS else value
         for name, value in record.items()

@@ -1,4 +1,4 @@
-"""Servers on a Ray cluster: Ray finds the GPUs and starts processes again; no row goes through it."""
+"""Servers on a Ray cluster: Ray allocates GPUs and restarts processes; rows do not pass through it."""
 
 from stoker.ray.app import app
 

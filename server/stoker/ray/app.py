@@ -1,4 +1,4 @@
-"""A server as an ASGI application, for the graph of somebody's Ray Serve: it has a process, and hands requests on."""
+"""A server as an ASGI application for a user's Ray Serve graph: starts the server and forwards requests to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 _LOOPBACK: Final = "127.0.0.1"
 _READY_WITHIN_S: Final = 600.0
-# What is of one connection alone (RFC 9110, section 7.6.1), and what the next one says itself.
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and headers that the HTTP client sets itself.
 _OF_A_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"host"}
 )
@@ -39,10 +39,10 @@ def app(model: str | Path, *options: str) -> ServerApp:
 
 
 class ServerApp:
-    """The application; its server is started with the lifespan, or the first request, and drained at the end."""
+    """The application; its server is started at lifespan startup or the first request, and drained at shutdown."""
 
     def __init__(self, arguments: tuple[str, ...]) -> None:
-        """Say what is served.
+        """Configure the server.
 
         Args:
             arguments: Arguments of `stoker serve`, without host, port and workspace.
@@ -57,7 +57,7 @@ class ServerApp:
         return ServerApp, (self._arguments,)
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """Serve one scope of ASGI."""
+        """Handle one ASGI scope."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
@@ -92,7 +92,7 @@ class ServerApp:
             scratch.cleanup()
 
     async def _running(self) -> httpx.AsyncClient:
-        """A client of the server, which is started if it is not there."""
+        """A client of the server, which is started if it does not run."""
         self._starting = self._starting or anyio.Lock()
         async with self._starting:
             if self._client is None or self._server is None or self._server.process.poll() is not None:
@@ -100,7 +100,7 @@ class ServerApp:
                 self._scratch = tempfile.TemporaryDirectory(prefix="stoker-app-")
                 folder = Path(self._scratch.name)
                 arguments = (*self._arguments, "--workspace", str(folder / "workspace"))
-                # Not on another thread: the server ends with the one that has started it.
+                # Not on another thread: the server ends with the thread that started it.
                 self._server = ServerProcess(arguments, _LOOPBACK, _free_port(), folder, {})
                 try:
                     await anyio.to_thread.run_sync(self._server.wait_until_ready, _READY_WITHIN_S)

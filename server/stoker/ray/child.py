@@ -1,6 +1,6 @@
-"""Becomes `stoker serve`, in a process that is told to end when the one that has started it does.
+"""Turns into `stoker serve`, in a process that is terminated when its parent ends.
 
-Started as `python -P -m stoker.ray.child ARGUMENT …`, by the thread that is to be outlived by nobody.
+Started as `python -P -m stoker.ray.child ARGUMENT …`, by the thread whose end terminates it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> NoReturn:
-    """Ask the kernel for SIGTERM at the parent's end, by which a server drains, and serve."""
+    """Request SIGTERM from the kernel at the parent's end, which drains the server, and serve."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(sys.argv[1]):
-        # It has ended before it could be asked.
+        # The parent has ended before the request.
         sys.exit(0)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "stoker.cli", "serve", *sys.argv[2:]])  # noqa: S606
 

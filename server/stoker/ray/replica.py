@@ -23,17 +23,17 @@ _AGAIN_AFTER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What each replica of a service is to be.
+    """The configuration of a service's replicas.
 
     Attributes:
         name: The service.
         arguments: Arguments of `stoker serve`, without host and port.
-        port: The replica number N listens on `port` + N, wherever it is.
-        num_gpus: GPUs that Ray is to give it.
-        num_cpus: CPUs that Ray is to count for it.
-        ready_within_s: How long loading may take.
-        host: Where it listens; None for the address of its node.
-        environ: Variables of the server: its keys, which are the same for all.
+        port: Replica N listens on `port` + N, on any node.
+        num_gpus: GPUs that Ray allocates to a replica.
+        num_cpus: CPUs that Ray allocates to a replica.
+        ready_within_s: Time limit for loading.
+        host: The address to listen on; None for the node's address.
+        environ: Environment variables of the server: its keys, which are the same for all replicas.
     """
 
     name: str
@@ -48,16 +48,16 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a replica stands.
+    """The state of a replica.
 
     Attributes:
-        number: Which one it is.
+        number: The replica's number.
         state: `ready`, `starting` (or waiting for resources), or `lost`.
-        uri: Where it scores; empty before it is ready.
-        node: The node that it is on.
-        pid: The process of its actor there; its server ends with it.
-        gpus: The GPUs that Ray has given it.
-        restarted: Whether Ray has started it again.
+        uri: Its scoring URI; empty before it is ready.
+        node: The node that it runs on.
+        pid: The process id of its actor; the server ends with that process.
+        gpus: The GPUs that Ray has allocated to it.
+        restarted: Whether Ray has restarted it.
     """
 
     number: int
@@ -69,26 +69,26 @@ class Standing:
     restarted: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON can hold it."""
+        """Return it in JSON types."""
         return dataclasses.asdict(self)
 
 
 class Replica:
-    """The actor. It is made when its server is ready; when that ends unasked, it ends too, and Ray makes it anew."""
+    """The actor, created once its server is ready; if the server ends unexpectedly, it exits and Ray restarts it."""
 
     def __init__(self, spec: ServiceSpec, number: int) -> None:
-        """Start the server on this node, and wait for it.
+        """Start the server on this node, and wait until it is ready.
 
         Args:
             spec: The service.
-            number: Which replica of it this is.
+            number: The replica's number.
         """
         import ray
 
         context = ray.get_runtime_context()
         self._spec, self._number = spec, number
         self._restarted = bool(context.was_current_actor_reconstructed)
-        # The address by which the cluster knows the node; a machine may have others.
+        # The node's address within the cluster; a machine may have several.
         here = context.get_node_id()
         self._node = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
         self._gpus = tuple(context.get_accelerator_ids().get("GPU", ()))
@@ -103,23 +103,23 @@ class Replica:
         except LoadFailed:
             self.drain()
             if self._restarted:
-                # An actor whose making fails is not made again; one that ends is.
+                # Ray does not retry an actor whose constructor fails, but restarts one that exits.
                 time.sleep(_AGAIN_AFTER_S)
                 _end()
             raise
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def standing(self) -> Standing:
-        """How it stands, which is ready."""
+        """Return its state, which is `ready`."""
         uri = f"{self._server.base_uri}/api/v1/service/{self._spec.name}/score"
         return Standing(self._number, "ready", uri, self._node, os.getpid(), self._gpus, self._restarted)
 
     def spec(self) -> ServiceSpec:
-        """The service that it is a replica of."""
+        """Return the configuration of its service."""
         return self._spec
 
     def drain(self) -> int:
-        """End the server once it has answered what it was asked; returns its exit code."""
+        """Stop the server once all requests are answered; returns its exit code."""
         self._ending = True
         code = self._server.drain()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -128,7 +128,7 @@ class Replica:
     def _watch(self) -> None:
         self._server.process.wait()
         if not self._ending:
-            # Ray keeps what its actors write.
+            # Ray collects the output of its actors.
             sys.stderr.write(f"the server has ended: {self._server.last_lines()}\n")
             shutil.rmtree(self._folder, ignore_errors=True)
             _end()

@@ -1,4 +1,4 @@
-"""A `stoker serve` process that belongs to this one: started, waited for, drained, and never left behind."""
+"""A `stoker serve` process owned by this process: started, waited for, drained, and never left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG: Final = "server.log"
 _LOOK_EVERY_S: Final = 0.1
 _PROBE_S: Final = 2.0
 _SHOWN_LINES: Final = 20
-# What a server gives its requests to end, and a little for its processes.
+# The time that a server gives its requests, plus a little for its processes.
 _DRAIN_WITHIN_S: Final = 60.0
 
 
@@ -28,21 +28,21 @@ class ServerProcess:
     """A running server.
 
     Attributes:
-        base_uri: Where it answers: `http://HOST:PORT`.
+        base_uri: Its root: `http://HOST:PORT`.
         process: Its supervisor.
     """
 
     def __init__(
         self, arguments: Sequence[str], host: str, port: int, folder: Path, environ: Mapping[str, str]
     ) -> None:
-        """Start it; it loads its models after that.
+        """Start the process; it loads its models after that.
 
         Args:
             arguments: Arguments of `stoker serve`, without host and port.
             host: The address that it listens on.
             port: The port.
-            folder: Where its log goes.
-            environ: Variables beside those of this process.
+            folder: The folder for its log.
+            environ: Environment variables in addition to those of this process.
         """
         self.base_uri = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._log = folder / _LOG
@@ -54,10 +54,10 @@ class ServerProcess:
             )
 
     def wait_until_ready(self, within_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Wait until it can score.
+        """Wait until the server is ready.
 
         Raises:
-            LoadFailed: It has ended, or was not ready within the time; the message has the end of its log.
+            LoadFailed: It has ended, or was not ready within the time limit; the message has the end of its log.
         """
         deadline_s = clock_s() + within_s
         with httpx.Client(timeout=_PROBE_S, trust_env=False) as client:
@@ -71,7 +71,7 @@ class ServerProcess:
                 time.sleep(_LOOK_EVERY_S)
 
     def drain(self) -> int:
-        """Let it answer what it was asked, and end; returns its exit code."""
+        """Let it answer pending requests and exit; returns its exit code."""
         if self.process.poll() is None:
             self.process.terminate()
         try:

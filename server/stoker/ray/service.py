@@ -1,4 +1,4 @@
-"""A service on Ray: its replicas are detached actors, which Ray keeps alive; this starts, counts and drains them."""
+"""A service on Ray: its replicas are detached actors that Ray keeps alive. Starts, lists and drains them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DRAIN_S: Final = 120.0
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Connect to a Ray cluster for the body.
+    """Connect to a Ray cluster within the body.
 
     Args:
-        address: Its address; None takes RAY_ADDRESS, or the cluster of this machine.
+        address: Its address; None for RAY_ADDRESS, or the cluster of this machine.
 
     Yields:
         The module `ray`.
@@ -57,7 +57,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address at which nothing listens, for which Ray would wait for minutes."""
+    """Refuse an address on which nothing listens, because Ray would wait for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or "/" in host:
         return
@@ -73,8 +73,8 @@ def up(ray: Any, spec: ServiceSpec, replicas: int) -> list[Standing]:
     """Start the replicas of a service, spread over the nodes, and wait until they are ready.
 
     Raises:
-        OperatorError: The service is there already, or does not all become ready in time.
-        LoadFailed: A server does not start; then all are taken away again.
+        OperatorError: The service exists already, or not all replicas become ready in time.
+        LoadFailed: A server does not start; then all replicas are removed.
     """
     if _numbers(ray, spec.name):
         raise OperatorError(
@@ -85,7 +85,7 @@ def up(ray: Any, spec: ServiceSpec, replicas: int) -> list[Standing]:
 
 
 def status(ray: Any, name: str) -> list[Standing]:
-    """How the replicas of a service stand.
+    """Return the states of a service's replicas.
 
     Raises:
         UnknownModel: There is no such service.
@@ -94,16 +94,16 @@ def status(ray: Any, name: str) -> list[Standing]:
 
 
 def services(ray: Any) -> list[str]:
-    """The names of all services."""
+    """Return the names of all services."""
     return sorted({name.rpartition(":")[0] for name in ray.util.list_named_actors() if ":" in name})
 
 
 def scale(ray: Any, name: str, replicas: int) -> list[Standing]:
-    """Have so many replicas: further ones are started and waited for, or those with the highest numbers drained.
+    """Change the number of replicas: start further ones and wait for them, or drain those with the highest numbers.
 
     Raises:
         UnknownModel: There is no such service.
-        OperatorError: Further ones do not become ready.
+        OperatorError: Further replicas do not become ready.
     """
     there = _known(ray, name)
     more = [number for number in range(len(there) + replicas) if number not in there][
@@ -118,7 +118,7 @@ def scale(ray: Any, name: str, replicas: int) -> list[Standing]:
 
 
 def down(ray: Any, name: str) -> int:
-    """Drain all replicas, and take the service away; returns how many there were.
+    """Drain all replicas, and remove the service; returns the number of replicas.
 
     Raises:
         UnknownModel: There is no such service.
@@ -159,7 +159,7 @@ def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[Standing]
 
 
 def _reason(error: Exception) -> str:
-    """What the actor has said, without Ray's words around it."""
+    """The actor's error message, without what Ray adds."""
     _, _, said = str(error).partition("stoker.errors.operator.LoadFailed: ")
     return said or str(error)
 
@@ -167,12 +167,12 @@ def _reason(error: Exception) -> str:
 def _drain(ray: Any, name: str, numbers: Sequence[int]) -> None:
     actors = []
     for number in numbers:
-        # An actor whose making has failed is not found any more.
+        # An actor whose constructor has failed cannot be found any more.
         with suppress(ValueError):
             actors.append(_actor(ray, name, number))
     asked = [actor.drain.remote() for actor in actors]
     if asked:
-        # One that still loads, or is gone, does not hear it.
+        # Actors that still load, or have ended, do not respond.
         ray.wait(asked, num_returns=len(asked), timeout=_DRAIN_S)
     for actor in actors:
         ray.kill(actor, no_restart=True)
