@@ -121,6 +121,7 @@ def test_the_client_trusts_who_it_is_told_to(served: Served) -> None:
     refused = run_stoker(*asked)
     assert refused.returncode == 2
     assert "certificate verify failed" in refused.stderr
+    assert "--cacert names the PEM file of its authority" in refused.stderr
     missing = run_stoker(*asked, "--cacert", served.folder / "none.crt")
     assert missing.returncode == 2
     assert "none.crt cannot be used: No such file" in missing.stderr

@@ -21,6 +21,7 @@ __all__ = [
     "add_ca_argument",
     "add_server_arguments",
     "ask_admin",
+    "connection_advice",
     "on_loopback",
     "server_here",
 ]
@@ -73,6 +74,13 @@ def add_ca_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def connection_advice(cause: str) -> str:
+    """What to do about a server that cannot be reached for this cause."""
+    if "CERTIFICATE_VERIFY_FAILED" in cause:
+        return "Its certificate is not trusted here: --cacert names the PEM file of its authority."
+    return "Is the server running? `stoker serve` starts it; --uri names one elsewhere."
+
+
 def on_loopback(uri: str) -> bool:
     """Whether a URI is of this machine: a key of a workspace here is not sent to any other."""
     host = urlsplit(uri).hostname or ""
@@ -112,9 +120,9 @@ def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> b
     except urllib.error.HTTPError as error:
         raise OperatorError(_reason(error)) from error
     except OSError as error:
+        cause = str(_cause(error))
         raise OperatorError(
-            f"the server at {server} cannot be reached: {_cause(error)}; `stoker serve` starts one, --uri names "
-            "one elsewhere"
+            f"the server at {server} cannot be reached: {cause}\n{connection_advice(cause)}"
         ) from error
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from stoker.commands.running_server import PORT_VARIABLE, SERVER, add_ca_argument, on_loopback, server_here
+from stoker.commands.running_server import (
+    PORT_VARIABLE,
+    SERVER,
+    add_ca_argument,
+    connection_advice,
+    on_loopback,
+    server_here,
+)
 from stoker.commands.score_files import add_file_arguments, score_files
 from stoker.counted_names import told_of_counted_names
 from stoker.errors import InvalidSettings, OperatorError
@@ -131,9 +138,7 @@ def _ask_server(args: argparse.Namespace) -> int:
         except InvalidRows as error:
             raise InvalidSettings(str(error)) from error
         except ConnectionFailed as error:
-            raise OperatorError(
-                f"{error}\nIs the server running? `stoker serve` starts it; --uri names one elsewhere."
-            ) from error
+            raise OperatorError(f"{error}\n{connection_advice(str(error))}") from error
         except Unauthorized as error:
             raise OperatorError(f"{error}\n{_key_advice(origin)}") from error
         except StokerClientError as error:
