@@ -299,6 +299,9 @@ class Listener:
             if number % _CLOSED_A_TURN == _CLOSED_A_TURN - 1:
                 # What has arrived meanwhile is read.
                 await asyncio.sleep(0)
+            if connection.untaken_bytes:
+                # Its answer is not sent to its end; `sweep` ends those whose callers take nothing of it.
+                continue
             if not (connection.busy or connection.receiving or (connection.fresh and patient)):
                 connection.close_unless_readable()
 

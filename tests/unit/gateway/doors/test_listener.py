@@ -31,25 +31,28 @@ class PuppetApp:
         self.begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.body = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.begun.set()
         await self.gate.wait()
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+        status = 200 if self.body else 204
+        headers = [(b"content-length", str(len(self.body)).encode())] if self.body else []
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 class Stage:
     """A listener in this process and its callers, whose sockets block nobody."""
 
     def __init__(self, listener: Listener, app: PuppetApp, address: tuple[str, int]) -> None:
-        self.listener, self.app, self._address = listener, app, address
+        self.listener, self.app, self.address = listener, app, address
 
     async def caller(self) -> socket.socket:
         """A new connection, on which one request has been answered."""
         loop, sock = asyncio.get_running_loop(), socket.socket()
         sock.setblocking(False)
-        await loop.sock_connect(sock, self._address)
+        await loop.sock_connect(sock, self.address)
         assert (await self.answers(sock, REQUEST)).startswith(b"HTTP/1.1 204")
         return sock
 
@@ -223,3 +226,25 @@ async def test_a_listener_that_begins_never_lets_a_shared_socket_block(
         await listener.finish(0)
     assert blocked
     assert not any(blocked)
+
+
+async def test_an_answer_that_is_not_taken_yet_is_sent_to_its_end() -> None:
+    """Its caller is slower than the drain: the connection is not idle before it has all."""
+    length = 1 << 23
+
+    async with staged() as stage:
+        stage.app.body = bytes(length)
+        sock = socket.socket()
+        with sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, stage.address)
+            received = len(await stage.answers(sock, REQUEST))
+            finishing = asyncio.ensure_future(stage.listener.finish(PATIENCE_S))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            while piece := await asyncio.wait_for(loop.sock_recv(sock, 1 << 16), PATIENCE_S):
+                received += len(piece)
+        assert received > length
+        assert await finishing == 0
