@@ -244,7 +244,7 @@ class FrontendProcesses:
             for process in self.processes
             if process.listening and process.mailbox is not None
         ]
-        forward(ended.mailbox, receivers)
+        forward(ended.mailbox, receivers, self._page.count_accept_failure)
 
     def _start_message(self, process: FrontendProcess) -> StartFrontend:
         settings = self._settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from stoker.metrics.memory import MetricPage
@@ -45,10 +45,15 @@ class Receiver(NamedTuple):
     page: MetricPage
 
 
-def forward(mailbox: Mailbox, receivers: Sequence[Receiver]) -> int:
+def forward(mailbox: Mailbox, receivers: Sequence[Receiver], lost: Callable[[], None] = lambda: None) -> int:
     """Hand the connections in the mailbox of a frontend that has ended to others, in turns.
 
-    What no receiver has room for stays in the mailbox, for the frontend's successor.
+    When a receiver has no room, the rest stays in the mailbox, for the frontend's successor.
+
+    Args:
+        mailbox: That of the frontend that has ended.
+        receivers: The others.
+        lost: Called for a connection that could neither be handed on nor put back.
 
     Returns:
         How many connections were handed on.
@@ -58,19 +63,29 @@ def forward(mailbox: Mailbox, receivers: Sequence[Receiver]) -> int:
         try:
             kind, descriptors, *_ = socket.recv_fds(mailbox.inbox, _NAME_BYTES, 1)
         except OSError:
-            # Empty, or no descriptor is left to receive one.
+            # The mailbox is empty.
             break
         if not descriptors:
-            continue
+            # No descriptor was left to receive it, so the kernel has closed the connection.
+            lost()
+            break
         receiver = receivers[forwarded % len(receivers)]
         receiver.page.add_connections(kind.decode(), 1)
         try:
             socket.send_fds(receiver.mailbox.door, [kind], descriptors)
         except OSError:
             receiver.page.add_connections(kind.decode(), -1)
-            socket.send_fds(mailbox.door, [kind], descriptors)
+            _put_back(mailbox, kind, descriptors, lost)
             break
         finally:
             os.close(descriptors[0])
         forwarded += 1
     return forwarded
+
+
+def _put_back(mailbox: Mailbox, kind: bytes, descriptors: list[int], lost: Callable[[], None]) -> None:
+    try:
+        socket.send_fds(mailbox.door, [kind], descriptors)
+    except OSError:
+        # Other frontends have filled it meanwhile.
+        lost()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.descriptors import open_descriptors
+from tests.descriptors import open_descriptors, room_for_descriptors
 from tests.puppets import metric_memory
 
 from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
@@ -81,3 +81,29 @@ def test_what_does_not_fit_waits(boxes: list[Receiver]) -> None:
             break
     assert other.page.connections("grpc") == posted - 1
     assert (len(_taken(other.mailbox)), len(_taken(ended.mailbox))) == (posted - 1, 1)
+
+
+def test_what_cannot_be_received_is_counted(boxes: list[Receiver]) -> None:
+    """Without a descriptor the kernel closes one; the others wait until there is one."""
+    ended, other, _ = boxes
+    other.page.set_connections("grpc", 0, takes=True)
+    _post(ended.mailbox)
+    _post(ended.mailbox)
+    lost: list[None] = []
+    with room_for_descriptors(0):
+        assert forward(ended.mailbox, [other], lambda: lost.append(None)) == 0
+    assert len(lost) == 1
+    assert _taken(ended.mailbox) == [b"?"]
+
+
+def test_what_cannot_be_put_back_is_counted(boxes: list[Receiver]) -> None:
+    """Whoever ends frontends goes on."""
+    ended, other, _ = boxes
+    other.page.set_connections("grpc", 0, takes=True)
+    _post(ended.mailbox)
+    other.mailbox.door.close()
+    ended.mailbox.door.close()
+    lost: list[None] = []
+    assert forward(ended.mailbox, [other], lambda: lost.append(None)) == 0
+    assert len(lost) == 1
+    assert other.page.connections("grpc") == 0
