@@ -181,15 +181,27 @@ def tag(args: argparse.Namespace) -> int:
 
 
 def delete(args: argparse.Namespace) -> int:
-    """Remove runs that have ended."""
+    """Remove runs that have ended, and with a sweep its children."""
     store = _store(args)
-    folders = [store.find(reference) for reference in args.references]
+    named = [store.find(reference) for reference in args.references]
+    families = [run for folder in named for run in (*_children(folder, store), folder)]
+    folders = list({run.path: run for run in families}.values())
     for folder in folders:
         _refuse_going_on(folder)
     for folder in folders:
         store.delete(folder)
         sys.stdout.write(f"{folder.id} is deleted\n")
     return 0
+
+
+def _children(folder: RunFolder, store: RunStore) -> list[RunFolder]:
+    from stoker.runs.record import SWEEP
+    from stoker.tuning.children import child_folders, terms_of
+
+    record = folder.record()
+    if record.kind != SWEEP:
+        return []
+    return list(child_folders(record, terms_of(record).total, store).values())
 
 
 def _refuse_going_on(folder: RunFolder) -> None:

@@ -131,6 +131,14 @@ def test_a_sweep_alone_is_compared_by_its_best_runs(
     assert any(line.split()[:2] == ["parameter", "--rate"] for line in lines)
 
 
+def test_a_sweep_is_deleted_with_its_runs(sweep: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would name a parent that is gone; one that is named besides is deleted once."""
+    assert main(["runs", "delete", sweep.id, f"{sweep.id}_1"]) == 0
+    deleted = [f"{sweep.id}_0", f"{sweep.id}_1", f"{sweep.id}_2", sweep.id]
+    assert capsys.readouterr().out == "".join(f"{run} is deleted\n" for run in deleted)
+    assert not any(sweep.path.parent.glob(f"{sweep.id}*"))
+
+
 def test_a_run_that_is_no_sweep_has_no_children(sweep: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """And a sentence says what begins one."""
     assert main(["runs", "children", f"{sweep.id}_0"]) == 2
