@@ -129,11 +129,17 @@ def test_the_client_trusts_who_it_is_told_to(served: Served) -> None:
 
 def test_connections_are_spread_over_the_frontends_evenly(served: Served) -> None:
     """They are handed on before their handshake, so TLS is no reason to leave them to the kernel's hash."""
-    connections = [served.server.connect() for _ in range(CALLERS)]
+    server = served.server
+
+    def established() -> list[int]:
+        return [_established(pid, server.port) for pid in server.frontend_pids()]
+
+    wait_until(lambda: not any(established()), "connections of other tests have ended")
+    connections = [server.connect() for _ in range(CALLERS)]
     try:
         for connection in connections:
             assert connection.ask(request("GET", "/")).status == 200
-        counts = [_established(pid, served.server.port) for pid in served.server.frontend_pids()]
+        counts = established()
         assert sum(counts) == CALLERS
         assert max(counts) - min(counts) <= 2, counts
     finally:

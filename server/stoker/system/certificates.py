@@ -140,7 +140,7 @@ def _facts(context: ssl.SSLContext, chain: Path) -> dict[str, Any]:
                 with contextlib.suppress(ssl.SSLWantReadError):
                     side.do_handshake()
         return asking.getpeercert() or {}
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("clients may refuse the certificate %s: %s", chain, error)
         return {}
 
