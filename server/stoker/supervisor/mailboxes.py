@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from stoker.control.handed_connections import receive_connection, send_connection
 from stoker.metrics.memory import MetricPage
 
 __all__ = ["Mailbox", "Receiver", "forward"]
-
-_NAME_BYTES: Final = 16
-"""Longest name of a protocol."""
 
 
 class Mailbox(NamedTuple):
@@ -61,31 +59,30 @@ def forward(mailbox: Mailbox, receivers: Sequence[Receiver], lost: Callable[[], 
     forwarded = 0
     while receivers:
         try:
-            kind, descriptors, *_ = socket.recv_fds(mailbox.inbox, _NAME_BYTES, 1)
+            handed = receive_connection(mailbox.inbox)
         except OSError:
             # The mailbox is empty.
             break
-        if not descriptors:
-            # No descriptor was left to receive it, so the kernel has closed the connection.
+        if handed.descriptor is None:
             lost()
             break
         receiver = receivers[forwarded % len(receivers)]
-        receiver.page.add_connections(kind.decode(), 1)
+        receiver.page.add_connections(handed.protocol, 1)
         try:
-            socket.send_fds(receiver.mailbox.door, [kind], descriptors)
+            send_connection(receiver.mailbox.door, handed.protocol, handed.descriptor)
         except OSError:
-            receiver.page.add_connections(kind.decode(), -1)
-            _put_back(mailbox, kind, descriptors, lost)
+            receiver.page.add_connections(handed.protocol, -1)
+            _put_back(mailbox, handed.protocol, handed.descriptor, lost)
             break
         finally:
-            os.close(descriptors[0])
+            os.close(handed.descriptor)
         forwarded += 1
     return forwarded
 
 
-def _put_back(mailbox: Mailbox, kind: bytes, descriptors: list[int], lost: Callable[[], None]) -> None:
+def _put_back(mailbox: Mailbox, protocol: str, descriptor: int, lost: Callable[[], None]) -> None:
     try:
-        socket.send_fds(mailbox.door, [kind], descriptors)
+        send_connection(mailbox.door, protocol, descriptor)
     except OSError:
         # Other frontends have filled it meanwhile.
         lost()

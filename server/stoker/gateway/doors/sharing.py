@@ -15,6 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from stoker.control.handed_connections import receive_connection, send_connection
 from stoker.metrics.memory import MetricPage
 
 __all__ = ["ConnectionShare", "Siblings", "fewest"]
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 _TOLERATED: Final = 8
 """A frontend may have an eighth more than another: handing on takes longer than accepting."""
-_NAME_BYTES: Final = 16
 
 
 def fewest(own: int, counts: Sequence[int | None]) -> int | None:
@@ -89,7 +89,7 @@ class Siblings:
     def send(self, to: int, protocol: str, descriptor: int) -> bool:
         """Send a connection to another frontend; whether it is there."""
         try:
-            socket.send_fds(self._doors[to], [protocol.encode()], [descriptor])
+            send_connection(self._doors[to], protocol, descriptor)
         except OSError:
             # Its mailbox is full, or there is no memory: it is not worth waiting for.
             return False
@@ -98,20 +98,19 @@ class Siblings:
     def _receive(self) -> None:
         while True:
             try:
-                kind, descriptors, *_ = socket.recv_fds(self._mailbox, _NAME_BYTES, 1)
+                protocol, descriptor = receive_connection(self._mailbox)
             except BlockingIOError:
                 return
             except OSError as error:
                 logger.warning("connections of other frontends cannot be received: %s", error)
                 return
-            share = self._shares.get(kind.decode())
-            if share is not None and descriptors:
-                share.welcome(socket.socket(fileno=descriptors[0]))
+            share = self._shares.get(protocol)
+            if share is not None and descriptor is not None:
+                share.welcome(socket.socket(fileno=descriptor))
             elif share is not None:
-                # There was no descriptor left for it, so that the kernel has closed it.
                 share.lose()
-            elif descriptors:
-                os.close(descriptors[0])
+            elif descriptor is not None:
+                os.close(descriptor)
 
 
 class ConnectionShare:
