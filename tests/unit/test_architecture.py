@@ -1,4 +1,4 @@
-"""What the pages for readers of the code say of it: its modules, its rooms, and the names that a request meets."""
+"""What the pages for readers of the code say of it: its packages, its rooms, and the names that a request meets."""
 
 import ast
 import re
@@ -14,32 +14,15 @@ PAGE = DOCS / "architecture.md"
 MOST_NAMES = 15
 
 
-def named_modules() -> set[Path]:
-    """The modules that the table names: a name without its folder is in the folder of the one before it."""
-    table = PAGE.read_text(encoding="utf-8").partition("| module | what it is |")[2]
-    found: set[Path] = set()
-    for row in table.splitlines():
-        folder = Path()
-        for name in re.findall(r"`([\w/]+)`", row.removeprefix("|").partition("|")[0]):
-            if name.endswith("/"):
-                covered = next(place for place in (folder / name, Path(name)) if (SERVER / place).is_dir())
-                found.update(module.relative_to(SERVER) for module in (SERVER / covered).rglob("*.py"))
-                continue
-            # A name with folders begins anew; so does one at the top of the package.
-            inside = folder / f"{name}.py"
-            path = inside if "/" not in name and (SERVER / inside).is_file() else Path(f"{name}.py")
-            found.add(path)
-            folder = path.parent
-    return found
-
-
-def test_the_table_of_modules_is_complete() -> None:
-    """Each module stands in the table of architecture.md, and the table names no other."""
-    present = {module.relative_to(SERVER) for module in SERVER.rglob("*.py")}
-    listed = {module for module in present if module.name not in {"__init__.py", "__main__.py"}}
-    named = named_modules()
-    assert named - present == set()
-    assert listed - named == set()
+def test_the_table_of_packages_is_what_they_say_of_themselves() -> None:
+    """Each package of the server stands in the table of architecture.md with the first paragraph of its docstring."""
+    table = PAGE.read_text(encoding="utf-8").partition("| package | what it is |")[2]
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE))
+    said = {}
+    for source in SERVER.glob("*/__init__.py"):
+        docstring = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+        said[source.parent.name] = docstring.partition("\n\n")[0].replace("\n", " ")
+    assert shown == said
 
 
 def is_at_home(place: str) -> bool:
