@@ -55,11 +55,14 @@ class Entrance:
         """
         share, fits = self._share, self._descriptors.fits(descriptor)
         if share is not None:
-            if self._descriptors.is_last(descriptor):
+            if not fits:
                 # Said before anything else: a full frontend has few connections, and would be given those of others.
                 share.fill()
             if not (handed_on and fits) and share.hand_on(descriptor):
                 return False
+            if self._descriptors.is_last(descriptor):
+                # Only of one that stays: the descriptor of one that was handed on is free again.
+                share.fill()
         if not fits:
             self._descriptors.refuse()
         return fits

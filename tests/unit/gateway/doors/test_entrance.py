@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
@@ -80,6 +80,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[bool, int]]]:
 
 
 @given(_histories())
+@example(([2, 2], [(True, 0), (True, 0), (True, 0), (True, 1)]))
 def test_nobody_is_closed_while_a_frontend_has_room(
     history: tuple[list[int], list[tuple[bool, int]]],
 ) -> None:
