@@ -1,7 +1,12 @@
 """Counters in shared memory."""
 
+import ast
 import os
+import subprocess
+import sys
 from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY, metric_memory
 
+import stoker
 from stoker.gpu.facts import GpuReading
 from stoker.metrics.layout import (
     BATCH_BOUNDS_ROWS,
@@ -279,3 +285,89 @@ def test_pages_that_nobody_has_take_no_memory() -> None:
         assert other.totals().model(3).requests()[200] == 2
     finally:
         os.close(fd)
+
+
+WRITER = """
+import mmap, sys
+import numpy as np
+from stoker.metrics.layout import MEMORY_BYTES, PAGES, PAGES_BYTES
+words = np.frombuffer(mmap.mmap(int(sys.argv[1]), MEMORY_BYTES), np.int64)
+taken, page = words[PAGES_BYTES // 8 :][:PAGES], words[:4096]
+print("writes", flush=True)
+while True:
+    taken[:], page[:] = 1, 0
+    taken[:], page[:] = 0, 1
+"""
+
+
+@pytest.fixture
+def written_memory() -> Iterator[MetricMemory]:
+    """A memory in which another process writes without pause."""
+    fd = MetricMemory.create()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writes\n"
+        yield MetricMemory(fd)
+    finally:
+        writer.kill()
+        writer.communicate()
+        os.close(fd)
+
+
+def test_processes_may_start_while_the_counters_are_read(written_memory: MetricMemory) -> None:
+    """Whoever reads gets some figures, and no error, whatever others write meanwhile."""
+    usage = written_memory.caller_usage()
+    for _ in range(300):
+        written_memory.totals()
+        written_memory.model_totals(0)
+        written_memory.capacities_rows_s()
+        written_memory.capacities_rows_s(0)
+        written_memory.batch_times(0)
+        written_memory.busy_s()
+        usage.look_for_processes()
+        usage.all_rows()
+
+
+COUNTS_FIRST = {"nonzero", "flatnonzero", "argwhere", "unique", "where", "extract", "compress"}
+"""Functions of numpy that count first, and raise an error if there is more to find a moment later."""
+
+
+def kept_arrays_that_are_counted(source: str) -> list[int]:
+    """The lines that call one of these functions on what an object keeps, as it is: others may write there."""
+    lines: list[int] = []
+    if not any(name in source for name in COUNTS_FIRST):
+        return lines
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if node.func.attr not in COUNTS_FIRST or (node.func.attr == "where" and len(node.args) > 1):
+            continue
+        of_numpy = isinstance(node.func.value, ast.Name) and node.func.value.id == "np"
+        array = node.args[0] if of_numpy else node.func.value
+        while isinstance(array, ast.Subscript):
+            array = array.value
+        if isinstance(array, ast.Attribute):
+            lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "counted", ["np.flatnonzero(self._a)", "self._a[2:].nonzero()", "np.where(x.a[:, 1])"]
+)
+def test_a_kept_array_that_is_counted_is_found(counted: str) -> None:
+    """Once it is copied or compared it is nobody else's."""
+    assert kept_arrays_that_are_counted(counted) == [1]
+    assert kept_arrays_that_are_counted("np.flatnonzero(self._a.copy()), np.flatnonzero(x.a > 0)") == []
+
+
+def test_no_array_that_others_may_write_is_counted() -> None:
+    """What an object keeps may be shared memory: it is copied or compared before numpy counts what is in it."""
+    found = {
+        file.name: lines
+        for file in Path(stoker.__file__).parent.rglob("*.py")
+        if (lines := kept_arrays_that_are_counted(file.read_text(encoding="utf-8")))
+    }
+    assert found == {}

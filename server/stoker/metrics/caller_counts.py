@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -49,19 +49,19 @@ class CallerUsage:
 
     Args:
         pages: The pages of all processes, `int64[pages, words]`.
-        taken: Whether a process uses the page, `int64[pages]`.
+        pages_in_use: Returns the numbers of the pages that processes use.
     """
 
-    __slots__ = ("_pages", "_seen", "_taken")
+    __slots__ = ("_pages", "_pages_in_use", "_seen")
 
-    def __init__(self, pages: np.ndarray, taken: np.ndarray) -> None:
+    def __init__(self, pages: np.ndarray, pages_in_use: Callable[[], np.ndarray]) -> None:
         self._pages = pages
-        self._taken = taken
-        self._seen = np.flatnonzero(taken)
+        self._pages_in_use = pages_in_use
+        self._seen = pages_in_use()
 
     def look_for_processes(self) -> None:
         """Include the pages of processes that have started since the last call."""
-        self._seen = np.flatnonzero(self._taken)
+        self._seen = self._pages_in_use()
 
     def rows(self, caller: int) -> int:
         """Number of rows of a caller that frontends have admitted."""

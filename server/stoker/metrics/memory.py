@@ -81,9 +81,14 @@ class MetricMemory:
         self._taken[index] = 1
         return MetricPage(memoryview(self._memory)[index * PAGE_BYTES :][:PAGE_BYTES].cast("q"))
 
+    def _pages_in_use(self) -> np.ndarray:
+        """The numbers of the pages that processes use: `int64[pages]`."""
+        # numpy counts first and raises an error if there are more a moment later: processes start at any time.
+        return np.flatnonzero(self._taken.copy())
+
     def totals(self) -> Totals:
         """The sum of all pages at this moment; of times the latest, of caps and of what expires the lowest."""
-        words = self._pages[np.flatnonzero(self._taken)]
+        words = self._pages[self._pages_in_use()]
         totals = words.sum(axis=0)
         latest = LAST_SCORED_BLOCK.offset + np.arange(MODEL_SLOTS) * SLOT_WORDS
         totals[latest] = words[:, latest].max(axis=0, initial=0)
@@ -99,7 +104,7 @@ class MetricMemory:
         return ModelTotals(self._slot(slot).sum(axis=0))
 
     def _slot(self, slot: int) -> np.ndarray:
-        return self._pages[np.flatnonzero(self._taken), slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
+        return self._pages[self._pages_in_use(), slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
 
     def capacities_rows_s(self, slot: int | None = None) -> np.ndarray:
         """Throughput of the device processes with full batches, by slot, in rows per second: `float64[slots]`.
@@ -110,7 +115,7 @@ class MetricMemory:
             slot: The only slot to compute: returns `float64[1]`.
         """
         if slot is None:
-            pages = self._pages[np.flatnonzero(self._taken), : MODEL_SLOTS * SLOT_WORDS]
+            pages = self._pages[self._pages_in_use(), : MODEL_SLOTS * SLOT_WORDS]
             slots = pages.reshape(-1, MODEL_SLOTS, SLOT_WORDS)
         else:
             slots = self._slot(slot)[:, np.newaxis]
@@ -142,7 +147,7 @@ class MetricMemory:
 
     def busy_s(self) -> dict[str, np.ndarray]:
         """Device time of batches in seconds, by device and slot: `float64[slots]` each."""
-        words = self._pages[np.flatnonzero(self._taken)]
+        words = self._pages[self._pages_in_use()]
         devices = words[:, DEVICE_BLOCK.offset]
         slots = words[:, : MODEL_SLOTS * SLOT_WORDS].reshape(-1, MODEL_SLOTS, SLOT_WORDS)
         busy_s = slots[..., BUSY_BLOCK.offset] / 1e9
@@ -153,11 +158,11 @@ class MetricMemory:
 
     def caller_usage(self) -> CallerUsage:
         """Counts per caller over all processes; the returned object can be read repeatedly."""
-        return CallerUsage(self._pages, self._taken)
+        return CallerUsage(self._pages, self._pages_in_use)
 
     def clear_model(self, slot: int) -> None:
         """Zero the counters of a slot in all pages; no process may write to them any more."""
-        for index in np.flatnonzero(self._taken):
+        for index in self._pages_in_use():
             self._pages[index, slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS] = 0
 
 

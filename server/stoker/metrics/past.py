@@ -107,7 +107,9 @@ class Steps:
         """Pid, ms and bytes of each process that ran in the last step, by page: `int64[steps, 3]`."""
         if not len(self.time_ms):
             return {}
-        return {page: self._processes[page] for page in np.flatnonzero(self._processes[:, -1, 0]).tolist()}
+        return {
+            page: self._processes[page] for page in np.flatnonzero(self._processes[:, -1, 0] > 0).tolist()
+        }
 
     def gpus(self) -> dict[int, dict[str, list[int | None]]]:
         """Readings of each GPU present in the last step, by index and quantity; None where a value is missing."""
