@@ -24,7 +24,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples hunt coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -62,6 +62,8 @@ $(KSERVE)/.installed: $(KSERVE_NEEDS) $(STAMP)
 # A test process a core, and one for the time that tests wait for servers. Those of servers are the long ones: they come
 # first, as they are collected, and the many small ones fill what is left.
 WORKERS ?= 3
+# How long `hunt` and `chaos` look for defects.
+SECONDS ?= 600
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # What pytest compiles of the tests, by one process once: in a fresh clone each of the workers would do it, at one time.
@@ -159,6 +161,9 @@ examples: install  ## the property tests of bodies, messages and plans with four
 	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_in_time.py \
 		tests/unit/device/test_service_times.py
 
+hunt: install  ## the property tests with fresh examples for SECONDS (600); SEED has a round's examples again, TESTS names files
+	$(BIN)/python -m tests.hunt --seconds $(SECONDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) $(TESTS)
+
 # Engines are large, and tests with them take minutes.
 $(VENV)/.engines: $(STAMP)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet -c constraints.txt -e '.[spark,ray]'
@@ -188,7 +193,6 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-SECONDS ?= 600
 chaos: install  ## hurt a server for SECONDS (600) while callers check every answer; SEED runs an episode again
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 

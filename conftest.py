@@ -19,10 +19,21 @@ def pytest_configure() -> None:
     # Some tests import ONNX Runtime before Stoker.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # How long examples take says more of what else the machine does than of them; pytest's own limit ends what hangs.
-    settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # Each run has the same examples, whatever the runs before it have found: a commit is judged by what it changes.
+    settings.register_profile(
+        "patient",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=True,
+        database=None,
+    )
     settings.load_profile("patient")
     # `make examples`: four times as many where a test does not say how many.
     settings.register_profile("long", settings.get_profile("patient"), max_examples=400)
+    # `make hunt`: examples that nobody has tried.
+    settings.register_profile(
+        "hunt", settings.get_profile("patient"), derandomize=False, max_examples=1000, print_blob=True
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
@@ -241,10 +241,14 @@ def test_bounds_stand_beside_what_is_reached(capsys: pytest.CaptureFixture[str])
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 4)), min_size=1, max_size=8),
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 30)), max_size=30),
 )
+@example(Curve(3, 3, 4), [(14, 4)], [(19, 1), (0, 15)])
 def test_lower_tiers_make_nobody_late_by_more_than_a_block(
     curve: Curve, high: list[tuple[int, int]], low: list[tuple[int, int]]
 ) -> None:
-    """Whoever would be in time alone with `tier_block_ms` to spare is so beside any rows of a lower tier."""
+    """Whoever would be in time alone with `tier_block_ms` to spare is so beside any rows of a lower tier.
+
+    A batch takes at most half of the smallest target: a request that needs more than that is cut, and may be late.
+    """
     block_ms = 2 * (curve.batch_ms + curve.row_ms)
     rows = 1
     at_ms = [0]
@@ -252,7 +256,8 @@ def test_lower_tiers_make_nobody_late_by_more_than_a_block(
         # Nobody above waits for another one.
         at_ms.append(at_ms[-1] + pause_ms + 2 * round(block_ms + curve.full_ns / MS))
         rows = max(rows, min(count, curve.max_batch_rows))
-    wait_ms = curve.batch_ms + curve.row_ms * rows + block_ms + 1
+    alone_ms = curve.batch_ms + curve.row_ms * rows
+    wait_ms = alone_ms + max(alone_ms, block_ms + 1)
     parts = [kind_of(at_ms, [1, *(min(n, curve.max_batch_rows) for _, n in high)], wait_ms, tier=0)]
     if low:
         parts.append(

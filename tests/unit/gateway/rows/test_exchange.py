@@ -1168,6 +1168,7 @@ class RowsInFlight(RuleBasedStateMachine):
                 pytest.fail(f"nothing in this test leads to {error!r}")
 
 
+@pytest.mark.hypothesis
 def test_each_request_ends_once_whatever_happens() -> None:
     """Each request gets its own right answer or a named error, once; given up rows do not run; none is lost."""
     run_machine(RowsInFlight, settings=settings(STEADY, max_examples=60, stateful_step_count=40))
