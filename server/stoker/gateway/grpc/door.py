@@ -40,6 +40,9 @@ class House(Protocol):
     def flush_soon(self, door: Door) -> None:
         """Call a door's `flush` at the end of this turn of the loop."""
 
+    def go_on_soon(self, door: Door) -> None:
+        """Call a door's `go_on` in a later turn of the loop, and again until nothing is left."""
+
     def admits(self, door: Door, descriptor: int) -> bool:
         """Whether there is room for a new connection with this descriptor; then it is looked after."""
 
@@ -72,6 +75,7 @@ class Door(asyncio.Protocol):
         self.due = False
         self._unchecked: list[InferCall | InferStream] = []
         self._ending: asyncio.TimerHandle | None = None
+        self._goes_on = False
 
     @property
     def under_way(self) -> int:
@@ -110,6 +114,21 @@ class Door(asyncio.Protocol):
                 call.check()
         self.due = False
         self.flush()
+        if self.http.more and not self._goes_on:
+            # Others have their turn before the rest of what this one has sent.
+            self._goes_on = True
+            self.transport.pause_reading()
+            self._house.go_on_soon(self)
+
+    def go_on(self) -> bool:
+        """Read a turn's part of what is left; whether there is more."""
+        self.data_received(b"")
+        if self.http.more:
+            return True
+        self._goes_on = False
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+        return False
 
     def pause_writing(self) -> None:
         """Send nothing more: the client does not take it."""
@@ -124,7 +143,7 @@ class Door(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Give up all calls."""
         del exc
-        self.http.failed = True
+        self.http.failed, self.http.more = True, False
         self.http.lose()
         self.transport = None
         if self._ending is not None:

@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -96,6 +97,7 @@ class GrpcServer:
         self._made = 0
         self._siblings = siblings
         self._due: list[Door] = []
+        self._going_on: deque[Door] = deque()
         self._none_left = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -167,6 +169,20 @@ class GrpcServer:
         if not self._due:
             asyncio.get_running_loop().call_soon(self._flush)
         self._due.append(door)
+
+    def go_on_soon(self, door: Door) -> None:
+        """Call a door's `go_on` in a later turn of the loop, and again until nothing is left."""
+        self._going_on.append(door)
+        if len(self._going_on) == 1:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        # One a turn: however many connections are flooded, others wait for the part of one.
+        door = self._going_on.popleft()
+        if door.go_on():
+            self._going_on.append(door)
+        if self._going_on:
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     def _flush(self) -> None:
         due, self._due = self._due, []

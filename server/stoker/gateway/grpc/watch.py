@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.gateway.grpc.door import call_of
 from stoker.wire.http2.frames import ErrorCode
-from stoker.wire.http2.limits import PATIENCE
+from stoker.wire.http2.limits import PATIENCE, RESETS
 
 if TYPE_CHECKING:
     from stoker.gateway.grpc.door import Door
@@ -16,6 +16,7 @@ __all__ = ["Times", "Watch"]
 _PART_SWEEPS: Final = 75
 """So long a frame may arrive: 64 KiB at a KiB a second, and ten seconds."""
 _MOST_PATIENCE: Final = 100 * PATIENCE
+_MOST_RESETS: Final = 100 * RESETS
 
 
 class Times(NamedTuple):
@@ -58,6 +59,7 @@ class Watch:
         """Look at it, and end it if it is time for that."""
         door, http = self._door, self._door.http
         http.patience = min(max(http.patience, PATIENCE), _MOST_PATIENCE)
+        http.resets = min(max(http.resets, RESETS), _MOST_RESETS)
         for stream in list(http.streams.values()):
             call_of(stream).sweep()
         if door.calls != self._calls or http.streams:

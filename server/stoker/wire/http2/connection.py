@@ -4,8 +4,11 @@ Nothing here waits or knows a socket: its owner gives it what has arrived, and w
 client sends costs its own connection alone, and takes a bounded part of memory and time:
 
 - frames, blocks of header fields, streams that are open at once, and what their receivers have not taken
-- frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM, tiny DATA, unknown ones) are counted.
+- frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, tiny DATA, unknown ones) are counted.
   `patience` is what is left of them; what is sent earns some more, and its owner gives it back now and then.
+- so are streams that the client resets ("rapid reset", CVE-2023-44487), in `resets`: only answers with content earn
+  some more of these, or whoever is refused could begin streams for ever.
+- a turn of the event loop reads a part of what has arrived; `more` says that its owner is to come back.
 """
 
 from __future__ import annotations
@@ -46,15 +49,19 @@ from stoker.wire.http2.frames import (
 from stoker.wire.http2.limits import (
     COPIED_BYTES,
     GREETING,
+    HEAD_WORK,
     MAX_BLOCK_BYTES,
     MAX_CONTINUATIONS,
     MAX_FRAME_BYTES,
     MAX_STREAMS,
     MOST_KEPT,
     PATIENCE,
+    RESETS,
     STREAM_WINDOW_BYTES,
     TINY_BYTES,
+    TURN_WORK,
     WINDOW_BYTES,
+    WORK_BYTES,
 )
 from stoker.wire.http2.sending import Sender
 from stoker.wire.http2.stream import Receiver, Stream
@@ -84,6 +91,7 @@ class Connection(Sender, Generic[HeadT]):
         greeted: Whether the client has begun to speak HTTP/2.
         settled: Whether it has been told which requests are the last that are answered.
         heard: Whether anything has come since somebody has set this to False.
+        more: Whether frames are left that this turn has no time for: `receive` goes on with them.
         stuck: Whether no frame has become whole since somebody has set this to True.
     """
 
@@ -95,8 +103,8 @@ class Connection(Sender, Generic[HeadT]):
             begin: Called with each new stream; returns what takes its request. It may answer at once.
         """
         super().__init__()
-        self.patience = PATIENCE
-        self.failed = self.greeted = self.settled = self.heard = self.stuck = False
+        self.patience, self.resets = PATIENCE, RESETS
+        self.failed = self.greeted = self.settled = self.heard = self.stuck = self.more = False
         self.on_settled: Callable[[], None] = lambda: None
         self._begin = begin
         self._heads = HeadReader(read)
@@ -117,7 +125,7 @@ class Connection(Sender, Generic[HeadT]):
     # --- what its owner does ---
 
     def receive(self, data: bytes) -> None:
-        """Take what has arrived."""
+        """Take what has arrived, as much as fits in a turn; `more` says whether something is left."""
         if self.failed:
             return
         self.heard = True
@@ -130,7 +138,7 @@ class Connection(Sender, Generic[HeadT]):
         """End the connection at once; the receivers of its streams are told."""
         if self.failed:
             return
-        self.failed = True
+        self.failed, self.more = True, False
         self.out.append(goaway(self._last, code, reason.encode()))
         self.lose()
 
@@ -179,7 +187,8 @@ class Connection(Sender, Generic[HeadT]):
         self.stuck = False
         position, end = (0, len(data)) if self.greeted else (self._greet(data), len(data))
         needed = HEAD_BYTES if self.greeted else len(PREFACE) + HEAD_BYTES
-        while end - position >= HEAD_BYTES and self.greeted and not self.failed:
+        work = TURN_WORK
+        while end - position >= HEAD_BYTES and self.greeted and not self.failed and work > 0:
             size_kind, flags, number = HEAD.unpack_from(data, position)
             start = position + HEAD_BYTES
             stop = start + (size_kind >> 8)
@@ -193,16 +202,20 @@ class Connection(Sender, Generic[HeadT]):
             if self._block is not None and (kind != Kind.CONTINUATION or number != self._block_stream):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block is not continued")
             if kind == 0:
+                work -= 1
                 self._take_data(data, start, stop, flags, number)
             elif kind == 1:
+                work -= HEAD_WORK + (stop - start) // WORK_BYTES
                 self._take_headers(data, start, stop, flags, number)
             else:
+                work -= 1 + (stop - start) // WORK_BYTES
                 self._take_other(kind, flags, number, data[start:stop])
             position = stop
             needed = HEAD_BYTES
+        self.more = work <= 0 and position < end and not self.failed
         if position < end and not self.failed:
             self._rest.append(data[position:] if position else data)
-            self._rest_bytes, self._needed_bytes = end - position, needed
+            self._rest_bytes, self._needed_bytes = end - position, 0 if self.more else needed
 
     def _greet(self, data: bytes) -> int:
         """Read the client's preface; return how long it is, and 0 if it is not whole."""
@@ -333,11 +346,12 @@ class Connection(Sender, Generic[HeadT]):
         if kind == Kind.CONTINUATION:
             self._continue(flags, number, payload)
             return
+        if kind == Kind.RST_STREAM:
+            self._take_reset(number, payload)
+            return
         self._be_patient()
         if kind == Kind.WINDOW_UPDATE:
             self._take_room(number, payload)
-        elif kind == Kind.RST_STREAM:
-            self._take_reset(number, payload)
         elif kind == Kind.PING:
             self._take_ping(flags, number, payload)
         elif kind == Kind.SETTINGS:
@@ -361,6 +375,9 @@ class Connection(Sender, Generic[HeadT]):
     def _take_reset(self, number: int, payload: bytes) -> None:
         reset_code(payload)
         self._check_begun(number)
+        self.resets -= 1
+        if self.resets < 0:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
         stream = self.streams.get(number)
         if stream is not None:
             self._lose(stream)
@@ -377,7 +394,8 @@ class Connection(Sender, Generic[HeadT]):
         if not flags & ACK:
             # Before what they let go.
             self.out.append(frame(Kind.SETTINGS, ACK, 0))
-        for name, value in said:
+        # The last value of each: a change of the windows costs as much as there are streams.
+        for name, value in dict(said).items():
             if name == Setting.INITIAL_WINDOW_SIZE:
                 self._set_stream_windows(value)
             elif name == Setting.MAX_FRAME_SIZE:

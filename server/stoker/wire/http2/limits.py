@@ -10,15 +10,19 @@ from stoker.wire.http2.frames import INITIAL_WINDOW_BYTES, Setting, settings, wi
 __all__ = [
     "COPIED_BYTES",
     "GREETING",
+    "HEAD_WORK",
     "MAX_BLOCK_BYTES",
     "MAX_CONTINUATIONS",
     "MAX_FRAME_BYTES",
     "MAX_STREAMS",
     "MOST_KEPT",
     "PATIENCE",
+    "RESETS",
     "STREAM_WINDOW_BYTES",
     "TINY_BYTES",
+    "TURN_WORK",
     "WINDOW_BYTES",
+    "WORK_BYTES",
 ]
 
 MAX_FRAME_BYTES: Final = 1 << 16
@@ -35,6 +39,15 @@ WINDOW_BYTES: Final = 1 << 22
 
 PATIENCE: Final = 1000
 """How many frames may move nothing before somebody looks."""
+RESETS: Final = 1000
+"""How many streams a client may give up before somebody looks; answers with content earn more."""
+TURN_WORK: Final = 1024
+"""How many frames are read in a turn of the event loop: enough for a client that begins all streams that it may have,
+with a request in a frame of each. `HEAD_WORK` and `WORK_BYTES` say what counts as more than one."""
+HEAD_WORK: Final = 3
+"""A head counts as so many frames,"""
+WORK_BYTES: Final = 64
+"""and so many bytes of any frame but DATA count as one more."""
 TINY_BYTES: Final = 256
 """A frame with less content, and more to follow, is such a one."""
 COPIED_BYTES: Final = 1 << 12

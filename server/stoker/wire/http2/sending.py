@@ -41,13 +41,14 @@ class Sender:
         writable: Whether the socket takes more; its owner sets it.
         streams: The open streams by their numbers.
         patience: How many more frames may come that move nothing; see `Connection`.
+        resets: How many more streams its client may give up.
     """
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
         self.writable = True
         self.streams: dict[int, Stream] = {}
-        self.patience = 0
+        self.patience = self.resets = 0
         self._window_bytes = INITIAL_WINDOW_BYTES
         self._stream_window_bytes = INITIAL_WINDOW_BYTES
         self._frame_bytes = SMALLEST_MAX_FRAME_BYTES
@@ -79,6 +80,7 @@ class Sender:
             and self.writable
         ):
             self._window_bytes -= size
+            self.resets += _EARNED_BY_ANSWER
             self.out.append(
                 b"".join(
                     (
@@ -158,9 +160,11 @@ class Sender:
             if size == len(payload) and isinstance(payload, bytes):
                 # The answer of one request of a stream, of any size: its client gives its room back.
                 self.patience += _EARNED_BY_ANSWER
+                self.resets += _EARNED_BY_ANSWER
             elif size >= _EARNING_BYTES:
                 # A client that gives little room at a time has its answer cut into as many frames as it likes.
                 self.patience += _EARNED_BY_DATA
+                self.resets += _EARNED_BY_DATA
         elif kind == _TRAILERS:
             kind, flags = _HEADERS, _LAST
         self.out += (HEAD.pack(size << 8 | kind, flags, stream.number), bytes(payload[:size]))

@@ -16,6 +16,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.door import Door
 from stoker.gateway.grpc.framing import prefixed
 from stoker.gateway.grpc.messages import HEALTH, SERVICE
+from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.grpc.servicer import InferenceServicer
 from stoker.gateway.grpc.watch import Times, Watch
 from stoker.wire.http2.fields import Fields, encoded
@@ -44,17 +45,25 @@ class PuppetTransport:
         written: What was written.
         unread_bytes: How much of it the peer has not taken.
         end: How the connection was ended.
+        reads: Whether what arrives is read.
     """
 
     written: bytearray = field(default_factory=bytearray)
     unread_bytes: int = 0
     end: str = ""
+    reads: bool = True
 
     def get_extra_info(self, name: str) -> Any:
         return {"peername": ("10.0.0.1", 7), "socket": self}.get(name)
 
     def fileno(self) -> int:
         return 3
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
 
     def write(self, content: bytes) -> None:
         self.written += content
@@ -93,6 +102,10 @@ class House:
 
     def flush_soon(self, door: Door) -> None:
         asyncio.get_running_loop().call_soon(door.flush)
+
+    def go_on_soon(self, door: Door) -> None:
+        while door.go_on():
+            """Nobody else has a turn here."""
 
     def pass_s(self, seconds: int) -> None:
         """Let time pass, in which it is looked at each second."""
@@ -326,3 +339,46 @@ async def test_old_connections_are_told_to_go() -> None:
     assert not made.goaways()
     made.pass_s(1)
     assert made.goaways() == [b""]
+
+
+async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
+    """Of all connections that have sent more than fits in a turn, one is read on in each turn of the loop."""
+    server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
+    floods, transports = [], []
+    for _ in range(3):
+        door, transport = Door(server, handed=True), PuppetTransport()
+        door.connection_made(transport)
+        door.data_received(PREFACE + settings({}))
+        floods.append(door)
+        transports.append(transport)
+    sent = b"".join(headers(number, call("/no/method"), END_STREAM) for number in range(1, 4001, 2))
+    for door in floods:
+        door.data_received(sent)
+    assert not any(transport.reads for transport in transports)
+    begun = [door.calls for door in floods]
+    most = begun[0]
+    assert 0 < most < 500
+    while any(door.http.more for door in floods):
+        await turns(1)
+        now = [door.calls for door in floods]
+        assert sum(now) - sum(begun) <= most
+        assert max(now) - min(now) <= most
+        begun = now
+    assert begun == [2000, 2000, 2000]
+    assert all(transport.reads for transport in transports)
+    for transport in transports:
+        written = list(frames_of(bytes(transport.written)))
+        assert list(statuses(written)) == [b"12"] * 2000
+    await server.stop(0)
+
+
+async def test_a_flood_that_leaves_is_forgotten(house: House) -> None:
+    """What its connection had sent is not read once it has gone, or was ended."""
+    left: list[Door] = []
+    house.go_on_soon = left.append  # type: ignore[method-assign]
+    house.send(*[headers(number, call("/no/method"), END_STREAM) for number in range(1, 4001, 2)])
+    assert left == [house.door]
+    begun = house.door.calls
+    house.door.connection_lost(None)
+    assert not house.door.go_on()
+    assert house.door.calls == begun

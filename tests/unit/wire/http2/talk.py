@@ -102,6 +102,8 @@ class Talk:
 
     def send(self, data: bytes) -> None:
         self.http.receive(data)
+        while self.http.more:
+            self.http.receive(b"")
 
     def read(self) -> list[tuple[int, int, int, bytes]]:
         """The frames that the server has sent since the last look: kind, flags, stream, payload."""

@@ -14,6 +14,7 @@ from stoker.wire.http2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
+    HEAD,
     LARGEST_STREAM,
     PREFACE,
     ErrorCode,
@@ -24,7 +25,15 @@ from stoker.wire.http2.frames import (
     settings,
     window_update,
 )
-from stoker.wire.http2.limits import MAX_STREAMS, PATIENCE, STREAM_WINDOW_BYTES
+from stoker.wire.http2.limits import (
+    HEAD_WORK,
+    MAX_STREAMS,
+    PATIENCE,
+    RESETS,
+    STREAM_WINDOW_BYTES,
+    TURN_WORK,
+    WORK_BYTES,
+)
 from stoker.wire.http2.stream import NOBODY
 
 KIB = 1 << 10
@@ -425,6 +434,97 @@ def test_requests_that_are_reset_at_once_end_the_connection() -> None:
         talk.send(headers(number, GET, END_STREAM))
         talk.send(headers(number + 2, GET) + rst_stream(number + 2, ErrorCode.CANCEL))
     assert not talk.http.failed
+
+
+def test_refusals_do_not_pay_for_streams_that_are_reset() -> None:
+    """Each stream is refused before its reset is read: the connection ends as if nothing had been said."""
+    talk = Talk()
+    for number in range(1, 4 * RESETS, 2):
+        kept = talk.begin(number, ends=True)
+        kept.http.end_answer(kept.stream, encoded([(b":status", b"200"), (b"grpc-status", b"12")]))
+        talk.send(rst_stream(number, ErrorCode.CANCEL))
+        if talk.http.failed:
+            break
+    assert talk.codes() == [("GOAWAY", ErrorCode.ENHANCE_YOUR_CALM)]
+    assert number == 2 * RESETS + 1
+
+
+def test_a_client_whose_deadlines_are_short_is_not_cut_off() -> None:
+    """It may give up four requests for each that is answered with content, for ever, and a thousand more."""
+    talk = Talk(echoes=True)
+    numbers = iter(range(1, 1 << 20, 2))
+    for _ in range(RESETS):
+        talk.send(headers(next(numbers), GET, END_STREAM))
+        for _ in range(4):
+            number = next(numbers)
+            talk.send(headers(number, GET) + rst_stream(number, ErrorCode.CANCEL))
+    for _ in range(RESETS):
+        number = next(numbers)
+        talk.send(headers(number, GET) + rst_stream(number, ErrorCode.CANCEL))
+    assert not talk.http.failed
+
+
+def opened(*more: bytes) -> list[bytes]:
+    """A thousand streams, each with something behind its head."""
+    return [
+        b"".join(
+            (headers(number, GET), *(HEAD.pack(*HEAD.unpack(one[:9])[:2], number) + one[9:] for one in more))
+        )
+        for number in range(1, 2000, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flood", "most"),
+    [
+        (opened(rst_stream(1, ErrorCode.CANCEL)), TURN_WORK // (HEAD_WORK + 1)),
+        (opened(rst_stream(1, ErrorCode.CANCEL), window_update(1, 1)), TURN_WORK // (HEAD_WORK + 2)),
+        ([frame(Kind.PING, 0, 0, bytes(8))] * 3000, TURN_WORK),
+        ([settings({})] * 3000, TURN_WORK),
+        ([frame(Kind.SETTINGS, 0, 0, bytes(6 * 64))] * 500, TURN_WORK // (1 + 6 * 64 // WORK_BYTES)),
+    ],
+)
+def test_a_flood_is_read_a_part_a_turn(flood: list[bytes], most: int) -> None:
+    """What arrives at once is not read at once: all of it is, in its order, but others have turns between."""
+    talk = Talk()
+    talk.http.patience = talk.http.resets = 10_000
+
+    def passed() -> int:
+        return len(talk.requests) + len(talk.read())
+
+    talk.http.receive(b"".join(flood))
+    assert talk.http.more
+    read = [passed()]
+    while talk.http.more:
+        before = len(talk.requests)
+        talk.http.receive(b"")
+        read.append(passed() - before)
+    assert sum(read) == len(flood)
+    assert max(read) <= most + 1
+    assert not talk.http.failed
+
+
+def test_who_has_all_streams_that_it_may_have_is_read_in_one_turn() -> None:
+    """Their rows are to share a batch."""
+    talk = Talk()
+    talk.http.receive(
+        b"".join(headers(n, GET) + data(n, b"x", ends=True) for n in range(1, 2 * MAX_STREAMS, 2))
+    )
+    assert not talk.http.more
+    assert len(talk.requests) == MAX_STREAMS
+
+
+def test_of_settings_that_say_something_often_the_last_counts() -> None:
+    """Each change of the windows costs as much as there are streams."""
+    talk = Talk()
+    kept = [talk.begin(number, ends=True) for number in (1, 3)]
+    changes = []
+    change = talk.http._set_stream_windows
+    talk.http._set_stream_windows = lambda size: (changes.append(size), change(size))[1]  # type: ignore[method-assign]
+    sizes = range(64)
+    talk.send(frame(Kind.SETTINGS, 0, 0, b"".join(struct.pack(">HI", 4, size) for size in sizes)))
+    assert changes == [sizes[-1]]
+    assert [each.stream.window_bytes for each in kept] == [sizes[-1]] * 2
 
 
 def test_a_stream_of_short_answers_goes_on_for_ever() -> None:
