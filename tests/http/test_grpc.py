@@ -301,6 +301,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown model": ({"model": "none"}, "NOT_FOUND", "Request for unknown model: 'none' is not found"),
     "unknown version": ({"model_version": "9"}, "NOT_FOUND", "'scores' version 9 is not found"),
     "no key": ({"headers": {}}, "UNAUTHENTICATED", "A valid key is needed"),
+    "empty value": ({"headers": {"authorization": ""}}, "UNAUTHENTICATED", "A valid key is needed"),
+    "empty key": ({"headers": {"authorization": "Bearer "}}, "UNAUTHENTICATED", "A valid key is needed"),
     "wrong key": ({"headers": {"authorization": "Bearer no"}}, "UNAUTHENTICATED", "A valid key is needed"),
     "script": ({"model": "script"}, "INVALID_ARGUMENT", "is an entry script that takes whole bodies"),
     "shape": ({"array": ROWS[:, :3]}, "INVALID_ARGUMENT", "Expected [-1,4], got [2,3]"),

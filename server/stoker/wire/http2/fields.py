@@ -22,7 +22,8 @@ _RESIZES: Final = 0x20
 _RESIZES_MASK: Final = 0xE0
 _SHORT: Final = 127
 _NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
-_BAD_VALUE: Final = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
+_BAD_VALUE: Final = re.compile(rb"[\0\r\n]")
+_SPACE: Final = b" \t"
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _NEEDED: Final = (b":method", b":scheme", b":path")
 # They are of one connection of HTTP/1.1 (section 8.2.2).
@@ -101,24 +102,29 @@ class HeadReader(Generic[Head]):
 def _checked_request(fields: Fields) -> Fields:
     """Return the fields of a request if they are well-formed (RFC 9113, section 8).
 
+    Space around a value is taken away, as gRPC lets servers do: `Bearer ` without a key is then refused for its key.
+
     Raises:
         StreamFault: They are not.
     """
     pseudo: set[bytes] = set()
     regular = False
-    for name, value in fields:
-        _check_field(name, value)
+    read: Fields = []
+    for name, said in fields:
+        _check_field(name, said)
+        value = said.strip(_SPACE)
+        read.append((name, value))
         if name[:1] != b":":
             regular = True
             if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
                 raise _malformed(name)
-        elif regular or name in pseudo or name not in _PSEUDO:
+        elif regular or name in pseudo or name not in _PSEUDO or value != said:
             raise _malformed(name)
         else:
             pseudo.add(name)
     if not pseudo.issuperset(_NEEDED) or (b":path", b"") in fields:
         raise StreamFault(ErrorCode.PROTOCOL_ERROR, "request without method, scheme or path")
-    return fields
+    return read
 
 
 def checked_trailers(fields: Fields) -> Fields:

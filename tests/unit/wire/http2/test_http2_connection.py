@@ -374,6 +374,7 @@ def test_faults_of_a_stream_end_that_alone(sent: bytes, code: ErrorCode) -> None
         [*REQUEST, (b"", b"1")],
         [*REQUEST[:2], (b":path", b"")],
         [*REQUEST, (b":protocol", b"x")],
+        [*REQUEST[:2], (b":path", b" /s/M")],
     ],
 )
 def test_malformed_requests_are_not_begun(fields: list[tuple[bytes, bytes]]) -> None:
@@ -383,6 +384,15 @@ def test_malformed_requests_are_not_begun(fields: list[tuple[bytes, bytes]]) -> 
     assert talk.codes() == [("RST_STREAM", ErrorCode.PROTOCOL_ERROR)]
     assert not talk.requests
     assert talk.begin(3)
+
+
+@pytest.mark.parametrize("value", [b"", b" ", b"\t ", b" a ", b"a b ", b"\xff\xfe", b"a" * 5000])
+def test_a_value_may_be_odd(value: bytes) -> None:
+    """Whoever reads it says what is wrong with it; space around it is not part of it."""
+    talk = Talk()
+    kept = talk.begin(fields=[*REQUEST, (b"authorization", value)])
+    assert kept.head.fields[-1] == (b"authorization", value.strip())
+    assert not talk.codes()
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"abcdef"])
