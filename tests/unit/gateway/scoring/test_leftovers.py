@@ -31,6 +31,18 @@ def test_memory_is_given_back_when_nobody_uses_it() -> None:
     assert sum(looks(leftovers, 6000)) < 20
 
 
+def test_memory_is_given_back_soon_after_a_long_time_of_use() -> None:
+    """Slow readers of large answers hold much for minutes: what was tried meanwhile does not put it off."""
+    size = 100 * MIB
+    leftovers = Leftovers(BodyBudget(), lambda: size)
+    for second in range(600):
+        size = (400 + 20 * (second % 5)) * MIB
+        leftovers.due()
+    size = 300 * MIB
+    assert sum(looks(leftovers, 10)) == 1
+    assert sum(looks(leftovers, 6000)) < 20
+
+
 def test_bodies_that_are_held_are_waited_for() -> None:
     """The seconds begin when the last one has been answered."""
     budget, size = BodyBudget(), 0
