@@ -7,6 +7,7 @@ a text of its own.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import math
 import os
@@ -14,7 +15,10 @@ import re
 import socket
 import struct
 import termios
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPMethod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,9 +44,9 @@ from stoker.gateway.http.heads import (
 )
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
+    from uvicorn._types import ASGI3Application, HTTPScope
 
-__all__ = ["BoundedProtocol"]
+__all__ = ["AppTurns", "BoundedProtocol"]
 
 # This parser closes the connection on a method that it does not know, although such a request line is valid HTTP.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
@@ -54,6 +58,36 @@ _CHUNK_FRAMING_BYTES: Final = 16
 _READ_BYTES: Final = 1 << 18
 _CLOSE_WAIT: Final = 8
 _LOOK_AGAIN_S: Final = 0.05
+_BEGUN_A_TURN: Final = 8
+
+
+class AppTurns:
+    """Begins a few of the waiting requests in each turn of the event loop, in the order in which they came.
+
+    The app takes about 0.3 ms for the least of answers. If it began all that arrive in a turn, those who score would
+    wait for hundreds of callers who look at the index, which needs no key.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def take(self, begin: Callable[[], None]) -> None:
+        """Call `begin`, now or in a later turn."""
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
+        if self._begun < _BEGUN_A_TURN:
+            self._begun += 1
+            begin()
+        else:
+            self._waiting.append(begin)
+
+    def _next(self) -> None:
+        self._begun = min(_BEGUN_A_TURN, len(self._waiting))
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
+        for _ in range(self._begun):
+            self._waiting.popleft()()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -67,10 +101,12 @@ class BoundedProtocol(HttpToolsProtocol):
         fresh: Whether nothing has arrived on the connection yet.
         retires_s: When the connection reaches its maximum age, in the loop's time; the answer after that closes it.
         old: Whether it has reached its maximum age.
+        turns: Where requests that score nothing wait for their turn; None lets all begin at once.
     """
 
     retires_s = math.inf
     old = False
+    turns: AppTurns | None = None
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -270,7 +306,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        if self.turns is None or self._scores(cycle.scope):
+            super()._start_asgi_task(cycle, app)
+        else:
+            self.turns.take(partial(self._begin, cycle, app))
+
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        # Whoever has gone meanwhile needs no answer.
+        if not cycle.disconnected:
+            super()._start_asgi_task(cycle, app)
+
+    def _scores(self, scope: HTTPScope) -> bool:
+        """Whether it is a request to score rows of a caller who may: those share turns, and batches."""
+        if scope["method"] != "POST" or scope["path"].endswith("/index"):
+            return False
+        authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return any(service.access.allows(authorization) for service in self._gateway.all_services)
 
     def on_body(self, body: bytes) -> None:
         self.idle_sweeps = 0

@@ -15,6 +15,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stoker import __version__
+from stoker.gateway.doors.bounded import AppTurns
 from stoker.gateway.doors.direct import DirectProtocol
 from stoker.gateway.doors.entrance import Entrance
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
@@ -131,6 +132,7 @@ class Listener:
         self._state.connections = self._open  # type: ignore[assignment]  # all are made by _protocol
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
+        self._turns = AppTurns()
         self._unread_s = _UNREAD_S
         self._connection_age_s = connection_age_s
         self._connections = 0
@@ -155,11 +157,13 @@ class Listener:
     def _protocol(self) -> _AdmittedProtocol:
         protocol = _AdmittedProtocol(self._config, self._state, {}, gateway=self._gateway)
         protocol.entrance = self._entrance
+        protocol.turns = self._turns
         self._give_age(protocol)
         return protocol
 
     def _secure_protocol(self) -> SecureProtocol:
         protocol = SecureProtocol(self._config, self._state, {}, gateway=self._gateway)
+        protocol.turns = self._turns
         self._give_age(protocol)
         return protocol
 

@@ -9,15 +9,20 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 from tests.patience import PATIENCE_S
-from tests.puppets import metric_memory
+from tests.puppets import metric_memory, puppet_service
 
+from stoker.gateway.doors.bounded import _BEGUN_A_TURN
 from stoker.gateway.doors.listener import _CLOSED_A_TURN, Listener
 from stoker.gateway.gateway import Gateway
+from stoker.keys.access import Access
+from stoker.keys.keyring import Keys
+from stoker.keys.verifier import KeyVerifier
 
 pytestmark = pytest.mark.anyio
 
@@ -25,15 +30,21 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
 class PuppetApp:
-    """Answers every request with 204, when its gate is open."""
+    """Answers every request with 204, when its gate is open.
+
+    Attributes:
+        paths: What it was asked for, in this order.
+    """
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
         self.body = b""
+        self.paths: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope["path"])
         self.begun.set()
         await self.gate.wait()
         status = 200 if self.body else 204
@@ -64,12 +75,12 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(connection_age_s: float = 0.0) -> AsyncIterator[Stage]:
-    """A listener without services."""
-    memory = metric_memory()
+async def staged(connection_age_s: float = 0.0, gateway: Gateway | None = None) -> AsyncIterator[Stage]:
+    """A listener, by default without services."""
     app, sock = PuppetApp(), socket.create_server(("127.0.0.1", 0))
     address = sock.getsockname()
-    listener = Listener(app, Gateway({}, memory), [sock], connection_age_s=connection_age_s)
+    gateway = gateway or Gateway({}, metric_memory())
+    listener = Listener(app, gateway, [sock], connection_age_s=connection_age_s)
     await listener.start()
     try:
         yield Stage(listener, app, address)
@@ -248,3 +259,50 @@ async def test_an_answer_that_is_not_taken_yet_is_sent_to_its_end() -> None:
                 received += len(piece)
         assert received > length
         assert await finishing == 0
+
+
+async def test_a_flood_of_the_index_waits_for_its_turns() -> None:
+    """A few of its requests begin in each turn of the loop, in their order; who scores with a key waits for none."""
+    keys = Keys("the-key-of-this-test-01", "the-key-of-this-test-02")
+    access = Access(KeyVerifier(Path("no-keys"), "m", keys))
+    gateway = Gateway({"m": puppet_service(access=access)}, metric_memory())
+    scoring = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n"
+    async with staged(gateway=gateway) as stage:
+        app, callers = stage.app, [await stage.caller() for _ in range(50)]
+        app.paths.clear()
+        for number, caller in enumerate(callers[:-2]):
+            caller.send(REQUEST.replace(b"/ ", b"/%d " % number))
+        callers[-2].send(scoring + b"\r\n")
+        callers[-1].send(scoring + b"Authorization: Bearer the-key-of-this-test-01\r\n\r\n")
+        begun = [0]
+        while len(app.paths) < len(callers):
+            await asyncio.sleep(0)
+            begun.append(len(app.paths))
+        assert max(later - before for before, later in pairwise(begun)) <= _BEGUN_A_TURN + 1
+        scored = [place for place, path in enumerate(app.paths) if path.startswith("/v1/")]
+        assert scored[0] < 3 * _BEGUN_A_TURN, "the one with the key"
+        assert scored[1] == len(callers) - 1, "the one without"
+        others = [path for path in app.paths if not path.startswith("/v1/")]
+        assert others == [f"/{number}" for number in range(len(callers) - 2)]
+        for caller in callers:
+            assert (await stage.answers(caller)).startswith(b"HTTP/1.1 204")
+            caller.close()
+
+
+async def test_who_has_gone_before_its_turn_is_not_answered() -> None:
+    """A flood whose callers leave costs nothing more."""
+    async with staged() as stage:
+        app, callers = stage.app, [await stage.caller() for _ in range(50)]
+        app.paths.clear()
+        for caller in callers:
+            caller.send(REQUEST)
+        while not app.paths:  # noqa: ASYNC110  # turns of the loop are what is looked at
+            await asyncio.sleep(0)
+        for connection in stage.listener.connections:
+            connection.transport.abort()
+        for _ in range(len(callers)):
+            await asyncio.sleep(0)
+        assert not stage.listener.connections
+        assert len(app.paths) <= 4 * _BEGUN_A_TURN < len(callers)
+        for caller in callers:
+            caller.close()
