@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from tests.contract.in_process import DOORS, InProcessServer, script
-from tests.http.raw_http import Answer, Headers, bearer
+from tests.http.raw_http import Answer, Headers, bearer, request
 from tests.puppets import PuppetRuntime
 
 from stoker import __version__
 from stoker.azure.aml_response import AMLResponse
+from stoker.gateway.http.heads import AnsweredHosts
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
@@ -241,3 +242,38 @@ def test_connections_are_kept_alive(server: InProcessServer) -> None:
     with server.connect() as connection:
         connection.assert_open()
         connection.assert_open()
+
+
+@pytest.fixture
+def own_names_only(rows: InProcessServer) -> Iterator[InProcessServer]:
+    """A server without keys, which knows its name."""
+    rows.gateway.hosts = AnsweredHosts(("gpu-box",))
+    yield rows
+    rows.gateway.hosts = None
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_page_with_a_rebound_name_scores_nothing(own_names_only: InProcessServer, door: str) -> None:
+    """Whatever was asked on its connection before; who asks by an address or a known name is answered."""
+    good = request("POST", "/score", DOORS[door], b'{"data": [[1, 2]]}')
+    evil = good.replace(b"Host: localhost", b"Host: evil.example:8080")
+    with own_names_only.connect() as connection:
+        for _ in range(3):
+            assert connection.ask(good.replace(b"Host: localhost", b"Host: gpu-box")).status == 200
+            assert connection.ask(good.replace(b"Host: localhost", b"Host: 127.0.0.1:8080")).status == 200
+            answer = connection.ask(evil)
+            assert (answer.status, answer.error_code()) == (403, "host_not_allowed")
+            assert "--allowed-hosts" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/console/", "/console/figures", "/metrics", "/v2", "/v2/models/model", "/swagger.json", "/none"],
+)
+def test_a_page_with_a_rebound_name_reads_nothing(own_names_only: InProcessServer, path: str) -> None:
+    """Of the console, of models and of metrics; nor what there is."""
+    asked = request("GET", path)
+    with own_names_only.connect() as connection:
+        assert connection.ask(asked).status != 403
+        answer = connection.ask(asked.replace(b"Host: localhost", b"Host: evil.example"))
+        assert (answer.status, answer.error_code()) == (403, "host_not_allowed")

@@ -79,7 +79,7 @@ def request(
     """One request; Host, and Content-Length where there is a body, are added."""
     lines = [
         f"{method} {path} HTTP/{version}",
-        "Host: test",
+        "Host: localhost",
         *(f"{name}: {value}" for name, value in headers),
     ]
     if body is not None:

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.http.raw_http import rows_body, scoring
+from tests.http.raw_http import request, rows_body, scoring
 from tests.live_server import PRIMARY, SECONDARY, free_port, run_stoker, wait_until
 from tests.process.conftest import Serve
 from tests.tiny_models import write_mlp, write_script
@@ -84,11 +84,14 @@ def _answers(port: int) -> bool:
 
 
 def test_without_auth_no_key_is_needed(serve: Serve, doubler: Path) -> None:
-    """`--no-auth` is said at the start, and then any key or none is good."""
+    """`--no-auth` is said at the start, and then any key or none is good, but not the name of any page."""
     server = serve(doubler, "--no-auth", "--frontends", "1", given_keys=False)
 
     assert server.score([1, 2, 3, 4], key="any-key-at-all").json() == [[2, 4, 6, 8]]
     assert "none needed (--no-auth)" in server.output()
+    with server.connect() as connection:
+        answer = connection.ask(request("GET", "/").replace(b"Host: localhost", b"Host: evil.example"))
+        assert answer.error_code() == "host_not_allowed"
 
 
 def test_settings_come_from_arguments_environment_and_file_in_this_order(

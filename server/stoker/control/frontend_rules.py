@@ -56,6 +56,7 @@ class ServerRules:
         access_log_sample: The share of scoring requests that have a line in the log.
         sampling: Which requests are traced; None if traces are sent nowhere.
         tls: What HTTP is spoken over TLS with; None serves without.
+        hosts: The names in `Host` that are answered; None answers all.
     """
 
     auth: bool
@@ -71,6 +72,7 @@ class ServerRules:
     access_log_sample: float = 0.0
     sampling: Sampling | None = None
     tls: TlsFiles | None = None
+    hosts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

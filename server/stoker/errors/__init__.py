@@ -8,7 +8,8 @@ StokerError                     500 internal
 │  ├─ UnknownSequence           400 unknown_sequence    none was started, or it has ended
 │  ├─ Unauthorized              401 unauthorized
 │  ├─ Forbidden                 403 forbidden           no key would help: this server does not do that
-│  │  └─ OutOfScope             403 out_of_scope        the key is not for this model
+│  │  ├─ OutOfScope             403 out_of_scope        the key is not for this model
+│  │  └─ HostNotAllowed         403 host_not_allowed    without keys: the Host is none of allowed_hosts
 │  ├─ NotFound                  404 not_found           no such path
 │  ├─ UnknownService            404 unknown_service
 │  ├─ MethodNotAllowed          405 method_not_allowed
@@ -82,6 +83,7 @@ from stoker.errors.request import (
     ExpectationFailed,
     Forbidden,
     HeaderTooLarge,
+    HostNotAllowed,
     ImageTooLarge,
     InvalidInput,
     MalformedBody,
@@ -130,6 +132,7 @@ __all__ = [
     "FieldConflict",
     "Forbidden",
     "HeaderTooLarge",
+    "HostNotAllowed",
     "ImageTooLarge",
     "InvalidInput",
     "InvalidSettings",

@@ -116,6 +116,12 @@ class OutOfScope(Forbidden):
     status, code = 403, "out_of_scope"
 
 
+class HostNotAllowed(Forbidden):
+    """The request was sent to a host that this server does not answer for, perhaps by a page of that host."""
+
+    status, code = 403, "host_not_allowed"
+
+
 class NotFound(RequestError):
     """No route has this path."""
 

@@ -9,6 +9,7 @@ from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.cors import Cors
+from stoker.gateway.http.heads import AnsweredHosts
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import RegionTable
 from stoker.gateway.rows.quotas import Quotas
@@ -54,6 +55,7 @@ def gateway_of(
         tells_version=start.tells_version,
         trusts_proxy=start.server.trusts_proxy,
         traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
+        hosts=None if start.server.hosts is None else AnsweredHosts(start.server.hosts),
     )
     gateway.only = start.only
     gateway.watch = watch_of(start.server, metrics_fd, start.page)

@@ -12,6 +12,7 @@ from stoker.errors import NotReady, UnknownService
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.cors import Cors
+from stoker.gateway.http.heads import AnsweredHosts
 from stoker.gateway.http.request_ids import ids_of_refused
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.streams import ScriptStreams
@@ -73,6 +74,7 @@ class Gateway:
         tells_version: Whether answers name the server's version.
         trusts_proxy: Whether deadlines and tiers are taken from the headers of API gateways.
         traffic: Divides the requests to an endpoint among its deployments; None where there is no endpoint.
+        hosts: The hosts that requests over HTTP may be for; None for any.
     """
 
     services: dict[str, Service]
@@ -90,6 +92,7 @@ class Gateway:
     tells_version: bool = True
     trusts_proxy: bool = False
     traffic: Traffic | None = None
+    hosts: AnsweredHosts | None = None
     administration: Administration | None = None
     """Loads and unloads models; set once by the frontend."""
     watch: Watch | None = None

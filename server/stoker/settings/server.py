@@ -23,6 +23,7 @@ from stoker.settings.values import (
     read_device_batches,
     read_devices,
     read_endpoint,
+    read_hosts,
     read_non_finite,
     read_origins,
     read_path,
@@ -192,6 +193,13 @@ class ServerSettings:
         read_origins,
         "origins whose pages may read answers, with commas, or * (default: none); also AML_CORS_ORIGINS",
         "ORIGINS",
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        read_hosts,
+        "names in Host that are answered, beside addresses and localhost, with commas, or * (default: all; without "
+        "keys and TLS, the machine's own name)",
+        "HOSTS",
     )
     drain_grace_s: float = setting(
         2.0,

@@ -23,6 +23,7 @@ __all__ = [
     "read_device_batches",
     "read_devices",
     "read_endpoint",
+    "read_hosts",
     "read_names",
     "read_non_finite",
     "read_numbers",
@@ -217,6 +218,15 @@ def read_numbers(value: Any) -> dict[str, float]:
 
 def _typed(content: str | float) -> str:
     return str(content).lower() if isinstance(content, bool) else str(content)
+
+
+def read_hosts(value: Any) -> tuple[str, ...]:
+    """Names of hosts as requests have them in `Host`, without a port; `*.NAME` and `*` stand for several."""
+    hosts = tuple(name.lower() for name in read_names(value)) if value else ()
+    for host in hosts:
+        if re.fullmatch(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", host) is None:
+            raise ValueError("must be names of hosts such as score.example.com, *.example.com or *")
+    return hosts
 
 
 def read_origins(value: Any) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
 
-__all__ = ["FrontendProcesses"]
+__all__ = ["FrontendProcesses", "answered_hosts"]
 
 logger = logging.getLogger(__name__)
 
@@ -264,6 +264,7 @@ class FrontendProcesses:
                 access_log_sample=settings.access_log_sample,
                 sampling=None if self._traces is None else self._traces.sampling,
                 tls=settings.tls,
+                hosts=answered_hosts(settings),
             ),
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
@@ -361,6 +362,19 @@ class FrontendProcesses:
             return
         self._page.count_restart("frontend")
         self._background.restart("a frontend", child, process.backoff, lambda: self._start(process))
+
+
+def answered_hosts(settings: ServerSettings) -> tuple[str, ...] | None:
+    """The names in `Host` that are answered; None for all.
+
+    A page in a browser may have its own name resolved to the address of this server, and then reads what it answers
+    as if it came from there. Where callers need a key, or a certificate is shown, such a page gets nothing.
+    """
+    if settings.allowed_hosts:
+        return None if "*" in settings.allowed_hosts else settings.allowed_hosts
+    if settings.auth or settings.token_auth or settings.tls is not None:
+        return None
+    return (socket.gethostname().lower(), settings.host.lower())
 
 
 def _processes(count: int, sockets: Sequence[socket.socket]) -> list[FrontendProcess]:

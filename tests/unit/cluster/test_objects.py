@@ -221,6 +221,24 @@ def test_keys_are_mounted_and_given_ones_are_a_secret() -> None:
     assert not any(v["name"] == "keys" for v in pod(server={"auth": False})["volumes"])
 
 
+@pytest.mark.parametrize(
+    ("server", "hosts"),
+    [
+        ({"auth": False}, ["*"]),
+        ({"auth": False, "allowed_hosts": ["a.example.com"]}, []),
+        ({"auth": False, "token_auth": True}, []),
+        ({}, []),
+    ],
+)
+def test_pods_without_keys_answer_for_the_names_of_the_cluster(
+    server: dict[str, Any], hosts: list[str]
+) -> None:
+    """Unless the plan says for which; with keys they answer for all names anyway."""
+    (container,) = pod(server=server)["containers"]
+    found = [entry["value"] for entry in container["env"] if entry["name"] == "STOKER_ALLOWED_HOSTS"]
+    assert found == hosts
+
+
 def test_who_reaches_the_pods() -> None:
     """The namespace, the Gateway's and those that are named; everybody where the Service is open to everybody."""
     policy = objects(gateway="gateways/main", allow_from=("monitoring",))["NetworkPolicy"]["spec"]

@@ -111,7 +111,8 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "otlp_endpoint": "http://127.0.0.1:4318", "otlp_protocol": "grpc", "trace_ratio": 0.25,
         "max_image_mpx": 2.5,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
-        "cors_origins": "https://a", "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
+        "cors_origins": "https://a", "allowed_hosts": "a.example.com",
+        "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
         "tls_cert": "/hc.pem", "tls_key": "/hk.pem", "tls_client_ca": "/ca.pem",
         "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
         "connection_age_s": 2.5, "trust_proxy_headers": True, "keys_dir": "/keys",
@@ -131,7 +132,8 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     ]
     arguments = vars(parser.parse_args([*options, *switches]))
     pems = {name: Path(str(value)) for name, value in given.items() if "tls" in name or name == "keys_dir"}
-    expected = ServerSettings(**{**given, "device": ("cuda:1",), "cors_origins": ("https://a",), **pems})
+    lists = {"device": ("cuda:1",), "cors_origins": ("https://a",), "allowed_hosts": ("a.example.com",)}
+    expected = ServerSettings(**{**given, **lists, **pems})
     assert load(tmp_path, arguments=arguments) == expected
     assert load(tmp_path, environ={f"STOKER_{n.upper()}": str(v) for n, v in given.items()}) == expected
     assert load(tmp_path, "\n".join(f"{name}: '{value}'" for name, value in given.items())) == expected
@@ -376,6 +378,12 @@ def test_what_no_setting_can_be_is_refused(tmp_path: Path, text: bytes) -> None:
     [
         ({"STOKER_PORT": "http"}, {}, "STOKER_PORT: port must be a whole number, got 'http'"),
         ({"STOKER_AUTH": "2"}, {}, "STOKER_AUTH: auth must be true or false, got '2'"),
+        (
+            {"STOKER_ALLOWED_HOSTS": "https://a.example.com"},
+            {},
+            "STOKER_ALLOWED_HOSTS: allowed_hosts must be names of hosts such as score.example.com, "
+            "*.example.com or *, got 'https://a.example.com'",
+        ),
         ({}, {"port": "x"}, "command line: port must be a whole number, got 'x'"),
     ],
 )

@@ -83,6 +83,8 @@ def _container(image: str, scripts: bool, protocol: str) -> dict[str, Any]:
         "env": [
             {"name": "STOKER_HOST", "value": "0.0.0.0"},  # noqa: S104  # a pod's address is its own
             {"name": "STOKER_WORKSPACE", "value": "/workspace"},
+            # It has no keys, and KServe reaches it by names that are not known here.
+            {"name": "STOKER_ALLOWED_HOSTS", "value": "*"},
             {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the pod's own
         ],
         "ports": [port],

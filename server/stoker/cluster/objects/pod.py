@@ -107,6 +107,9 @@ def _environment(plan: ClusterPlan) -> list[dict[str, Any]]:
         # Libraries keep caches there, and the user's own folder is not to be written.
         {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the pod's own
     ]
+    if not (plan.takes_keys or plan.server.get("allowed_hosts")):
+        # The names of Services and Gateways are the cluster's.
+        variables.append({"name": "STOKER_ALLOWED_HOSTS", "value": "*"})
     if plan.collect_to is not None:
         variables.append({"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
     return variables

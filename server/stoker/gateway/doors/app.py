@@ -100,7 +100,7 @@ def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
 
         answer = send_with_added if added else send
         try:
-            check_head(scope)
+            check_head(scope, gateway.hosts)
         except StokerError as error:
             await send_answer(answer, refusal(error, headers))
             return

@@ -209,9 +209,13 @@ class DirectProtocol(BoundedProtocol):
         values = plain_headers(self.headers)
         if values is None:
             return False
-        authorization, length_text, content_type, _, json_length, accepts, *sent_ids, patience = values
+        authorization, length_text, content_type, host, json_length, accepts, *sent_ids, patience = values
         length = int(length_text or 0)
-        if not 0 < length <= service.max_body_bytes or not (caller := service.access.holder(authorization)):
+        if (
+            not 0 < length <= service.max_body_bytes
+            or not (caller := service.access.holder(authorization))
+            or not (gateway.hosts is None or gateway.hosts.have(host))
+        ):
             return False
         if infers:
             if not self._takes_infer(json_length, accepts):

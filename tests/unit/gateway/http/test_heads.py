@@ -1,0 +1,83 @@
+"""What the head of a request has to be: for which host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.gateway.http.heads import AnsweredHosts
+from stoker.settings.loading import load_settings
+from stoker.supervisor.frontend_processes import answered_hosts
+
+HOSTS = AnsweredHosts(("score.example.com", "*.ml.svc", "gpu-box"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"localhost",
+        b"LOCALHOST:8080",
+        b"a.localhost:8080",
+        b"127.0.0.1",
+        b"127.0.0.1:8080",
+        b"10.1.2.3:80",
+        b"[::1]",
+        b"[::1]:8080",
+        b"[fe80::1]:8080",
+        b"score.example.com",
+        b"Score.Example.com.:443",
+        b"digits.ml.svc",
+        b"a.b.ml.svc:80",
+        b"gpu-box:",
+    ],
+)
+def test_addresses_and_names_that_were_given_are_answered(host: bytes) -> None:
+    """With any port, whatever their case."""
+    assert HOSTS.have(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"",
+        b":8080",
+        b"evil.example",
+        b"example.com",
+        b"a.score.example.com",
+        b"ml.svc",
+        b"xml.svc",
+        b"localhost.evil.example",
+        b"127.0.0.1.evil.example",
+        b"127.0.0.1:8080:80",
+        b"[::1].evil.example",
+        b"\xff\xfe",
+        b"localhost@evil.example",
+    ],
+)
+def test_names_of_others_are_not(host: bytes) -> None:
+    """A page can have each of these resolved to this server."""
+    assert not HOSTS.have(host)
+
+
+@pytest.mark.parametrize(
+    ("said", "hosts"),
+    [
+        ("", None),
+        ("auth: false", ("this-machine", "127.0.0.1")),
+        ("auth: false\nhost: score.internal", ("this-machine", "score.internal")),
+        ("auth: false\ntoken_auth: true", None),
+        ("auth: false\ntls_cert: c.pem\ntls_key: k.pem", None),
+        ("auth: false\nallowed_hosts: ['*']", None),
+        ("auth: false\nallowed_hosts: A.example.com, b", ("a.example.com", "b")),
+        ("allowed_hosts: a.example.com", ("a.example.com",)),
+    ],
+)
+def test_without_keys_only_own_names_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, hosts: tuple[str, ...] | None
+) -> None:
+    """With keys or TLS a page of another host gets nothing, so all names are, unless it is said which."""
+    monkeypatch.setattr("socket.gethostname", lambda: "this-machine")
+    file = tmp_path / "deployment.yaml"
+    file.write_text(f"{said}\nmodels: []\n")
+    assert answered_hosts(load_settings({}, {}, file, ())) == hosts
