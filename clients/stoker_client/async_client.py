@@ -41,8 +41,9 @@ class AsyncClient:
     """Scores rows with one service of a Stoker server, without blocking the event loop while it waits.
 
     The arguments, answers and errors are those of `Client`; `timeout_s` is exact here, for a call that takes
-    longer is cancelled. Connections belong to the event loop that they were made in: in another one the client makes
-    new ones, so calls by one `asyncio.run` each are answered, and pay for a connection each.
+    longer is cancelled. Connections belong to the event loop that they were made in, and are closed when it ends. In
+    another one the client makes new ones, so calls by one `asyncio.run` each are answered, and pay for a connection
+    each; event loops of several threads may use one client at the same time.
 
     Args:
         scoring_uri: Where rows are posted to; several servers of one service, as for `Client`.

@@ -14,8 +14,9 @@ import asyncio
 import os
 import ssl
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -31,12 +32,49 @@ _IDLE_S = 30.0
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
+class _Home(Generic[Http]):
+    """The httpx clients whose connections can be used in one place.
+
+    Attributes:
+        idle: Those that are not lent.
+        all: All of them.
+    """
+
+    __slots__ = ("_end", "all", "idle")
+
+    def __init__(self) -> None:
+        self.idle: list[Http] = []
+        self.all: list[Http] = []
+        self._end: AsyncGenerator[None, None] | None = None
+
+    def close_with_loop(self, forget: Callable[[], object]) -> None:
+        """Close all connections when the event loop that runs now ends, and call `forget` then.
+
+        Event loops close the asynchronous generators that were begun in them and have not ended, and nothing else.
+        """
+        self._end = _closed_at_the_end(self.all, forget)
+        with suppress(StopIteration):
+            # To its `yield`, before which it waits for nothing.
+            self._end.__anext__().__await__().__next__()
+
+
+async def _closed_at_the_end(clients: list[Any], forget: Callable[[], object]) -> AsyncGenerator[None, None]:
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        forget()
+        # A process that was forked has copies of the sockets; their peers are its parent's.
+        for http in clients if os.getpid() == process else ():
+            await http.aclose()
+
+
 class Lanes(Generic[Http]):
-    """The httpx clients of a `Client` or `AsyncClient`; threads may share them.
+    """The httpx clients of a `Client` or `AsyncClient`; threads may share them, and so may their event loops.
 
     Args:
         make: Makes one more, when all are lent.
-        home: Tells where connections can be used: those that were made elsewhere are left. None: anywhere.
+        home: Tells in which event loop connections can be used; each has its own. None: anywhere.
         is_shared: Whether `make` gives the same one each time, which cannot be made anew.
     """
 
@@ -49,10 +87,8 @@ class Lanes(Generic[Http]):
     ) -> None:
         self._make: Callable[[], Http] = make
         self._home = home
-        self._at: object = None
+        self._homes: dict[object, _Home[Http]] = {}
         self._is_shared = is_shared
-        self._idle: list[Http] = []
-        self._all: list[Http] = []
         self._closed = False
         self._is_lost = False
         _of_this_process.add(self)
@@ -71,32 +107,47 @@ class Lanes(Generic[Http]):
                 "the client's transport has connections of the process that this one was forked from; make a client "
                 "in each process"
             )
-        if self._home is not None and (home := self._home()) is not self._at:
-            self._at, self._idle, self._all = home, [], []
-        idle = self._idle
+        home = self._here()
         try:
-            http = idle.pop()
+            http = home.idle.pop()
         except IndexError:
             http = self._make()
-            self._all.append(http)
+            home.all.append(http)
         try:
             yield http
         finally:
-            # Where it came from: other lanes may have been begun meanwhile.
-            idle.append(http)
+            home.idle.append(http)
+
+    def _here(self) -> _Home[Http]:
+        """The lanes of the event loop that runs now, or those that can be used anywhere."""
+        if self._home is None:
+            return self._homes.setdefault(None, _Home())
+        at = self._home()
+        home = self._homes.get(at)
+        if home is None:
+            for loop in [loop for loop in list(self._homes) if _is_over(loop)]:
+                del self._homes[loop]
+            home = self._homes[at] = _Home()
+            home.close_with_loop(partial(self._forget, at, home))
+        return home
+
+    def _forget(self, at: object, home: _Home[Http]) -> None:
+        if self._homes.get(at) is home:
+            del self._homes[at]
 
     def taken_down(self) -> list[Http]:
-        """Lend no more, and return the clients for closing."""
+        """Lend no more, and return the clients for closing; those of other event loops are closed when these end."""
         self._closed = True
-        return self._all
+        home = self._homes.get(None if self._home is None else self._home())
+        return [] if home is None else home.all
 
     def begin_in_child(self) -> None:
         """Leave all connections to the process that this one was forked from."""
         if self._is_shared:
-            self._is_lost = bool(self._all)
+            self._is_lost = any(home.all for home in self._homes.values())
             return
-        idle, self._idle, self._all = self._idle, [], []
-        for http in idle:
+        homes, self._homes = list(self._homes.values()), {}
+        for http in (http for home in homes for http in home.idle):
             # This process's copy of a socket alone, which says nothing to the server.
             if isinstance(http, httpx.Client):
                 http.close()
@@ -123,6 +174,11 @@ def event_loop() -> object:
 
 
 _mark: Final[anyio.lowlevel.RunVar[object]] = anyio.lowlevel.RunVar("stoker_client.lanes")
+
+
+def _is_over(loop: object) -> bool:
+    """Whether an event loop has ended, without having closed what was begun in it."""
+    return isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed()
 
 
 def _run_of_trio() -> object:

@@ -89,9 +89,14 @@ async def test_a_connection_closed_as_idle_costs_an_asynchronous_call_nothing(se
     assert [request.connection for request in server.requests] == [0, 0, 1, 1]
 
 
-def run_program(code: str, uri: str) -> None:
-    """Run code of a user in a process of its own, whose forks and loops are not those of the tests."""
-    subprocess.run([sys.executable, "-c", code, uri, KEY], check=True, timeout=PROGRAM_S)
+def run_program(code: str, uri: str) -> str:
+    """Run code of a user in a process of its own, whose forks and loops are not those of the tests.
+
+    Returns:
+        What it has said of connections that were left open.
+    """
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", code, uri, KEY]
+    return subprocess.run(command, check=True, timeout=PROGRAM_S, stderr=subprocess.PIPE, text=True).stderr
 
 
 FORKING = """
@@ -139,6 +144,36 @@ asyncio.run(twice())
 asyncio.run(twice())
 """
 
+LOOPS_SIDE_BY_SIDE = """
+import asyncio, sys, threading
+from stoker_client import AsyncClient
+client = AsyncClient(*sys.argv[1:])
+turns = threading.Barrier(2)
+async def by_turns():
+    for _ in range(5):
+        turns.wait()
+        await client.score([[0.0] * 784])
+threads = [threading.Thread(target=lambda: asyncio.run(by_turns())) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+CLOSED_IN_ANOTHER_LOOP = """
+import asyncio, sys
+from stoker_client import AsyncClient
+client = AsyncClient(*sys.argv[1:])
+async def once():
+    await client.score([[0.0] * 784])
+asyncio.run(once())
+asyncio.run(client.aclose())
+try:
+    asyncio.run(once())
+except RuntimeError as error:
+    assert "was closed" in str(error)
+"""
+
 
 @pytest.mark.parametrize(
     ("code", "connections"), [(FORKING, [0, 1, 1, 0]), (FORKING_WITH_A_TRANSPORT, [0, 1, 0])]
@@ -150,11 +185,19 @@ def test_a_forked_process_has_connections_of_its_own(serve: Serve, code: str, co
     assert [request.connection for request in server.requests] == connections
 
 
-def test_an_asynchronous_client_follows_to_another_event_loop(serve: Serve) -> None:
-    """The connections of a loop that has ended are left, and not tried."""
+@pytest.mark.parametrize(
+    ("code", "connections"),
+    [
+        (TWO_LOOPS, [0, 0, 1, 1]),
+        (LOOPS_SIDE_BY_SIDE, [0] * 5 + [1] * 5),
+        (CLOSED_IN_ANOTHER_LOOP, [0]),
+    ],
+)
+def test_each_event_loop_has_connections_of_its_own(serve: Serve, code: str, connections: list[int]) -> None:
+    """They are closed when it ends, whether there is another one by then, or one at the same time."""
     server = serve(like_stoker)
-    run_program(TWO_LOOPS, server.uri)
-    assert [request.connection for request in server.requests] == [0, 0, 1, 1]
+    assert run_program(code, server.uri) == ""
+    assert sorted(request.connection for request in server.requests) == connections
 
 
 def test_an_answer_cut_short_is_asked_for_again(serve: Serve) -> None:
