@@ -98,7 +98,9 @@ def replace_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(os.open(str(beside), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        # No link is followed: a script in a container writes into this folder too.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(str(beside), flags, mode), "wb") as file:
             file.write(json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
             file.flush()
             os.fsync(file.fileno())

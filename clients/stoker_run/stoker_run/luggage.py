@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, List, Optional
 
+from stoker_run.trees import Tree, remove_tree
+
 __all__ = ["Luggage", "local_name", "sent_name"]
 
 _CHUNK_BYTES = 1 << 20
@@ -111,21 +113,29 @@ class Luggage:
         staged = place / (name.replace("/", ".") + ".new")
         self.remove(staged)
         staged.mkdir(parents=True)
+        made = Tree(staged)
         for kind, inner, *rest in json.loads(listing.read_bytes().decode("ascii")):
-            path = staged / local_name(inner)
+            path = local_name(inner)
+            made.make_parents(path)
             if kind == "d":
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if kind == "l":
-                path.symlink_to(local_name(rest[0]))
-                continue
-            content = self._content(rest[0])
-            if not self.used(content):
+                made.make_folder(path)
+            elif kind == "l":
+                made.make_link(path, local_name(rest[0]))
+            elif not self._copy(rest[0], made, path):
                 return False
-            shutil.copyfile(str(content), str(path))
-            path.chmod(0o700 if rest[0].endswith(".x") else 0o600)
         staged.replace(target)
+        return True
+
+    def _copy(self, content: str, tree: Tree, name: str) -> bool:
+        """Copy a content to a new file; says whether it is here."""
+        kept = self._content(content)
+        if not self.used(kept):
+            return False
+        mode = 0o700 if content.endswith(".x") else 0o600
+        copy = tree.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with kept.open("rb") as source, os.fdopen(copy, "wb") as file:
+            os.fchmod(copy, mode)
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
         return True
 
     @staticmethod
@@ -167,7 +177,7 @@ class Luggage:
         """Remove a folder with everything in it; a folder above it that is empty then goes too."""
         if not path.is_dir():
             return
-        shutil.rmtree(str(path))
+        remove_tree(path)
         if path.parent.parent == self._folder / "runs":
             try:
                 path.parent.rmdir()
@@ -178,7 +188,8 @@ class Luggage:
     def replace(path: Path, data: bytes, mode: int) -> None:
         """Write a file beside its place and rename it there."""
         beside = path.with_name(f".{path.name}.{os.getpid()}")
-        file = os.open(str(beside), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(str(beside), flags, mode)
         try:
             with os.fdopen(file, "wb") as staged:
                 staged.write(data)

@@ -321,7 +321,7 @@ def _renew(path: Path, renewal: int) -> None:
     try:
         replace_json(path, {"renewal": renewal})
     except OSError:
-        file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             os.write(file, json.dumps({"renewal": renewal}).encode("ascii") + b"\n")
         finally:

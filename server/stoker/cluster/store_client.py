@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import os
 import shutil
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -21,12 +23,14 @@ from stoker.cluster.store_tree import (
     PREFIX,
     StoredFile,
     digest_of,
+    digest_of_content,
     listed,
     read_tree,
     split_address,
     tree_text,
 )
 from stoker.errors import CorruptModel, OperatorError
+from stoker_run.trees import Tree, remove_tree
 
 __all__ = ["fetch", "follow", "push"]
 
@@ -34,6 +38,10 @@ _ANSWER_S: Final = 60.0
 _PAUSE_S: Final = 1.0
 _BLOCK_BYTES: Final = 1 << 20
 _INCOMING: Final = ".incoming"
+_STAGED: Final = "staged"
+_COPY: Final = "copy"
+_SHARED_MODE: Final = 0o777
+"""Of folders, less what the umask takes: a server of another user may read them."""
 _TREE_BYTES: Final = 16 << 20
 
 
@@ -119,35 +127,61 @@ def fetch(
     base, digest = split_address(address)
     incoming = folder / _INCOMING
     incoming.mkdir(parents=True, exist_ok=True)
-    tree = incoming / digest
     deadline_s = time.monotonic() + patience_s
+    tree = incoming / digest
     try:
         _get(f"{base}/{digest}", tree, StoredFile(digest, digest, _TREE_BYTES), deadline_s)
         files = read_tree(tree.read_bytes())
     finally:
         tree.unlink(missing_ok=True)
-    for file in files:
-        if not _is_right(folder / file.path, file) and not _is_right(incoming / file.path, file):
-            target = incoming / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _get(f"{base}/{file.digest}", target, file, deadline_s)
+    if any(PurePosixPath(file.path).parts[0] == _INCOMING for file in files):
+        raise CorruptModel(f"{address} names files in {_INCOMING}, where files are on their way")
+    there = Tree(folder)
+    missing = [file for file in files if not _is_right(there, file)]
+    for file in missing:
+        # By their digests, so that what has come before a break is found whatever another tree calls it.
+        kept = incoming / file.digest
+        if not kept.is_file() or digest_of(kept) != file.digest:
+            _get(f"{base}/{file.digest}", kept, file, deadline_s)
             say(f"got {file.path}")
-    for file in files:
-        _bring_in(PurePosixPath(file.path), incoming, folder)
-    shutil.rmtree(incoming)
+    try:
+        _bring_in(missing, incoming, there)
+    except OSError as error:
+        raise OperatorError(
+            f"the files of {address} cannot be put into {folder}: {error.filename}: {error.strerror}; "
+            "remove what is in their way"
+        ) from error
+    remove_tree(incoming)
     return files
 
 
-def _is_right(path: Path, file: StoredFile) -> bool:
-    return path.is_file() and path.stat().st_size == file.size_bytes and digest_of(path) == file.digest
+def _is_right(tree: Tree, file: StoredFile) -> bool:
+    if tree.size_bytes(file.path) != file.size_bytes:
+        return False
+    with os.fdopen(tree.open(file.path, os.O_RDONLY), "rb") as content:
+        return digest_of_content(content) == file.digest
 
 
-def _bring_in(path: PurePosixPath, incoming: Path, folder: Path) -> None:
-    """Move a file to its place, with all of the outermost folder that is new: nobody sees a part of that."""
-    if not (incoming / path).exists():
-        return
-    moved = next((one for one in [*reversed(path.parents), path][1:] if not (folder / one).exists()), path)
-    (incoming / moved).replace(folder / moved)
+def _bring_in(files: Sequence[StoredFile], incoming: Path, there: Tree) -> None:
+    """Move files to their places, each with all of the outermost folder that is new: nobody sees a part of that."""
+    staged = incoming / _STAGED
+    remove_tree(staged)
+    staged.mkdir()
+    made = Tree(staged)
+    left = Counter(file.digest for file in files)
+    for file in files:
+        made.make_parents(file.path, _SHARED_MODE)
+        left[file.digest] -= 1
+        if left[file.digest]:
+            shutil.copyfile(incoming / file.digest, incoming / _COPY)
+        made_of = _COPY if left[file.digest] else file.digest
+        Tree(incoming).move(made_of, made, file.path)
+    for file in files:
+        parts = PurePosixPath(file.path).parts
+        outer = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+        moved = next((name for name in outer if not there.exists(name)), file.path)
+        if made.exists(moved):
+            made.move(moved, there, moved)
 
 
 def follow(

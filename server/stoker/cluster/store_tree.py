@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from stoker.errors import CorruptModel, InvalidSettings
 
@@ -16,6 +16,7 @@ __all__ = [
     "PREFIX",
     "StoredFile",
     "digest_of",
+    "digest_of_content",
     "is_digest",
     "listed",
     "read_tree",
@@ -53,10 +54,15 @@ def is_digest(text: str) -> bool:
 
 def digest_of(path: Path) -> str:
     """Return the digest of a file's content."""
-    found = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            found.update(block)
+        return digest_of_content(file)
+
+
+def digest_of_content(file: IO[bytes]) -> str:
+    """Return the digest of what an open file holds."""
+    found = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        found.update(block)
     return PREFIX + found.hexdigest()
 
 

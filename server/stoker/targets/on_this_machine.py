@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from stoker.targets.engine import EngineFailure, Job, Presence, Sight
 from stoker.targets.sights import sight_of
 from stoker.workspace import Workspace
 from stoker_run import observing
+from stoker_run.trees import Tree, remove_tree
 
 __all__ = [
     "as_failure",
@@ -36,7 +37,7 @@ def working_directory(job: Job) -> Path:
     """A copy of the snapshot, with what earlier attempts have left in `outputs/` and `logs/`."""
     work, staged = job.place / "work", job.place / "work.new"
     if not work.is_dir():
-        shutil.rmtree(staged, ignore_errors=True)
+        remove_tree(staged, ignore_errors=True)
         try:
             SnapshotStore(job.snapshots_dir).restore(job.record.snapshot, staged)
         except SubmissionRefused as error:
@@ -76,25 +77,25 @@ def collect(job: Job) -> None:
     """Move what the script has written to the run's folder, once nothing of it runs any more."""
     with as_failure("the run's files cannot be moved to its folder"):
         for name in _RUN_FOLDERS:
-            _move(job.place / "work" / name, job.folder.path / name)
+            # A script in a container writes here too, and its links mean folders of this machine.
+            if Tree(job.place).is_folder(f"work/{name}"):
+                _move(job.place / "work" / name, job.folder.path / name)
 
 
 def _move(written: Path, place: Path) -> None:
     """Move a folder to a place that is empty or does not exist; existing content there is kept beside it."""
-    if written.is_symlink() or not written.is_dir():
-        return
     if place.is_dir():
         for entry in place.iterdir():
-            if not (written / entry.name).exists():
+            if not os.path.lexists(written / entry.name):
                 entry.rename(written / entry.name)
-        shutil.rmtree(place)
+        remove_tree(place)
     written.rename(place)
 
 
 def remove_work(job: Job) -> None:
     """Remove the working directory, and the agent's own files."""
     for name in ("work", "work.new", "agent", "home"):
-        shutil.rmtree(job.place / name, ignore_errors=True)
+        remove_tree(job.place / name, ignore_errors=True)
     for name in ("stoker_run.zip", "oom"):
         (job.place / name).unlink(missing_ok=True)
 

@@ -50,6 +50,21 @@ def test_the_config_is_found_where_it_was_written(ws: Workspace, tmp_path: Path)
     assert Workspace.from_config().name == "other"
 
 
+def test_an_upload_writes_through_no_link(ws: Workspace, tmp_path: Path) -> None:
+    """Runs write into a store too: a link that one has left there leads no upload out of it."""
+    store = ws.get_default_datastore()
+    store.upload("data", "digits")
+    (tmp_path / "elsewhere").mkdir()
+    (store.root / "link").symlink_to(tmp_path / "elsewhere")
+    (store.root / "digits" / "a.csv").unlink()
+    (store.root / "digits" / "a.csv").symlink_to(tmp_path / "elsewhere" / "new")
+    with pytest.raises(UserErrorException, match="cannot be put into the store: .*link"):
+        store.upload("data", "link")
+    store.upload("data", "digits", overwrite=True)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert (store.root / "digits" / "a.csv").read_text() == "a.csv"
+
+
 def test_an_upload_says_what_it_does(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """In Azure's words; what is there is skipped, unless it may be replaced."""
     store = ws.get_default_datastore()

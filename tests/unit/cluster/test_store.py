@@ -20,6 +20,7 @@ from stoker.cluster.store import LENGTH_HEADER, OFFSET_HEADER, store_app
 from stoker.cluster.store_client import fetch, follow, push
 from stoker.cluster.store_tree import StoredFile, digest_of, read_tree, split_address, tree_text
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError
+from stoker_run.trees import Tree
 
 MOST_BYTES = 3_000_000
 
@@ -134,8 +135,8 @@ def test_a_download_goes_on_where_it_was_broken_off(store: Store, models: Path, 
     whole = (models / "digits" / "model.onnx").read_bytes()
     for there in (whole[:1000], whole, whole + b"more"):
         target = tmp_path / f"pod{len(there)}"
-        (target / ".incoming" / "digits").mkdir(parents=True)
-        (target / ".incoming" / "digits" / ".model.onnx.part").write_bytes(there)
+        (target / ".incoming").mkdir(parents=True)
+        (target / ".incoming" / f".{digest_of(models / 'digits' / 'model.onnx')}.part").write_bytes(there)
         fetch(address, target, quiet)
         assert (target / "digits" / "model.onnx").read_bytes() == whole
         assert sorted(path.name for path in target.rglob("*")) == ["digits", "empty", "model.onnx"]
@@ -241,14 +242,14 @@ def test_another_address_brings_another_version_beside_the_old(
     first, second = (push([f"m/{version}"], models / "tree", store.url, quiet) for version in "12")
     target, file = tmp_path / "pod", tmp_path / "address"
     moved: list[str] = []
-    replace = Path.replace
+    move = Tree.move
 
-    def seen(source: Path, to: Path) -> Path:
-        if not source.name.endswith(".part"):
-            moved.append(Path(to).relative_to(target).as_posix())
-        return replace(source, to)
+    def seen(source: Tree, name: str, to: Tree, new_name: str) -> None:
+        if to.root == target:
+            moved.append(new_name)
+        move(source, name, to, new_name)
 
-    monkeypatch.setattr(Path, "replace", seen)
+    monkeypatch.setattr(Tree, "move", seen)
     file.write_text(f"{first}\n")
     assert cli.main(["store", "fetch", str(file), str(target)]) == 0
     said: list[str] = []
@@ -273,3 +274,25 @@ def test_another_address_brings_another_version_beside_the_old(
         "got m/2/weights",
     ]
     assert sorted(path.name for path in (target / "m").iterdir()) == ["1", "2"]
+
+
+def test_a_fetch_writes_through_no_link(store: Store, models: Path, tmp_path: Path) -> None:
+    """A folder of the tree that is a link in the target stays one, and nothing comes into where it leads."""
+    address = push(["digits"], models, store.url, quiet)
+    target, elsewhere = tmp_path / "pod", tmp_path / "elsewhere"
+    target.mkdir()
+    elsewhere.mkdir()
+    (target / "digits").symlink_to(elsewhere)
+    with pytest.raises(OperatorError, match="remove what is in their way"):
+        fetch(address, target, quiet)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_files_of_one_content_come_once(store: Store, models: Path, tmp_path: Path) -> None:
+    """Each has its own copy in the target."""
+    for name in ("one", "two"):
+        (models / "digits" / name).write_bytes(b"the same")
+    fetch(push(["digits"], models, store.url, quiet), tmp_path / "pod", quiet)
+    files = [tmp_path / "pod" / "digits" / name for name in ("one", "two")]
+    assert [file.read_bytes() for file in files] == [b"the same"] * 2
+    assert files[0].stat().st_ino != files[1].stat().st_ino

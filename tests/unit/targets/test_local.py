@@ -12,6 +12,7 @@ from stoker.runs.store import RunStore
 from stoker.targets.definitions import Target
 from stoker.targets.engine import EngineFailure, Job
 from stoker.targets.local import LocalEngine
+from stoker.targets.on_this_machine import collect, remove_work
 from stoker.workspace import Workspace
 
 
@@ -47,3 +48,18 @@ def test_the_advice_is_about_what_is_missing(
         True,
         hint,
     )
+
+
+def test_what_is_moved_is_the_script_s_own(tmp_path: Path) -> None:
+    """A script in a container may leave links in the place of its folders: what they lead to stays where it is."""
+    (tmp_path / "home" / "outputs").mkdir(parents=True)
+    (tmp_path / "home" / "outputs" / "own").touch()
+    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py"))
+    folder = RunStore(tmp_path / "runs").create(record, RunState())
+    job = Job(folder, record, 1, tmp_path / "snapshots")
+    job.place.mkdir(parents=True)
+    (job.place / "work").symlink_to(tmp_path / "home")
+    collect(job)
+    remove_work(job)
+    assert (tmp_path / "home" / "outputs" / "own").is_file()
+    assert list(job.place.iterdir()) == []

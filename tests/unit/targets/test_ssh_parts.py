@@ -1,8 +1,12 @@
 """Parts of the engine for machines by SSH that need no machine."""
 
+import asyncio
 import ctypes.util
+import json
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -10,13 +14,18 @@ from packaging.specifiers import SpecifierSet
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
+from stoker.runs.definition import Definition
+from stoker.runs.record import RunRecord
+from stoker.runs.states import RunState
+from stoker.runs.store import RunStore
 from stoker.targets.definitions import Target
-from stoker.targets.engine import EngineFailure, Presence
+from stoker.targets.engine import EngineFailure, Job, Presence
 from stoker.targets.registry import no_compiler_for_libraries
 from stoker.targets.sights import sight_of
 from stoker.targets.ssh.bootstrap import command, first_line
-from stoker.targets.ssh.collecting import checked_entries
+from stoker.targets.ssh.collecting import checked_entries, collect
 from stoker.targets.ssh.environment import choose
+from stoker.targets.ssh.porter import Porter
 from stoker.targets.ssh.sending import listed
 from stoker.targets.ssh.settings import SshSettings
 
@@ -51,6 +60,97 @@ def test_a_machine_writes_nowhere_else(name: str) -> None:
     """Names that lead out of the folder, or through a link that came with them, are not taken."""
     with pytest.raises(EngineFailure, match="has sent"):
         checked_entries([["l", "link", "/etc"], ["f", name, 1, False]])
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [["l", "d", "/etc"], ["d", "d"]],
+        [["f", "a", 1, False], ["f", "./a", 1, False]],
+        [["f", "a", 1, False], ["f", "a/b", 1, False]],
+        [["f", "a", -1, False]],
+        [["f", "a"]],
+        [["x", "a"]],
+        ["d"],
+        [["d", 7]],
+    ],
+)
+def test_listings_that_no_folder_has_are_not_taken(entries: list[list[Any]]) -> None:
+    """A name is one thing, once, and below folders alone."""
+    with pytest.raises(EngineFailure, match="has sent"):
+        checked_entries(entries)
+
+
+class CutPorter:
+    """A porter of a machine that has ended an attempt, with these outputs; it may be cut while it sends.
+
+    Args:
+        outputs: What it lists.
+        cut_at: How many bytes it sends before it is cut; None for all.
+    """
+
+    def __init__(self, outputs: list[list[Any]], cut_at: int | None = None) -> None:
+        self.outputs, self.left = outputs, cut_at
+        self.asked: list[int] = []
+
+    async def ask(self, **request: Any) -> tuple[dict[str, Any], bytes]:
+        """Answer a look or a listing."""
+        if request["op"] == "look":
+            seen = {"agent": {"a": 1}, "heartbeat": None, "sizes": {}, "exit": {"code": 0}}
+            return {"seen": seen, "chunks": []}, b""
+        listing = {"files": [], "children": [], "work/outputs": self.outputs, "work/logs": []}
+        return {}, json.dumps(listing).encode()
+
+    async def exchange(self, requests: Any) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
+        """Send pieces of files of the byte `x`."""
+        for head, _ in requests:
+            self.asked.append(head["offset"])
+            if self.left == 0:
+                raise ConnectionError
+            size = head["size"] if self.left is None else min(head["size"], self.left)
+            self.left = None if self.left is None else self.left - size
+            yield {}, b"x" * size
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Job:
+    """An attempt on a machine that has ended."""
+    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py"))
+    folder = RunStore(tmp_path / "runs").create(record, RunState())
+    job = Job(folder, record, 1, tmp_path / "snapshots")
+    job.place.mkdir(parents=True)
+    return job
+
+
+def test_a_link_of_a_broken_listing_is_no_way_out(ended: Job, tmp_path: Path) -> None:
+    """A folder of the next listing that was a link in the one before is a folder here."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    first = CutPorter([["l", "d", str(victim)], ["f", "big", 5, False]], cut_at=0)
+    with pytest.raises(ConnectionError):
+        asyncio.run(collect(cast("Porter", first), ended))
+    asyncio.run(collect(cast("Porter", CutPorter([["d", "d"], ["f", "d/evil", 3, True]])), ended))
+    assert list(victim.iterdir()) == []
+    evil = ended.folder.outputs / "d" / "evil"
+    assert (evil.read_bytes(), evil.stat().st_mode & 0o777) == (b"xxx", 0o700)
+    assert not (ended.folder.outputs / "big").exists()
+    assert not (ended.place / "incoming").exists()
+
+
+def test_what_came_before_a_cut_is_not_asked_for_again(ended: Job) -> None:
+    """Files go on where they were cut, also after two cuts."""
+    listing: list[list[Any]] = [["d", "deep"], ["f", "deep/large", 5, False], ["f", "other", 4, False]]
+    for cut_at, asked in ((3, [0, 0]), (2, [3, 0]), (None, [0])):
+        porter = CutPorter(listing, cut_at)
+        try:
+            asyncio.run(collect(cast("Porter", porter), ended))
+        except (ConnectionError, EngineFailure):
+            assert cut_at is not None
+        assert porter.asked == asked
+    assert {path.name: path.read_bytes() for path in ended.folder.outputs.rglob("*") if path.is_file()} == {
+        "large": b"xxxxx",
+        "other": b"xxxx",
+    }
 
 
 def test_links_and_odd_names_are_taken() -> None:

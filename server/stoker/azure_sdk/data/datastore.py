@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,10 +19,12 @@ from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.stores import DEFAULT_STORE, STORE_FILE, place_in, store_names, store_root, stores_dir
 from stoker.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
+from stoker_run.trees import Tree
 
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "Datastore"]
 
 _DEFAULT: Final = ".default"
+_CHUNK_BYTES: Final = 1 << 20
 _ELSEWHERE: Final = (
     "data on Azure is not reached from here: copy it into a folder, and register that with "
     "Datastore.register_folder, or upload it with datastore.upload"
@@ -211,17 +214,14 @@ class Datastore:
         say = tqdm.write if show else _silent
         say(f"Uploading an estimated of {len(listed)} files")
         base = self.place(target_path)
-        done = 0
+        tree, done = Tree(private_folder(self.root)), 0
         for source, name in tqdm(listed, unit="file", disable=None if show else True, leave=False):
             target = base / name
             shown = target.relative_to(self.root)
             if target.exists() and not overwrite:
                 say(f"Target already exists. Skipping upload for {shown}")
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            staged = target.with_name(f".{target.name}.part")
-            shutil.copyfile(source, staged)
-            staged.replace(target)
+            _put(source, tree, shown.as_posix())
             done += 1
             say(f"Uploaded {source}, {done} files out of an estimated total of {len(listed)}")
         say(f"Uploaded {done} files")
@@ -229,6 +229,29 @@ class Datastore:
 
 
 AzureBlobDatastore = Datastore
+
+
+def _put(source: Path, tree: Tree, name: str) -> None:
+    """Copy a file into a store, whole: runs write into it too, and their links are not followed.
+
+    Raises:
+        UserErrorException: It cannot be read or written.
+    """
+    staged = f"{name.rpartition('/')[0]}/.{os.urandom(8).hex()}.part".lstrip("/")
+    try:
+        tree.make_parents(name)
+        copy = tree.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with source.open("rb") as content, os.fdopen(copy, "wb") as file:
+                shutil.copyfileobj(content, file, _CHUNK_BYTES)
+            tree.move(staged, tree, name)
+        except OSError:
+            tree.remove(staged)
+            raise
+    except OSError as error:
+        raise UserErrorException(
+            f"{source} cannot be put into the store: {error.filename}: {error.strerror}"
+        ) from error
 
 
 def _silent(_line: str) -> None:

@@ -1,7 +1,8 @@
 """Files that come back from a machine: what grows by offset, the rest when nothing of an attempt runs any more.
 
 attempts/N/…             the attempt's files as the agent writes them, by the names that they have there
-attempts/N/incoming/…    folders that are on their way; a cut or a killed runner loses nothing of them
+attempts/N/incoming/…    folders that are on their way: after a cut each begins anew, and takes over what had come
+                         of its files, but no folder and no link that an earlier listing has named
 attempts/N/collected     which folders have come, a line each; `all` when nothing is left to come
 """
 
@@ -11,16 +12,16 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.system.durable import private_folder, replace_file
 from stoker.targets.engine import EngineFailure, Job
 from stoker.targets.ssh.porter import Porter, Request
+from stoker_run.trees import Tree, parts_of, remove_tree
 
 __all__ = ["checked_entries", "collect", "is_collected", "locally", "looked"]
 
@@ -85,14 +86,13 @@ async def collect(porter: Porter, job: Job) -> None:
     for there, here in _FOLDERS.items():
         if here in _collected(job) or not (listing[there] or here in _OF_THE_RUN):
             continue
-        incoming = job.place / "incoming" / here
-        await _fetch(porter, job, there, checked_entries(listing[there]), incoming)
+        incoming = await _fetch(porter, job, there, checked_entries(listing[there]), here)
         with locally():
             place = (job.folder.path if here in _OF_THE_RUN else job.place) / here
             _put(incoming, place, keep=seen["agent"] is None)
             _note(job, here)
     with locally():
-        shutil.rmtree(job.place / "incoming", ignore_errors=True)
+        remove_tree(job.place / "incoming", ignore_errors=True)
         if seen["exit"] is not None:
             _replace(job.place / "exit.json", seen["exit"])
         _note(job, "all")
@@ -103,13 +103,15 @@ class _File:
     """One that is to come.
 
     Attributes:
-        path: Where it is to be here.
+        tree: The folder that it comes into.
+        inner: Its name in there.
         name: Its name among the attempt's files there.
         size: Its length in bytes.
         executable: Whether it may be executed.
     """
 
-    path: Path
+    tree: Tree
+    inner: str
     name: str
     size: int
     executable: bool
@@ -117,98 +119,148 @@ class _File:
     @property
     def bytes_here(self) -> int:
         """How much of it has come."""
-        return self.path.stat().st_size if self.path.is_file() else 0
+        return self.tree.size_bytes(self.inner) or 0
 
     @property
     def has_come(self) -> bool:
         """Whether it is here."""
-        return self.path.is_file() and self.bytes_here == self.size
+        return self.tree.size_bytes(self.inner) == self.size
+
+    def append(self, data: bytes, offset: int) -> None:
+        """Write what comes at an offset."""
+        _write_at(self.tree.open(self.inner, os.O_WRONLY | os.O_CREAT), data, offset)
+
+    def make_executable(self) -> None:
+        """Let its owner execute it."""
+        descriptor = self.tree.open(self.inner, os.O_RDONLY)
+        try:
+            os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
 
 
-async def _fetch(
-    porter: Porter, job: Job, there: str, entries: Sequence[Sequence[Any]], incoming: Path
-) -> None:
-    """Bring a folder; what has come of it before stays."""
+async def _fetch(porter: Porter, job: Job, there: str, entries: Sequence[Sequence[Any]], here: str) -> Path:
+    """Bring a folder; what has come of its files before stays."""
     with locally():
-        files = list(_placed(entries, incoming, there))
-    pieces: list[tuple[Path, int]] = []
+        incoming = _fresh(job.place / "incoming", here)
+        files = _placed(entries, incoming, there)
+        for earlier in _earlier(job.place / "incoming", here):
+            if earlier != incoming:
+                _take_over(files, Tree(earlier))
+                remove_tree(earlier)
+    pieces: list[tuple[_File, int]] = []
 
     def requests() -> Iterator[Request]:
         for file in files:
             with locally():
                 offsets = [0] if file.size == 0 else range(file.bytes_here, file.size, _PIECE_BYTES)
             for offset in offsets:
-                pieces.append((file.path, offset))
+                pieces.append((file, offset))
                 size = min(_PIECE_BYTES, file.size - offset)
                 ids = {"run": job.record.id, "attempt": job.attempt}
                 yield {"op": "read", "name": file.name, "offset": offset, "size": size, **ids}, b""
 
     async for _, data in porter.exchange(requests()):
-        path, offset = pieces.pop(0)
+        file, offset = pieces.pop(0)
         with locally():
-            _append(path, data, offset)
+            file.append(data, offset)
     with locally():
         for file in files:
             if not file.has_come:
-                message = f"{file.name} has not come whole: its length has changed meanwhile"
-                raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+                raise _refused(f"{file.name} has not come whole: its length has changed meanwhile")
             if file.executable:
-                file.path.chmod(0o700)
+                file.make_executable()
+    return incoming
 
 
-def _placed(entries: Sequence[Sequence[Any]], incoming: Path, there: str) -> Iterator[_File]:
-    """Make folders and links; yields the files that have to come into them."""
-    private_folder(incoming)
+def _earlier(place: Path, here: str) -> list[Path]:
+    """The folders in which files of one were on their way, the newest first."""
+    found = [path for path in place.iterdir() if re.fullmatch(rf"{here}(\.[0-9]+)?", path.name)]
+    return sorted(found, key=_count, reverse=True)
+
+
+def _count(path: Path) -> int:
+    return int(path.suffix[1:] or 0)
+
+
+def _fresh(place: Path, here: str) -> Path:
+    """Make a new folder: nothing that an earlier listing has named is on the way to a file."""
+    counts = [_count(path) for path in _earlier(private_folder(place), here)]
+    fresh = place / f"{here}.{max(counts, default=0) + 1}"
+    fresh.mkdir(mode=0o700)
+    return fresh
+
+
+def _placed(entries: Sequence[Sequence[Any]], incoming: Path, there: str) -> list[_File]:
+    """Make folders and links; returns the files that have to come into them."""
+    tree, files = Tree(incoming), []
     for kind, name, *rest in entries:
-        path = incoming / name
         if kind == "d":
-            path.mkdir(mode=0o700, exist_ok=True)
+            tree.make_folder(name)
         elif kind == "l":
-            if not path.is_symlink():
-                path.symlink_to(rest[0])
+            tree.make_link(name, rest[0])
         else:
-            file = _File(path, f"{there}/{name}", int(rest[0]), bool(rest[1]))
-            if file.bytes_here > file.size:
-                path.unlink()
-            yield file
+            files.append(_File(tree, name, f"{there}/{name}", rest[0], bool(rest[1])))
+    return files
+
+
+def _take_over(files: Sequence[_File], earlier: Tree) -> None:
+    """Move what had come of files before a break."""
+    for file in files:
+        size_bytes = earlier.size_bytes(file.inner)
+        if size_bytes is not None and file.bytes_here < size_bytes <= file.size:
+            earlier.move(file.inner, file.tree, file.inner)
 
 
 def checked_entries(entries: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
     """Return the entries of a folder, if none leads out of it: what a machine says is not believed unseen.
 
     Raises:
-        EngineFailure: One does.
+        EngineFailure: One does, one is named twice, or one is no entry.
     """
-    links = {name for kind, name, *_ in entries if kind == "l"}
-    for _, name, *_ in entries:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise EngineFailure(
-                RunFailure(FailureCode.TARGET_UNUSABLE, f"the machine has sent a name {name!r}")
-            )
-        if any(str(parent) in links for parent in path.parents):
-            raise EngineFailure(
-                RunFailure(
-                    FailureCode.TARGET_UNUSABLE, f"the machine has sent a file behind a link: {name!r}"
-                )
-            )
+    kinds: dict[tuple[str, ...], str] = {}
+    for entry in entries:
+        kind, parts = _checked(entry)
+        if parts in kinds:
+            raise _refused(f"the machine has sent a name twice: {entry[1]!r}")
+        kinds[parts] = kind
+    for parts in kinds:
+        if any(kinds.get(parts[:count], "d") != "d" for count in range(1, len(parts))):
+            raise _refused(f"the machine has sent a file behind a link or a file: {'/'.join(parts)!r}")
     return entries
+
+
+def _checked(entry: Any) -> tuple[str, tuple[str, ...]]:
+    """The kind of an entry and the parts of its name."""
+    match entry:
+        case ["d", str(name)] | ["l", str(name), str()]:
+            pass
+        case ["f", str(name), int(size), bool()] if size >= 0:
+            pass
+        case _:
+            raise _refused(f"the machine has sent {entry!r}, which is no file, folder or link")
+    try:
+        return entry[0], parts_of(name)
+    except ValueError:
+        raise _refused(f"the machine has sent a name {name!r}") from None
+
+
+def _refused(message: str) -> EngineFailure:
+    return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
 
 
 def _put(incoming: Path, place: Path, *, keep: bool) -> None:
     """Put what has come in the place of what was there, which the script had among its files and may have removed."""
-    if not incoming.is_dir():
-        return
     if keep:
         # It never began.
-        shutil.rmtree(incoming)
+        remove_tree(incoming)
         return
-    before = incoming.with_name(f"{incoming.name}.before")
-    if place.is_dir():
-        shutil.rmtree(before, ignore_errors=True)
+    before = incoming.parent / f"{place.name}.before"
+    if os.path.lexists(place):
+        remove_tree(before, ignore_errors=True)
         place.rename(before)
     incoming.rename(place)
-    shutil.rmtree(before, ignore_errors=True)
+    remove_tree(before, ignore_errors=True)
 
 
 def _collected(job: Job) -> list[str]:
@@ -224,8 +276,11 @@ def _note(job: Job, name: str) -> None:
 
 def _append(path: Path, data: bytes, offset: int) -> None:
     """Write what comes at an offset; a link there is not followed."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(path, flags, 0o600)
+    _write_at(Tree(path.parent).open(path.name, os.O_WRONLY | os.O_CREAT), data, offset)
+
+
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    """Write to a descriptor, and close it."""
     try:
         view = memoryview(data)
         while view:
@@ -238,9 +293,7 @@ def _append(path: Path, data: bytes, offset: int) -> None:
 def _replace(path: Path, content: Any) -> None:
     data = json.dumps(content).encode("ascii") + b"\n"
     if not path.exists() or path.read_bytes() != data:
-        staged = path.with_name(f".{path.name}.new")
-        staged.write_bytes(data)
-        staged.rename(path)
+        replace_file(path, data)
 
 
 @contextlib.contextmanager
