@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.control.frontend_rules import AdminRules
+    from stoker.keys.generation import Generation
     from stoker.settings.takeover import Canary
 
 __all__ = ["AdminAccess", "Administration", "admin_access", "admin_key"]
@@ -84,12 +85,13 @@ class AdminAccess:
         self.callers.check(authorization, sent_as)
 
 
-def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
+def admin_access(keys_dir: Path, rules: AdminRules, key_changes: Generation | None = None) -> AdminAccess:
     """Return who may load and unload models.
 
     Args:
         keys_dir: The folder of the keys.
         rules: The settings that the supervisor has sent.
+        key_changes: Changes when a key does.
     """
     if not rules.needs_key:
         refusal = (
@@ -103,7 +105,8 @@ def admin_access(keys_dir: Path, rules: AdminRules) -> AdminAccess:
         return AdminAccess(refusal=refusal, polls=rules.polls)
     try:
         given = Keys(rules.key, rules.key) if rules.key else None
-        return AdminAccess(admin_key(KeyVerifier(keys_dir, ADMIN, given)), polls=rules.polls)
+        verifier = KeyVerifier(keys_dir, ADMIN, given, generation=key_changes)
+        return AdminAccess(admin_key(verifier), polls=rules.polls)
     except FileNotFoundError:
         refusal = (
             "Models and settings cannot be changed here: the server could not write an admin key into its workspace; "

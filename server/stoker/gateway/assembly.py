@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stoker.control.frontend_rules import ServerRules, ServiceRules
     from stoker.gateway.rows.quotas import Quotas
     from stoker.gateway.scoring.collector import Collector
+    from stoker.keys.generation import Generation
     from stoker.keys.keyring import Keys
     from stoker.metrics.journal import Journal
     from stoker.terms import Terms
@@ -71,7 +72,7 @@ def assemble(
     kind = Service if limits.max_concurrent_requests is None else LimitedService
     service = kind(
         facts,
-        access_of(rules.name, rules.keys, server),
+        access_of(rules.name, rules.keys, server, page.key_changes),
         metrics,
         limits,
         images=_images(terms, server),
@@ -124,24 +125,28 @@ def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, 
     return metrics
 
 
-def access_of(name: str, given: Keys | None, server: ServerRules) -> Access:
+def access_of(
+    name: str, given: Keys | None, server: ServerRules, key_changes: Generation | None = None
+) -> Access:
     """Return the access rules of a service.
 
     Args:
         name: Its name.
         given: The keys from the operator's settings; None to use those of the key files.
         server: The settings that hold for all services.
+        key_changes: Changes when a key does.
     """
     owner = keys_owner(server.endpoint, name)
     if not server.auth and not server.token_auth:
         return Access()
-    keys = KeyVerifier(server.keys_dir, owner, given, model=name)
+    keys = KeyVerifier(server.keys_dir, owner, given, model=name, generation=key_changes)
     if not server.token_auth:
         return Access(keys)
     from stoker.keys.tokens import TokenVerifier
 
     # Tokens are issued for keys, also where a service takes no keys itself.
-    return Access(keys if server.auth else None, TokenVerifier(server.keys_dir, owner, keys))
+    tokens = TokenVerifier(server.keys_dir, owner, keys, generation=key_changes)
+    return Access(keys if server.auth else None, tokens)
 
 
 def _own_swagger(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

@@ -81,5 +81,5 @@ def _quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quotas | No
     """The quotas of callers with limits; None where callers are not told apart."""
     if not server.auth and not server.token_auth:
         return None
-    known = KnownCallers(server.keys_dir)
+    known = KnownCallers(server.keys_dir, memory.key_changes)
     return Quotas(memory.caller_usage(), memory.page(page).callers, known, several=server.frontends > 1)

@@ -185,7 +185,7 @@ class _Frontend:
         self._gateway = gateway = gateway_of(start, memory, metrics_fd, self._bodies, regions_fd)
         os.close(metrics_fd)
         gateway.administration = Administration(
-            self._channel.send, admin_access(start.server.keys_dir, start.admin)
+            self._channel.send, admin_access(start.server.keys_dir, start.admin, memory.key_changes)
         )
         self._siblings = siblings = siblings_of(start, memory, socket_fds)
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from stoker.errors import InvalidSettings
-from stoker.keys.keyring import check_key, digest, new_key, raise_generation
+from stoker.keys.generation import raise_generation
+from stoker.keys.keyring import check_key, digest, new_key
 from stoker.names import checked_name
 from stoker.settings.lateness import Tier
-from stoker.system.durable import locked, private_folder, replace_file
+from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ MOST_CALLERS: Final = 256
 """Maximum number of callers, including the default caller, who has the two keys of a service."""
 _DEFAULT_BURST_S: Final = 2.0
 _HASH_BYTES: Final = 32
+_MOST_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +197,11 @@ def read_callers(keys_dir: Path) -> dict[bytes, CallerTerms]:
     """
     path = _path(keys_dir)
     try:
-        stored = json.loads(path.read_bytes())["callers"]
+        stored = json.loads(read_regular(path, _MOST_BYTES))["callers"]
         return {_hash(one["sha256"]): _terms(one) for one in stored}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidSettings(
             f"the named keys in {path} cannot be read; restore that file, or delete it and add them again: {error!r}"
         ) from error

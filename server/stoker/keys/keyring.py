@@ -5,9 +5,8 @@ while the first is replaced. Two files hold them, both readable by the owner alo
 `stoker keys show`, `SERVICE.verify` has only SHA-256 hashes and is all that a frontend opens. A service that accepts
 tokens has a third file, `SERVICE.signing`, with the secret that signs them; see `stoker.keys.tokens`.
 
-A replaced key takes effect at once in every running frontend, without signals and without checking files for each
-request: after the files are replaced, the shared counter in `generation` is incremented. Frontends have that counter
-mapped; see `stoker.keys.verifier`.
+A replaced key takes effect at once in every running frontend, without checking files for each request: after the
+files are replaced, the number is raised that frontends look at; see `stoker.keys.generation`.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -16,16 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-import os
 import re
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from stoker.errors import InvalidSettings
+from stoker.keys.generation import raise_generation
 from stoker.names import checked_name
-from stoker.system.durable import locked, private_folder, replace_file
+from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,15 +33,14 @@ __all__ = [
     "ADMIN",
     "BEARER_HEADER",
     "MAX_KEY_CHARS",
+    "MOST_BYTES",
     "AdminKey",
     "Keyring",
     "Keys",
     "Slot",
     "check_key",
     "digest",
-    "map_generation",
     "new_key",
-    "raise_generation",
     "read_signing_secret",
     "services_that_sign",
     "services_with_keys",
@@ -61,7 +58,8 @@ BEARER_HEADER: Final = "the header 'Authorization: Bearer <{}>'"
 MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 512
 _KEY = re.compile(r"[!-~]*", re.ASCII)
-_GENERATION_BYTES = 8
+MOST_BYTES: Final = 1 << 16
+"""Of a file of keys; longer ones are none."""
 _SECRET_BYTES = 32
 
 
@@ -150,11 +148,14 @@ class Keyring:
             FileNotFoundError: The service has none yet.
             InvalidSettings: The file of keys is malformed.
         """
-        content = self.path.read_bytes()
         try:
-            stored = json.loads(content)
+            stored = json.loads(read_regular(self.path, MOST_BYTES))
             return Keys(stored["primary"], stored["secondary"])
-        except (ValueError, KeyError, TypeError, InvalidSettings) as error:
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _unreadable(f"the keys of service {self.service}", self.path, error) from error
+        except (ValueError, KeyError, TypeError, RecursionError, InvalidSettings) as error:
             raise InvalidSettings(
                 f"the keys of service {self.service} in {self.path} are malformed; "
                 "restore that file, or delete it to get new keys at the next start"
@@ -278,10 +279,13 @@ def read_signing_secret(keys_dir: Path, service: str) -> bytes:
         InvalidSettings: Its file is malformed.
     """
     path = _signing_path(keys_dir, service)
-    content = path.read_bytes()
     try:
-        secret = bytes.fromhex(json.loads(content)["signing_secret"])
-    except (ValueError, KeyError, TypeError) as error:
+        secret = bytes.fromhex(json.loads(read_regular(path, MOST_BYTES))["signing_secret"])
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _unreadable(f"the signing secret of service {service}", path, error) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidSettings(
             f"the signing secret of service {service} in {path} is malformed; "
             "restore that file, or delete it to get a new secret at the next start"
@@ -291,6 +295,12 @@ def read_signing_secret(keys_dir: Path, service: str) -> bytes:
             f"the signing secret of service {service} in {path} is shorter than {_SECRET_BYTES} bytes"
         )
     return secret
+
+
+def _unreadable(what: str, path: Path, error: OSError) -> InvalidSettings:
+    return InvalidSettings(
+        f"{what} in {path} cannot be read: {error.strerror}; restore that file, or remove it"
+    )
 
 
 def services_with_keys(keys_dir: Path) -> list[str]:
@@ -340,30 +350,3 @@ def check_key(slot: str, key: str) -> None:
 def digest(key: bytes) -> bytes:
     """Return the SHA-256 of a key; frontends see nothing else of it."""
     return hashlib.sha256(key).digest()
-
-
-def map_generation(keys_dir: Path) -> memoryview:
-    """Map the shared counter for reading; its only element changes when a key or a signing secret is replaced.
-
-    Raises:
-        FileNotFoundError: The folder has no keys and no signing secrets yet.
-    """
-    descriptor = os.open(keys_dir / "generation", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return memoryview(mmap.mmap(descriptor, _GENERATION_BYTES, access=mmap.ACCESS_READ)).cast("Q")
-    finally:
-        os.close(descriptor)
-
-
-def raise_generation(keys_dir: Path) -> None:
-    """Increment the shared counter; the caller holds the folder's lock, so there is one writer at a time."""
-    descriptor = os.open(keys_dir / "generation", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(descriptor, _GENERATION_BYTES)
-        with mmap.mmap(descriptor, _GENERATION_BYTES) as shared:
-            counter = memoryview(shared).cast("Q")
-            # One aligned 8-byte store: a reader sees the old value or the new one.
-            counter[0] += 1
-            counter.release()
-    finally:
-        os.close(descriptor)

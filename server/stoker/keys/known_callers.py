@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings
 from stoker.keys.callers import ONLY_DEFAULT, CallerTerms, read_callers
-from stoker.keys.keyring import map_generation
+from stoker.keys.generation import FileGeneration, Generation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,27 +20,22 @@ class KnownCallers:
 
     Args:
         keys_dir: The workspace's folder of keys.
+        generation: Changes when they do.
 
     Attributes:
         names: Caller names by number, including the default caller.
     """
 
-    def __init__(self, keys_dir: Path) -> None:
+    def __init__(self, keys_dir: Path, generation: Generation | None = None) -> None:
         self._keys_dir = keys_dir
-        self._generation: memoryview | None = None
+        self._generation = FileGeneration(keys_dir) if generation is None else generation
         self._read_generation = -1
         self.names: Mapping[int, str] = ONLY_DEFAULT
 
     def changed(self) -> Collection[CallerTerms] | None:
         """Return all callers if any key has changed since the last call; else None."""
-        if self._generation is None:
-            try:
-                self._generation = map_generation(self._keys_dir)
-            except OSError:
-                # There are no keys yet, or this process has no free descriptor.
-                return None
         generation = self._generation[0]
-        if generation == self._read_generation:
+        if generation == self._read_generation or not self._keys_dir.is_dir():
             return None
         self._read_generation = generation
         try:

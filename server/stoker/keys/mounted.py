@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Final
 
 from stoker.errors import InvalidSettings
-from stoker.keys.keyring import AdminKey, Keyring, Keys
+from stoker.keys.keyring import MOST_BYTES, AdminKey, Keyring, Keys
+from stoker.system.durable import read_regular
 
 __all__ = ["KeysFolder", "MountedKeys"]
 
@@ -56,9 +59,15 @@ class MountedKeys:
         Raises:
             InvalidSettings: A required file is missing, or a key is invalid.
         """
-        # Read first: if files change meanwhile, the keys are newer than their number, never older.
-        generation = _number(_text(folder / _GENERATION))
-        texts = {name: text for name in _FILES if (text := _text(folder / name))}
+        texts, problems = _texts(folder)
+        if problems:
+            raise InvalidSettings(next(iter(problems.values())))
+        return cls.of(texts, folder, signs=signs)
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str], folder: Path, *, signs: bool) -> MountedKeys:
+        """Make the keys of what the files of a folder hold; see `read`."""
+        generation = _number(texts.get(_GENERATION, ""))
         keys = Keys.given(texts.get("primary"), texts.get("secondary"))
         if keys is None:
             raise InvalidSettings(f"there is no key in {folder}; write one into its file primary")
@@ -91,8 +100,10 @@ class KeysFolder:
         self._signs = signs
         self._owners: set[str] = set()
         self._lock = Lock()
-        self._seen = _mark(folder)
+        self._seen: object = _mark(folder)
+        self._complained: set[str] = set()
         self._keys = MountedKeys.read(folder, signs=signs)
+        self._texts, _ = _texts(folder)
         self._generation = self._keys.generation
 
     @property
@@ -125,17 +136,30 @@ class KeysFolder:
             AdminKey(self._keys_dir).adopt(self._keys.admin)
 
     def look(self) -> None:
-        """Publish the keys again if the files have changed since the last call; invalid files change nothing."""
+        """Publish the keys again if the files have changed since the last call; invalid files change nothing.
+
+        A file that cannot be read or is empty is logged and counts as it was until the next call; others hold.
+        """
         mark = _mark(self._folder)
         if mark == self._seen:
             return
         # Before the files are read, so that a change meanwhile is found by the next call.
         self._seen = mark
+        texts, problems = _texts(self._folder, self._texts)
+        if problems:
+            # Neither a new mode nor a new target of a link need change the mark.
+            self._seen = None
+            texts |= {name: self._texts[name] for name in (*problems, _GENERATION) if name in self._texts}
+        for problem in problems.values():
+            if problem not in self._complained:
+                logger.warning("a key stays as it is: %s", problem)
+        self._complained = set(problems.values())
         try:
-            keys = MountedKeys.read(self._folder, signs=self._signs)
-        except (InvalidSettings, OSError) as error:
+            keys = MountedKeys.of(texts, self._folder, signs=self._signs)
+        except InvalidSettings as error:
             logger.warning("the keys stay as they are: %s", error)
             return
+        self._texts = texts
         with self._lock:
             if keys == self._keys:
                 self._generation = keys.generation
@@ -154,14 +178,38 @@ class KeysFolder:
             keyring.adopt_signing_secret(self._keys.signing)
 
 
+def _texts(
+    folder: Path, before: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The texts of the files by name, and what is wrong with those that cannot be read.
+
+    Args:
+        folder: The folder.
+        before: The texts of before: a file that had one is not to be empty, which it is while it is being written.
+    """
+    texts, problems = {}, {}
+    # The number first: if files change meanwhile, the keys are newer than their number, never older.
+    for name in (_GENERATION, *_FILES):
+        file = folder / name
+        try:
+            text = _text(file)
+        except FileNotFoundError:
+            if file.is_symlink():
+                problems[name] = f"the link {file} leads nowhere"
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text of UTF-8"
+            problems[name] = f"the key in {file} cannot be read: {why}"
+        else:
+            if text:
+                texts[name] = text
+            elif name in before:
+                problems[name] = f"{file} is empty"
+    return texts, problems
+
+
 def _text(file: Path) -> str:
     """The content of a file without the line end that editors and `kubectl create secret --from-file` leave."""
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"the key in {file} cannot be read: {error}") from error
+    return read_regular(file, MOST_BYTES).decode("utf-8").strip()
 
 
 def _number(text: str) -> int:

@@ -20,7 +20,8 @@ import jwt
 
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.keys.keyring import BEARER_HEADER, map_generation, read_signing_secret
+from stoker.keys.generation import FileGeneration, Generation
+from stoker.keys.keyring import BEARER_HEADER, read_signing_secret
 from stoker.keys.verifier import KeyVerifier
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class TokenVerifier:
         service: Name of the service.
         keys: The keys that entitle callers to fresh tokens.
         clock_s: The time, in seconds of the epoch.
+        generation: Changes when the secret does.
 
     Raises:
         FileNotFoundError: The service has no signing secret.
@@ -130,13 +132,19 @@ class TokenVerifier:
     """
 
     def __init__(
-        self, keys_dir: Path, service: str, keys: KeyVerifier, *, clock_s: Callable[[], float] = time.time
+        self,
+        keys_dir: Path,
+        service: str,
+        keys: KeyVerifier,
+        *,
+        clock_s: Callable[[], float] = time.time,
+        generation: Generation | None = None,
     ) -> None:
         self._keys_dir = keys_dir
         self._service = service
         self._keys = keys
         self._clock_s = clock_s
-        self._generation = map_generation(keys_dir)
+        self._generation = FileGeneration(keys_dir) if generation is None else generation
         self._loaded_generation = -1
         self._reported_generation = -1
         self._secret: bytes | None = None

@@ -1,7 +1,7 @@
 """Verification of bearer keys in a frontend: in constant time, and always against the current keys.
 
-The shared counter that each replacement of a key increments is read for each request, which costs some 40 ns; when it
-has changed, the hashes are read again.
+The number that each replacement of a key raises (`stoker.keys.generation`) is read for each request, which costs some
+40 ns; when it has changed, the hashes are read again.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings
 from stoker.keys.callers import DEFAULT, CallerTerms, read_callers
-from stoker.keys.keyring import MAX_KEY_CHARS, digest, map_generation, verify_path
+from stoker.keys.generation import FileGeneration, Generation
+from stoker.keys.keyring import MAX_KEY_CHARS, MOST_BYTES, digest, verify_path
+from stoker.system.durable import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +46,7 @@ class KeyVerifier:
         override: Keys given by the operator; then no file is read.
         model: The model; named keys are accepted only if given, and if the model is in their scope.
         clock_s: The time, in seconds of the epoch.
+        generation: Changes when the keys do; by default what their folder says, which takes longer to read.
 
     Raises:
         FileNotFoundError: The folder has no keys, so `Keyring.ensure` did not run.
@@ -57,6 +60,7 @@ class KeyVerifier:
         *,
         model: str | None = None,
         clock_s: Callable[[], float] = time.time,
+        generation: Generation | None = None,
     ) -> None:
         self._service = service
         self._keys_dir = keys_dir
@@ -73,10 +77,12 @@ class KeyVerifier:
         self._said_expired: set[str] = set()
         if override is not None:
             self._digests = override.digests()
-            self._generation = memoryview(bytes(8)).cast("Q")
+            self._generation: Generation = memoryview(bytes(8)).cast("Q")
             self._loaded_generation = 0
         else:
-            self._generation = map_generation(keys_dir)
+            if not (self._path.exists() or (keys_dir / "generation").exists()):
+                raise FileNotFoundError(f"there are no keys in {keys_dir}")
+            self._generation = FileGeneration(keys_dir) if generation is None else generation
             self._loaded_generation = -1
             self._reload()
 
@@ -161,12 +167,12 @@ class KeyVerifier:
         self._said_expired.clear()
         self._callers, self._loaded_generation = {}, generation
         try:
-            stored = json.loads(self._path.read_bytes())
+            stored = json.loads(read_regular(self._path, MOST_BYTES))
             self._digests = (
                 _stored_digest(stored["primary_sha256"]),
                 _stored_digest(stored["secondary_sha256"]),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self._digests = None
             self._report(
                 generation,

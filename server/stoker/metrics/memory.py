@@ -58,6 +58,10 @@ class MetricMemory:
     """The shared memory with all pages.
 
     After the pages it marks which of them are in use, because reading an unused page would allocate memory for it.
+
+    Attributes:
+        key_changes: A number, the last one of the memory, that the supervisor raises when a key changes; frontends
+            compare it before they verify one.
     """
 
     def __init__(self, fd: int) -> None:
@@ -66,6 +70,7 @@ class MetricMemory:
         words = np.frombuffer(self._memory, np.int64)
         self._pages = words[: PAGES_BYTES // 8].reshape(PAGES, -1)
         self._taken = words[PAGES_BYTES // 8 :][:PAGES]
+        self.key_changes = memoryview(self._memory)[MEMORY_BYTES - 8 : MEMORY_BYTES].cast("q")
 
     @staticmethod
     def create() -> int:
@@ -79,7 +84,8 @@ class MetricMemory:
         if not 0 <= index < PAGES:
             raise ValueError(f"there are {PAGES} metric pages, got index {index}")
         self._taken[index] = 1
-        return MetricPage(memoryview(self._memory)[index * PAGE_BYTES :][:PAGE_BYTES].cast("q"))
+        words = memoryview(self._memory)[index * PAGE_BYTES :][:PAGE_BYTES].cast("q")
+        return MetricPage(words, self.key_changes)
 
     def _pages_in_use(self) -> np.ndarray:
         """The numbers of the pages that processes use: `int64[pages]`."""
@@ -171,10 +177,12 @@ class MetricPage:
 
     Attributes:
         callers: The process's counters by caller.
+        key_changes: That of the memory.
     """
 
-    def __init__(self, words: memoryview) -> None:
+    def __init__(self, words: memoryview, key_changes: memoryview) -> None:
         self._words = words
+        self.key_changes = key_changes
         self.callers = CallerCounts(words)
 
     def model(self, slot: int) -> ModelMetrics:

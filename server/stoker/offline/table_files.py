@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import orjson
@@ -32,7 +33,8 @@ def count_rows(file: Path) -> int:
     with _reading(file):
         match _format(file):
             case "npy":
-                return len(np.load(file, mmap_mode="r", allow_pickle=False))
+                with file.open("rb") as opened:
+                    return _npy_header(opened)[0][0]
             case "npz":
                 return len(next(iter(_members(file).values())))
             case "parquet":
@@ -104,12 +106,34 @@ def _format(file: Path) -> str:
 
 
 def _npy(file: Path, start: int, stop: int | None, rows: int) -> Iterator[np.ndarray]:
-    array = np.load(file, mmap_mode="r", allow_pickle=False)
-    if array.ndim == 0:
+    # Not mapped: a file that somebody shortens meanwhile would end this process.
+    with file.open("rb") as opened:
+        shape, by_columns, dtype = _npy_header(opened)
+        begin = opened.tell()
+        array = np.load(file, allow_pickle=False) if by_columns else None
+        row = shape[1:]
+        for first, last in _cuts(start, shape[0] if stop is None else stop, rows):
+            if array is not None:
+                yield array[first:last]
+                continue
+            count = (last - first) * math.prod(row)
+            opened.seek(begin + first * math.prod(row) * dtype.itemsize)
+            found = np.frombuffer(opened.read(count * dtype.itemsize), dtype)
+            if len(found) < count:
+                raise ValueError(f"it ends before row {last}")
+            yield found.reshape(last - first, *row).copy()
+
+
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is stored by columns, and dtype of an array; the file then stands at its first number."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it has Python objects, which are not read")
+    if not shape:
         raise ValueError("it has one number and no rows")
-    for first, last in _cuts(start, len(array) if stop is None else stop, rows):
-        # A copy: the pages of the file are not kept.
-        yield np.array(array[first:last])
+    return shape, by_columns and len(shape) > 1, dtype
 
 
 def _npz(file: Path, start: int, stop: int | None, rows: int) -> Iterator[dict[str, np.ndarray]]:

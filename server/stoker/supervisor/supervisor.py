@@ -23,6 +23,7 @@ from stoker.control.frontend_messages import Drain, Stop
 from stoker.control.handover_messages import Labels
 from stoker.errors import NotReady, StokerError
 from stoker.gpu.nvml import GpuReader
+from stoker.keys.generation import Follower
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
@@ -92,7 +93,7 @@ class Supervisor:
             succession: Its predecessor and successor; by default it has no predecessor.
         """
         self._settings, self._offers, self._on_ready = settings, offers, on_ready
-        self._models = list(models)
+        self._models, self._keys_dir = list(models), keys_dir
         self._begun_s = time.monotonic()
         self._metrics_fd = MetricMemory.create()
         memory = MetricMemory(self._metrics_fd)
@@ -123,6 +124,7 @@ class Supervisor:
             OperatorError: A model or device could not be used at start-up.
         """
         loop = asyncio.get_running_loop()
+        follower = self._follow_keys()
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, signal.SIGINT, _INTERRUPT_GRACE_S)
         loop.add_signal_handler(signal.SIGUSR2, self._on_reload_signal)
@@ -151,7 +153,16 @@ class Supervisor:
             starting.cancel()
             stopped.cancel()
             await self._end_all()
+            if follower is not None:
+                await in_thread(follower.close)
         return self._succession.successor
+
+    def _follow_keys(self) -> Follower | None:
+        if not (self._settings.auth or self._settings.token_auth):
+            return None
+        follower = Follower(self._keys_dir, MetricMemory(self._metrics_fd).key_changes)
+        follower.start()
+        return follower
 
     async def _start(self) -> None:
         all_needed = self._settings.ends_on_error(len(self._offers))

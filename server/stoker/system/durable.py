@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
-from typing import TYPE_CHECKING
+import stat
+import time
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["lock_file", "locked", "private_folder", "replace_file", "sync_folder"]
+__all__ = ["lock_file", "locked", "private_folder", "read_regular", "replace_file", "sync_folder"]
+
+_PATIENCE_S: Final = 1.0
+_RETRY_S: Final = 0.02
+
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -64,6 +73,25 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     sync_folder(path.parent)
 
 
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file, or of one that a link leads to.
+
+    A FIFO is not waited for, a device not read without end, and a file that is too long not read at all.
+
+    Raises:
+        OSError: There is no such file, it is no regular file (EINVAL) or too long (EFBIG), or it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        content = b"" if facts.st_size > most_bytes else file.read(most_bytes + 1)
+        if max(facts.st_size, len(content)) > most_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+        return content
+
+
 def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
     """Take a flock on the file and return the descriptor that holds it; closing it gives the lock back.
 
@@ -88,9 +116,40 @@ def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the exclusive flock on the file `path` in the body, after waiting for it."""
-    descriptor = lock_file(path)
+    """Hold the exclusive flock on the file `path` in the body, after waiting for it.
+
+    Where that takes longer than a second, the log says which process holds it.
+    """
+    descriptor = _lock_patiently(path)
     try:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_patiently(path: Path) -> int:
+    until_s = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until_s:
+        try:
+            return lock_file(path, wait=False)
+        except BlockingIOError:
+            time.sleep(_RETRY_S)
+    holder = _holder(path)
+    who = "another process holds" if holder is None else f"the process {holder} holds"
+    _log.warning("waiting for %s, which %s; end that process if it hangs", path, who)
+    return lock_file(path)
+
+
+def _holder(path: Path) -> int | None:
+    """The process that holds a flock on a file; None where the system does not tell."""
+    try:
+        inode = path.stat().st_ino
+        with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123
+            # 1: FLOCK ADVISORY WRITE 1234 fd:00:5678 0 EOF; those who wait have an arrow before the kind.
+            fields = [line.split() for line in locks]
+    except OSError:
+        return None
+    for _, kind, _, _, holder, file, *_ in fields:
+        if kind == "FLOCK" and file.rpartition(":")[2] == str(inode) and int(holder) > 0:
+            return int(holder)
+    return None

@@ -5,15 +5,16 @@ Source: https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
-import mmap
+import os
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, overload
 
 __all__ = [
     "BYTES",
     "VARINT",
     "Buffer",
     "Field",
+    "FileBytes",
     "MalformedMessage",
     "field",
     "fields_of",
@@ -30,7 +31,47 @@ FIXED32: Final = 5
 
 _SEPTETS: Final = [bytes((value,)) for value in range(128)]
 
-Buffer = bytes | mmap.mmap
+_WINDOW_BYTES: Final = 1 << 16
+
+
+class FileBytes:
+    """The bytes of an open file, read where they are asked for.
+
+    The file is not mapped: who shortens it meanwhile would end this process. What is not there any more is an
+    IndexError.
+
+    Args:
+        descriptor: The file, which stays open as long as this is used.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._length = os.fstat(descriptor).st_size
+        self._window, self._begin, self._end = b"", 0, 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> bytes: ...
+
+    def __getitem__(self, place: int | slice) -> int | bytes:
+        if isinstance(place, slice):
+            begin, end, _ = place.indices(self._length)
+            found = os.pread(self._descriptor, max(0, end - begin), begin)
+            if len(found) < end - begin:
+                raise IndexError(f"the file ends before byte {end}")
+            return found
+        if not self._begin <= place < self._end:
+            self._window = os.pread(self._descriptor, _WINDOW_BYTES, place)
+            self._begin, self._end = place, place + len(self._window)
+        return self._window[place - self._begin]
+
+
+Buffer = bytes | FileBytes
 Field = tuple[int, int, int, int, int]
 """Number, wire type, the value of a varint, and where the content begins and ends."""
 

@@ -58,7 +58,7 @@ def test_an_upload_writes_through_no_link(ws: Workspace, tmp_path: Path) -> None
     (store.root / "link").symlink_to(tmp_path / "elsewhere")
     (store.root / "digits" / "a.csv").unlink()
     (store.root / "digits" / "a.csv").symlink_to(tmp_path / "elsewhere" / "new")
-    with pytest.raises(UserErrorException, match="cannot be put into the store: .*link"):
+    with pytest.raises(UserErrorException, match=r"cannot be put into the store: .*link"):
         store.upload("data", "link")
     store.upload("data", "digits", overwrite=True)
     assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from tests.onnx_operators import OPERATORS, ROWS, WEIGHTS, one, vector
 from tests.tiny_models import write_mlp
 from tests.zoo import ZOO, graph_of, model_of, node, tensor
 
+from stoker.isolation.onnx import model_file
 from stoker.isolation.onnx.graph import Tensor
-from stoker.isolation.onnx.model_file import read_model
+from stoker.isolation.onnx.model_file import MalformedModel, read_model
 from stoker.isolation.onnx.reading import followed, read_onnx
 from stoker.isolation.onnx.values import Shape, Size, Undecided
 from stoker.isolation.reading import Reading
+from stoker.wire.protobuf import FileBytes
 
 REFUSED = (Fail, InvalidArgument, InvalidGraph, NotImplemented_, RuntimeException)
 """What ONNX Runtime says of sizes that an operator does not take, and of an index that no table has."""
@@ -334,6 +337,20 @@ def test_weights_are_passed_over_and_small_constants_kept(tmp_path: Path) -> Non
         }
         assert read.graph.inputs == {"x": (None, 4)}
         assert read.opsets == {"": 17}
+
+
+def test_a_large_file_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes are read where they are needed; one that becomes shorter meanwhile is no model, and ends nothing."""
+    data = model(one("Relu"), constants={"w": np.zeros((300, 300), np.float32), "a": vector(-1, 2)})
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data)
+    monkeypatch.setattr(model_file, "_WHOLE_BYTES", 1)
+    assert read_model(path) == read_model(data)
+    with path.open("rb") as file:
+        content = FileBytes(file.fileno())
+        os.truncate(path, len(data) // 2)
+        with pytest.raises(MalformedModel):
+            model_file._guarded(content)
 
 
 def test_what_is_no_model_is_unknown(tmp_path: Path) -> None:

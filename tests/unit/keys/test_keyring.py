@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.patience import PROGRAM_S
 
 from stoker.errors import InvalidSettings
-from stoker.keys.keyring import Keyring, Keys, services_with_keys
+from stoker.keys.keyring import Keyring, Keys, read_signing_secret, services_with_keys
 from stoker.keys.verifier import KeyVerifier
 
 
@@ -418,3 +419,41 @@ def test_the_module_is_light() -> None:
     )
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert output == "[]\n"
+
+
+@pytest.mark.parametrize("suffix", ["keys", "signing", "verify"])
+@pytest.mark.parametrize("harm", ["FIFO", "folder", "device", "huge"])
+def test_files_of_keys_are_read_with_a_bound(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, harm: str
+) -> None:
+    """Whatever lies in their place, nothing is waited for or read without end: it is named."""
+    keyring = Keyring(tmp_path, "mnist")
+    keys = keyring.ensure()
+    keyring.ensure_signing_secret()
+    path = tmp_path / f"mnist.{suffix}"
+    path.unlink()
+    match harm:
+        case "FIFO":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "huge":
+            path.touch()
+            os.truncate(path, 1 << 40)
+    if suffix == "verify":
+        assert not KeyVerifier(tmp_path, "mnist").verify(bearer(keys.primary))
+        assert "every key of service mnist is refused until" in caplog.text
+        return
+    with pytest.raises(InvalidSettings, match=f"mnist.{suffix} cannot be read"):
+        keyring.show() if suffix == "keys" else read_signing_secret(tmp_path, "mnist")
+
+
+def test_a_deep_file_is_malformed(tmp_path: Path) -> None:
+    """JSON that is nested without end is no set of keys."""
+    keyring = Keyring(tmp_path, "mnist")
+    keyring.ensure()
+    keyring.path.write_text("[" * 50_000)
+    with pytest.raises(InvalidSettings, match="malformed"):
+        keyring.show()

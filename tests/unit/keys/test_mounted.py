@@ -1,6 +1,7 @@
 """Keys in files that somebody else keeps."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,60 @@ def test_an_admin_key_of_the_folder_is_published_alone(tmp_path: Path) -> None:
     assert folder.has_admin_key
     assert accepts(tmp_path / "keys", ADMIN, OTHER)
     assert not AdminKey(tmp_path / "keys").path.exists()
+
+
+def harmed(file: Path, how: str) -> None:
+    """Do something to a file that leaves no key in it."""
+    file.unlink()
+    match how:
+        case "empty":
+            file.touch()
+        case "dangling":
+            file.symlink_to("nowhere")
+        case "folder":
+            file.mkdir()
+        case "FIFO":
+            os.mkfifo(file)
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "huge":
+            file.touch()
+            os.truncate(file, 1 << 40)
+        case "no text":
+            file.write_bytes(b"\xff\xfe")
+
+
+@pytest.mark.parametrize("how", ["empty", "dangling", "folder", "FIFO", "device", "huge", "no text"])
+def test_a_key_that_cannot_be_read_stays_while_others_follow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Callers are not locked out while a file is being replaced; a good one is taken, also by a later look."""
+    given = written(tmp_path / "f", primary=OLD, secondary=OTHER, generation="1")
+    folder = KeysFolder(given, tmp_path / "keys", signs=False)
+    folder.provide("a")
+    verifier = KeyVerifier(tmp_path / "keys", "a")
+    harmed(given / "primary", how)
+    written(given, secondary=NEW, generation="2")
+    with caplog.at_level(logging.WARNING):
+        folder.look()
+        folder.look()
+    assert [record.message.startswith("a key stays as it is: ") for record in caplog.records] == [True]
+    assert verifier.verify(f"Bearer {OLD}".encode())
+    assert verifier.verify(f"Bearer {NEW}".encode())
+    assert not verifier.verify(f"Bearer {OTHER}".encode())
+    assert folder.generation == 1
+    (given / "primary").rmdir() if how == "folder" else (given / "primary").unlink()
+    written(given, primary=OTHER)
+    folder.look()
+    assert verifier.verify(f"Bearer {OTHER}".encode())
+    assert not verifier.verify(f"Bearer {OLD}".encode())
+    assert folder.generation == 2
+
+
+@pytest.mark.parametrize("how", ["dangling", "folder", "FIFO", "device", "huge", "no text"])
+def test_a_key_that_cannot_be_read_is_refused_at_the_start(tmp_path: Path, how: str) -> None:
+    """There is no key of before then; nothing is waited for, and nothing read without end."""
+    given = written(tmp_path / "f", primary=OLD, secondary=OTHER)
+    harmed(given / "secondary", how)
+    with pytest.raises(InvalidSettings, match="secondary"):
+        MountedKeys.read(given, signs=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -191,6 +193,28 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str, mess
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidSettings, match=message):
         list(read_tables(tmp_path / name, 0, None, 8))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 2), (7, 0)])
+def test_arrays_are_read_in_parts(tmp_path: Path, shape: tuple[int, ...], order: Literal["C", "F"]) -> None:
+    """Whatever their order in the file: the rows from one to another, so many at a time."""
+    array = np.asarray(np.arange(math.prod(shape)).reshape(shape), np.float32, order)
+    np.save(tmp_path / "a.npy", array)
+    assert count_rows(tmp_path / "a.npy") == 7
+    parts = list(read_tables(tmp_path / "a.npy", 1, 6, 2))
+    assert [len(part) for part in parts] == [2, 2, 1]
+    assert np.array_equal(np.concatenate(parts), array[1:6])
+
+
+def test_an_array_that_becomes_shorter_is_told(tmp_path: Path) -> None:
+    """Somebody may write the file anew while it is read: that is an error, and not the end of the process."""
+    np.save(tmp_path / "a.npy", np.zeros((100_000, 8)))
+    rows = read_tables(tmp_path / "a.npy", 0, None, 50_000)
+    assert len(next(rows)) == 50_000
+    os.truncate(tmp_path / "a.npy", 1000)
+    with pytest.raises(InvalidSettings, match="it ends before row 100000"):
+        next(rows)
 
 
 @pytest.mark.parametrize("text", ["4/4", "1", "-1/2", "0/0", "a/b"])

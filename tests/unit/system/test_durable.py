@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from stoker.system.durable import lock_file, replace_file
+from stoker.system import durable
+from stoker.system.durable import lock_file, locked, replace_file
 
 
 def _fails(code: int) -> Callable[..., None]:
@@ -56,3 +58,26 @@ def test_a_lock_that_the_file_system_refuses_is_told_with_its_path(
     with pytest.raises(OSError, match="No locks available") as refused:
         lock_file(path)
     assert refused.value.filename == str(path)
+
+
+def test_who_holds_a_lock_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A command that waits for long names the process that it waits for."""
+    monkeypatch.setattr(durable, "_PATIENCE_S", 0.0)
+    holder = lock_file(tmp_path / "lock")
+
+    class Released(logging.Handler):
+        """Lets go of the lock once it is said who holds it."""
+
+        def emit(self, _record: logging.LogRecord) -> None:
+            os.close(holder)
+
+    handler = Released()
+    durable._log.addHandler(handler)
+    try:
+        with caplog.at_level(logging.WARNING), locked(tmp_path / "lock"):
+            pass
+    finally:
+        durable._log.removeHandler(handler)
+    assert f"waiting for {tmp_path / 'lock'}, which the process {os.getpid()} holds" in caplog.text

@@ -45,7 +45,7 @@ def assemble_pipeline(
         pipeline,
         models,
         ServiceFacts(pipeline.name, NUMBER, "pipeline", pipeline.description),
-        access_of(pipeline.name, rules.keys, server),
+        access_of(pipeline.name, rules.keys, server, page.key_changes),
         metrics_of(page, rules.slot, journal, pipeline.name, NUMBER),
         Limits(rules.timeout_ms, server.max_body_bytes, quotas=quotas),
         non_finite=rules.non_finite,

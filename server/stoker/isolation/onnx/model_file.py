@@ -7,7 +7,7 @@ and the small constants that serve as parameters. Field numbers are from `onnx/o
 from __future__ import annotations
 
 import math
-import mmap
+import os
 import struct
 from pathlib import Path
 from typing import Final
@@ -15,12 +15,14 @@ from typing import Final
 import numpy as np
 
 from stoker.isolation.onnx.graph import Attribute, Function, Graph, Model, Node, Reference, Tensor
-from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, fields_of, packed, signed
+from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, FileBytes, fields_of, packed, signed
 
 __all__ = ["MalformedModel", "read_model"]
 
 _DEEPEST: Final = 24
 """Nesting of graphs, at most; protobuf's own limit is 100 messages, and a nested graph takes three of them."""
+_WHOLE_BYTES: Final = 16 << 20
+"""Longer files are read where it is needed."""
 _MOST_ELEMENTS: Final = 512
 """Constants with more elements are weights or tables; their content is not kept."""
 _MOST_LIST_BYTES: Final = 1 << 14
@@ -51,7 +53,7 @@ def read_model(model: Path | bytes) -> Model:
     """Read a model's graph.
 
     Args:
-        model: The file, which is memory-mapped so that weights are not read; or its content.
+        model: The file, of which weights are not read where it is large; or its content.
 
     Raises:
         MalformedModel: It is no ONNX model.
@@ -60,12 +62,10 @@ def read_model(model: Path | bytes) -> Model:
     if isinstance(model, bytes):
         return _guarded(model)
     with model.open("rb") as file:
-        try:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:
-            raise MalformedModel(f"{model} is empty") from error
-        with mapped:
-            return _guarded(mapped)
+        size_bytes = os.fstat(file.fileno()).st_size
+        if not size_bytes:
+            raise MalformedModel(f"{model} is empty")
+        return _guarded(file.read() if size_bytes <= _WHOLE_BYTES else FileBytes(file.fileno()))
 
 
 def _guarded(data: Buffer) -> Model:
