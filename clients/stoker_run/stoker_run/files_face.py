@@ -8,6 +8,7 @@ from stoker_run.around import RegisteredLater
 from stoker_run.attempt import OUTPUTS
 from stoker_run.exceptions import UserErrorException
 from stoker_run.records import Recorder, outside_name
+from stoker_run.trees import files_below
 
 __all__ = ["FilesFace"]
 
@@ -42,7 +43,7 @@ class FilesFace:
 
     def upload_folder(self, name: str, path: str, datastore_name: Optional[str] = None) -> None:
         """Keep all files of a folder below a name."""
-        for file in sorted(Path(path).rglob("*")):
+        for file in sorted(files_below(Path(path))):
             if file.is_file():
                 self.upload_file(f"{name}/{file.relative_to(path).as_posix()}", file)
 
@@ -53,7 +54,7 @@ class FilesFace:
         return sorted(
             prefix + path.relative_to(base).as_posix()
             for base, prefix in bases
-            for path in base.rglob("*")
+            for path in files_below(base)
             if path.is_file()
         )
 

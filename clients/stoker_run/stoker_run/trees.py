@@ -8,9 +8,9 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
-__all__ = ["Tree", "parts_of", "remove_tree"]
+__all__ = ["Tree", "files_below", "parts_of", "remove_tree"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -127,6 +127,24 @@ class Tree:
             if error.filename is None or not Path(str(error.filename)).is_absolute():
                 error.filename, error.filename2 = str(self.root / name), None
             raise
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All below a folder that is no folder itself, however deep; links are not followed.
+
+    A folder that cannot be read, or whose path is longer than the system takes, is passed over.
+    """
+    ahead = [str(folder)]
+    while ahead:
+        try:
+            with os.scandir(ahead.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        ahead.append(entry.path)
+                    else:
+                        yield Path(entry.path)
+        except OSError:
+            continue
 
 
 def remove_tree(path: Path, ignore_errors: bool = False) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from stoker.errors import CorruptModel, InvalidSettings
+from stoker_run.trees import files_below
 
 __all__ = [
     "PREFIX",
@@ -100,7 +101,7 @@ def listed(paths: Iterable[str], base: Path) -> list[tuple[Path, StoredFile]]:
             )
         if not place.exists():
             raise InvalidSettings(f"there is no {said} in {base}; name files and folders in it")
-        for file in [place] if place.is_file() else sorted(place.rglob("*")):
+        for file in [place] if place.is_file() else sorted(files_below(place)):
             if file.is_file():
                 path = file.relative_to(base).as_posix()
                 found[path] = file, StoredFile(path, digest_of(file), file.stat().st_size)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker_run.trees import files_below
 
 if TYPE_CHECKING:
     from stoker.scripts.mini_batch import MiniBatchScript
@@ -110,7 +111,7 @@ def _files(given: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in given:
         if path.is_dir():
-            below = (each for each in path.rglob("*") if each.is_file())
+            below = (each for each in files_below(path) if each.is_file())
             found += sorted(each for each in below if not _is_hidden(each.relative_to(path)))
         elif path.is_file():
             found.append(path)

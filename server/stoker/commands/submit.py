@@ -150,6 +150,8 @@ def announce(folder: RunFolder, snapshot: Snapshot) -> None:
         f"snapshot {snapshot.digest[:12]}: {_files(snapshot.files, snapshot.size_bytes)}, "
         f"{size_text(snapshot.added_bytes)} new; target {folder.record().definition.target}"
     )
+    for name in snapshot.changed:
+        note(f"has changed while it was read, and is kept as it was read: {name}")
     for name in snapshot.skipped:
         note(f"not sent, for it is a link to a folder or no file: {name}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from stoker.runs.files import find_file
 from stoker.runs.folder import RunFolder
 from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
+from stoker_run.trees import files_below
 
 __all__ = ["file_of_run", "origin_of", "origin_of_copy", "register_asked", "register_model"]
 
@@ -64,9 +64,8 @@ def origin_of_copy(workspace: Workspace, path: Path) -> dict[str, str]:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     contents = {}
-    for file in files:
+    for file in files_below(folder):
         with file.open("rb") as source:
             contents[str(file.relative_to(folder))] = hashlib.file_digest(source, "sha256").hexdigest()
     return contents

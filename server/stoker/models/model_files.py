@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -12,20 +11,21 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import CorruptModel, RepositoryError
 from stoker.servable import SAMPLE_FILES, SAMPLE_INPUT
-from stoker.system.durable import sync_folder
+from stoker.system.durable import copy_regular, sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["FileRecord", "SourceFiles", "check_files", "copy_files", "source_files", "with_sample"]
 
-_CHUNK_BYTES = 1 << 20
 _PARALLEL_FROM_BYTES = 64 << 20
 _MAX_THREADS = 8
 # Python writes its caches beside an entry script when it is imported: they are no part of the model.
 _CACHE_FOLDER = "__pycache__"
 _WEIGHTS_SUFFIXES = (".data", "_data")
+_DEEPEST = 200
+"""Levels of folders: no model needs more, and each is a call within another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,20 @@ class SourceFiles:
         folders: Relative paths of the folders below it, parents first.
         files: The file to read for each relative path.
         total_bytes: Length of all files together.
+        stored_bytes: What they take on the disk, which is less for sparse files.
     """
 
     folders: tuple[PurePosixPath, ...]
     files: Mapping[PurePosixPath, Path]
     total_bytes: int
+    stored_bytes: int
+
+    @classmethod
+    def of(cls, folders: Iterable[PurePosixPath], files: Mapping[PurePosixPath, Path]) -> SourceFiles:
+        """Look how long the files are."""
+        facts = [path.stat() for path in files.values()]
+        stored_bytes = sum(min(one.st_size, 512 * one.st_blocks) for one in facts)
+        return cls(tuple(folders), files, sum(one.st_size for one in facts), stored_bytes)
 
 
 def source_files(source: Path) -> SourceFiles:
@@ -65,7 +74,7 @@ def source_files(source: Path) -> SourceFiles:
 
     Raises:
         RepositoryError: A symbolic link leads out of the folder, nowhere, or in a circle; or there is
-            something that is neither file nor folder.
+            something that is neither file nor folder; or folders lie in one another without end.
     """
     folders: list[PurePosixPath] = []
     files: dict[PurePosixPath, Path] = {}
@@ -73,11 +82,25 @@ def source_files(source: Path) -> SourceFiles:
         root = source.resolve()
         _collect(root, root, PurePosixPath(), (root,), folders, files)
     else:
-        companions = (source.with_name(source.name + suffix) for suffix in _WEIGHTS_SUFFIXES)
-        beside = [path for path in companions if source.suffix == ".onnx" and path.is_file()]
-        files = {PurePosixPath(path.name): path for path in (source, *beside)}
-    total_bytes = sum(path.stat().st_size for path in files.values())
-    return SourceFiles(tuple(folders), files, total_bytes)
+        files = {PurePosixPath(path.name): _regular(path) for path in (source, *_weights_beside(source))}
+    return SourceFiles.of(folders, files)
+
+
+def _weights_beside(source: Path) -> Iterator[Path]:
+    if source.suffix != ".onnx":
+        return
+    for suffix in _WEIGHTS_SUFFIXES:
+        path = source.with_name(source.name + suffix)
+        if path.is_symlink():
+            _inside(source.parent.resolve(), path)
+        if path.exists():
+            yield path
+
+
+def _regular(path: Path) -> Path:
+    if not path.is_file():
+        raise RepositoryError(f"{path} is neither a file nor a folder; register a copy of what it gives")
+    return path
 
 
 def with_sample(source: SourceFiles, sample: Path) -> SourceFiles:
@@ -95,8 +118,7 @@ def with_sample(source: SourceFiles, sample: Path) -> SourceFiles:
     named = f"sample_input{sample.suffix.lower()}"
     files = {name: path for name, path in source.files.items() if str(name) not in SAMPLE_FILES}
     files[PurePosixPath(named if named in SAMPLE_FILES else SAMPLE_INPUT)] = sample
-    total_bytes = sum(path.stat().st_size for path in files.values())
-    return SourceFiles(source.folders, files, total_bytes)
+    return SourceFiles.of(source.folders, files)
 
 
 def _collect(
@@ -108,6 +130,8 @@ def _collect(
     files: dict[PurePosixPath, Path],
 ) -> None:
     """Walk one folder of a source; `above` has the resolved folders that lead to it."""
+    if len(above) > _DEEPEST:
+        raise RepositoryError(f"{folder} lies more than {_DEEPEST} folders deep; remove what is in there")
     for entry in sorted(folder.iterdir()):
         if entry.name == _CACHE_FOLDER:
             continue
@@ -149,26 +173,33 @@ def copy_files(
 
     Returns:
         The record of each file, of the bytes that were written.
+
+    Raises:
+        RepositoryError: There is not enough room, or a file has changed meanwhile.
+        OSError: A file cannot be read or written.
     """
+    disk = os.statvfs(target.parent)
+    if source.stored_bytes > disk.f_bavail * disk.f_frsize:
+        raise RepositoryError(
+            f"the model takes {source.stored_bytes / 1e6:.0f} MB, and {target.parent} has room for "
+            f"{disk.f_bavail * disk.f_frsize / 1e6:.0f} MB; make room, or choose another --workspace"
+        )
     target.mkdir(mode=0o700)
     for folder in source.folders:
         (target / folder).mkdir(mode=0o700)
     records: dict[PurePosixPath, FileRecord] = {}
     copied_bytes = 0
+
+    def report(size_bytes: int) -> None:
+        if progress is not None:
+            progress(copied_bytes + size_bytes, source.total_bytes)
+
     for name, path in source.files.items():
-        digest, size_bytes = hashlib.sha256(), 0
-        with path.open("rb") as reader, (target / name).open("xb") as writer:
-            while chunk := reader.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                writer.write(chunk)
-                size_bytes += len(chunk)
-                if progress is not None:
-                    progress(copied_bytes + size_bytes, source.total_bytes)
-            writer.flush()
-            os.fchmod(writer.fileno(), 0o555 if path.stat().st_mode & stat.S_IXUSR else 0o444)
-            os.fsync(writer.fileno())
-        copied_bytes += size_bytes
-        records[name] = FileRecord(digest.hexdigest(), size_bytes)
+        copied = copy_regular(path, target / name, report, mode=0o444)
+        if copied.changed:
+            raise RepositoryError(f"{path} has changed while it was copied; register it once it is written")
+        copied_bytes += copied.size_bytes
+        records[name] = FileRecord(copied.sha256, copied.size_bytes)
     for folder in (*source.folders, PurePosixPath()):
         sync_folder(target / folder)
     return records
@@ -211,9 +242,10 @@ def check_files(label: str, folder: Path, records: Mapping[PurePosixPath, FileRe
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            if entry.name != _CACHE_FOLDER:
-                yield from _files_in(entry)
-        else:
-            yield entry
+    ahead = [folder]
+    while ahead:
+        for entry in ahead.pop().iterdir():
+            if not entry.is_dir() or entry.is_symlink():
+                yield entry
+            elif entry.name != _CACHE_FOLDER:
+                ahead.append(entry)

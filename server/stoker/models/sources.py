@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from stoker.errors import OperatorError
 from stoker.models.frameworks import Framework
 from stoker.models.registered import Registered
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig
+from stoker_run.trees import files_below
 
 __all__ = ["Broken", "ModelSource"]
 
@@ -81,7 +81,7 @@ class ModelSource:
             files = [path for path in beside if scripts or path.name.startswith(self.path.name)]
         else:
             root = self.path if self.base is None else self.base / self.path.relative_to(self.base).parts[0]
-            files = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
+            files = list(files_below(root))
         if scripts:
             files = [path for path in files if path.suffix == ".py"]
         if self.base is not None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.system.durable import replace_file
+from stoker_run.trees import files_below
 
 __all__ = ["Piece", "Record", "Shard", "find_files", "pieces_of"]
 
@@ -80,7 +81,7 @@ def find_files(given: Sequence[Path], endings: Sequence[str]) -> dict[str, Path]
     for path in given:
         if path.is_dir():
             below = sorted(
-                file for file in path.rglob("*") if file.suffix.removeprefix(".").lower() in endings
+                file for file in files_below(path) if file.suffix.removeprefix(".").lower() in endings
             )
             parts = [(file.relative_to(path), file) for file in below if file.is_file()]
             named = [

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.runs.folder import RunFolder
 from stoker.runs.summary import Numbers, measured
+from stoker_run.trees import files_below
 
 __all__ = ["Difference", "compare_runs", "parameters_of"]
 
@@ -153,8 +153,7 @@ def _data(folder: RunFolder) -> dict[str, str]:
 
 
 def _names(tree: Path) -> list[str]:
-    found = (Path(folder, name) for folder, _, names in os.walk(tree) for name in names)
-    return sorted(str(path.relative_to(tree)) for path in found)
+    return sorted(str(path.relative_to(tree)) for path in files_below(tree))
 
 
 def _content_of(path: Path) -> str:

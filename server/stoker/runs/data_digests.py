@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Final
 from stoker.errors import SubmissionRefused
 from stoker.runs.seen_files import SeenFiles
 from stoker.system.durable import private_folder
+from stoker_run.trees import files_below
 
 __all__ = ["data_digests", "measure_data"]
 
@@ -63,10 +65,11 @@ def _digest(path: Path, seen: SeenFiles) -> str:
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
     if not path.is_dir():
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
         yield path.name, path
         return
-    found = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    for file in sorted(found):
+    for file in sorted(files_below(path)):
         if file.is_file():
             yield file.relative_to(path).as_posix(), file
 

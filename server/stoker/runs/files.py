@@ -5,7 +5,6 @@ Symbolic links are not followed.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Final
 
 from stoker.errors import SubmissionRefused
 from stoker.runs.folder import RunFolder
+from stoker_run.trees import files_below
 
 __all__ = ["copy_files", "find_file", "log_file", "run_files"]
 
@@ -60,11 +60,9 @@ def _logs(attempt: Path) -> Iterator[tuple[str, Path]]:
 def _below(folder: Path) -> Iterator[tuple[str, Path]]:
     if folder.is_symlink():
         return
-    for place, _, names in os.walk(folder):
-        for name in names:
-            path = Path(place, name)
-            if path.is_file() and not path.is_symlink():
-                yield path.relative_to(folder).as_posix(), path
+    for path in files_below(folder):
+        if path.is_file() and not path.is_symlink():
+            yield path.relative_to(folder).as_posix(), path
 
 
 def log_file(folder: RunFolder, attempt: int, rank: int = 0) -> Path:

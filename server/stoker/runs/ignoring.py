@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from stoker.system.durable import read_regular
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -18,6 +21,9 @@ _NEVER: Final = (".git", "__pycache__", ".ipynb_checkpoints", ".stoker")
 _OF_RUNS: Final = frozenset({"outputs", "logs"})
 """Folders at the top level that belong to runs."""
 _IGNORE_FILES: Final = (".amlignore", ".gitignore")
+_MOST_PATTERN_BYTES: Final = 1 << 20
+_DEEPEST: Final = 200
+"""Levels of folders: sources have far fewer, and each is a call within another."""
 
 
 class SourceFile:
@@ -47,6 +53,9 @@ def source_files(
         source: The folder.
         workspace: Folder of the workspace, which is excluded.
         skipped: Receives what was skipped without a pattern: links to folders, sockets.
+
+    Raises:
+        OSError: A folder or an ignore file cannot be read, or folders lie in one another without end.
     """
     spec = _patterns(source)
     away = None if workspace is None else os.path.realpath(workspace)
@@ -57,19 +66,23 @@ def source_files(
 def _patterns(source: Path) -> GitIgnoreSpec | None:
     for name in _IGNORE_FILES:
         try:
-            lines = (source / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            text = read_regular(source / name, _MOST_PATTERN_BYTES)
         except FileNotFoundError:
             continue
         # Imported here because most folders have no such file, and the import takes longer than listing them.
         from pathspec import GitIgnoreSpec
 
-        return GitIgnoreSpec.from_lines(lines)
+        return GitIgnoreSpec.from_lines(text.decode("utf-8", "replace").splitlines())
     return None
 
 
 def _walk(
     folder: str, prefix: str, spec: GitIgnoreSpec | None, away: str | None, skipped: list[str]
 ) -> Iterator[SourceFile]:
+    if prefix.count("/") > _DEEPEST:
+        raise OSError(
+            errno.ELOOP, f"it lies more than {_DEEPEST} folders deep; name it in .amlignore", folder
+        )
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name

@@ -20,13 +20,13 @@ from typing import Final
 from stoker.errors import SubmissionRefused
 from stoker.runs.ignoring import SourceFile, source_files
 from stoker.runs.seen_files import SeenFiles
-from stoker.system.durable import private_folder
+from stoker.system.durable import Copied, copy_regular, private_folder
+from stoker.system.staging import staging_folder
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "Snapshot", "SnapshotStore"]
 
 DEFAULT_LIMIT_BYTES: Final = 300_000_000
 _SHOWN: Final = 10
-_CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Snapshot:
         size_bytes: Their total size.
         added_bytes: Total size of those that were not stored before.
         skipped: Skipped entries: links to folders, sockets.
+        changed: Files that have changed while they were read; stored is what was read.
     """
 
     digest: str
@@ -46,6 +47,7 @@ class Snapshot:
     size_bytes: int
     added_bytes: int
     skipped: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 class SnapshotStore:
@@ -89,26 +91,31 @@ class SnapshotStore:
         """
         skipped: list[str] = []
         files = self._listed(source, limit_bytes, skipped)
-        private_folder(self.folder)
-        seen = SeenFiles(self.folder / ".seen.json")
+        seen = SeenFiles(private_folder(self.folder) / ".seen.json")
         added_bytes = 0
+        changed: list[str] = []
         kept: list[tuple[SourceFile, str]] = []
-        for number, file in enumerate(files, 1):
-            name = seen.digest_of(file.stat)
-            if name is None or not self._has(name, file.stat.st_size):
-                name, size_bytes = self._keep(file)
-                seen.remember(file.stat, name)
-                added_bytes += size_bytes
-            kept.append((file, name))
-            if progress is not None:
-                progress(number, len(files))
-        seen.write()
-        listing = "".join(f"{file.name}\0{name}\n" for file, name in kept)
-        digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        if not self.path(digest).is_dir():
-            self._link(digest, kept)
+        with staging_folder(self.folder) as staging:
+            for number, file in enumerate(files, 1):
+                name = seen.digest_of(file.stat)
+                if name is None or not self._has(name, file.stat.st_size):
+                    copied = self._copied(file, staging / "file")
+                    name, size_bytes = self._keep(copied, staging / "file")
+                    added_bytes += size_bytes
+                    if copied.changed or copied.size_bytes != file.stat.st_size:
+                        changed.append(file.name)
+                    else:
+                        seen.remember(file.stat, name)
+                kept.append((file, name))
+                if progress is not None:
+                    progress(number, len(files))
+            seen.write()
+            listing = "".join(f"{file.name}\0{name}\n" for file, name in kept)
+            digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+            if not self.path(digest).is_dir():
+                self._link(digest, kept, staging / "tree")
         size_bytes = sum(file.stat.st_size for file in files)
-        return Snapshot(digest, len(files), size_bytes, added_bytes, tuple(skipped))
+        return Snapshot(digest, len(files), size_bytes, added_bytes, tuple(skipped), tuple(changed))
 
     def restore(self, digest: str, place: Path) -> None:
         """Copy a snapshot to a new folder, in which a script can run and write.
@@ -141,35 +148,27 @@ class SnapshotStore:
         except FileNotFoundError:
             return False
 
-    def _keep(self, file: SourceFile) -> tuple[str, int]:
-        """Store a file's content under its digest; returns its name there, and the number of new bytes."""
-        staging = private_folder(self.folder / ".staging")
-        staged = staging / os.urandom(8).hex()
-        digest, size_bytes = hashlib.sha256(), 0
+    @staticmethod
+    def _copied(file: SourceFile, staged: Path) -> Copied:
         try:
-            with open(file.path, "rb") as source, staged.open("xb") as copy:  # noqa: PTH123  # of scandir
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    size_bytes += len(chunk)
-                    copy.write(chunk)
+            return copy_regular(Path(file.path), staged, sync=False)
         except OSError as error:
-            staged.unlink(missing_ok=True)
             raise SubmissionRefused(
                 f"{file.name} cannot be kept: {error.strerror}; mend that, or name it in .amlignore"
             ) from error
-        executable = bool(file.stat.st_mode & stat.S_IXUSR)
-        name = digest.hexdigest() + (".x" if executable else "")
+
+    def _keep(self, copied: Copied, staged: Path) -> tuple[str, int]:
+        """Store a file's copy under its digest; returns its name there, and the number of new bytes."""
+        name = copied.sha256 + (".x" if copied.executable else "")
         place = self._content(name)
-        if self._has(name, size_bytes):
+        if self._has(name, copied.size_bytes):
             staged.unlink()
             return name, 0
-        staged.chmod(0o500 if executable else 0o400)
         private_folder(place.parent)
         staged.rename(place)
-        return name, size_bytes
+        return name, copied.size_bytes
 
-    def _link(self, digest: str, kept: Sequence[tuple[SourceFile, str]]) -> None:
-        staged = private_folder(self.folder / ".staging") / f"{digest}.{os.urandom(4).hex()}"
+    def _link(self, digest: str, kept: Sequence[tuple[SourceFile, str]], staged: Path) -> None:
         staged.mkdir(mode=0o700)
         made = {""}
         for file, name in kept:
@@ -182,7 +181,6 @@ class SnapshotStore:
             staged.rename(self.path(digest))
         except OSError:
             # Another process has created the same snapshot meanwhile.
-            shutil.rmtree(staged)
             if not self.path(digest).is_dir():
                 raise
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +21,7 @@ from stoker.runs.folder import RunFolder
 from stoker.runs.record import RunRecord, experiment_of, is_part
 from stoker.runs.states import RunState
 from stoker.system.durable import private_folder, replace_file, sync_folder
+from stoker_run.trees import remove_tree
 
 __all__ = ["RunStore"]
 
@@ -67,7 +67,7 @@ class RunStore:
             place = private_folder(self.runs_dir / record.experiment) / record.id
             staged.path.rename(place)
         except BaseException:
-            shutil.rmtree(staged.path, ignore_errors=True)
+            remove_tree(staged.path, ignore_errors=True)
             raise
         sync_folder(place.parent)
         return RunFolder(place)
@@ -190,7 +190,7 @@ class RunStore:
         staging = private_folder(self.runs_dir / _STAGING)
         away = staging / f"{folder.id}.{os.urandom(4).hex()}"
         folder.path.rename(away)
-        shutil.rmtree(away)
+        remove_tree(away)
 
 
 def _second_of(run_id: str) -> int:

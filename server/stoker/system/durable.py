@@ -5,18 +5,31 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import stat
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["lock_file", "locked", "private_folder", "read_regular", "replace_file", "sync_folder"]
+__all__ = [
+    "Copied",
+    "copy_regular",
+    "lock_file",
+    "locked",
+    "private_folder",
+    "read_regular",
+    "replace_file",
+    "sync_folder",
+]
 
+_CHUNK_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_CHUNK_BYTES)
 _PATIENCE_S: Final = 1.0
 _RETRY_S: Final = 0.02
 
@@ -81,15 +94,91 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     Raises:
         OSError: There is no such file, it is no regular file (EINVAL) or too long (EFBIG), or it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    descriptor, facts = _open_regular(path)
+    with _naming(path), os.fdopen(descriptor, "rb") as file:
         content = b"" if facts.st_size > most_bytes else file.read(most_bytes + 1)
         if max(facts.st_size, len(content)) > most_bytes:
             raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
         return content
+
+
+def _open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading, without waiting for what is none; returns its descriptor and facts."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode):
+        return descriptor, facts
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied of a file.
+
+    Attributes:
+        sha256: SHA-256 of the copy, in hexadecimal digits.
+        size_bytes: Its length.
+        executable: Whether the owner of the file may execute it.
+        changed: Whether the file has changed meanwhile, so that the copy may be of no moment.
+    """
+
+    sha256: str
+    size_bytes: int
+    executable: bool
+    changed: bool
+
+
+def copy_regular(
+    source: Path,
+    target: Path,
+    progress: Callable[[int], object] | None = None,
+    *,
+    mode: int = 0o400,
+    sync: bool = True,
+) -> Copied:
+    """Copy a regular file to a new one.
+
+    No more is copied than there is at the beginning, so a file that grows does not fill the disk. Holes of a sparse
+    file take no room in the copy.
+
+    Args:
+        source: The file; links are followed.
+        target: The new file.
+        progress: Called with the bytes copied so far.
+        mode: Who may read the copy; they may also execute it, if the owner of the source may.
+        sync: Whether the copy is to be on the disk when this returns.
+
+    Raises:
+        OSError: The source is no regular file (EINVAL), or one of both cannot be read or written.
+    """
+    digest, done = hashlib.sha256(), 0
+    reader, before = _open_regular(source)
+    with os.fdopen(reader, "rb", buffering=0) as file, target.open("xb", buffering=0) as copy:
+        sparse = before.st_blocks * 512 < before.st_size
+        while done < before.st_size and (chunk := file.read(min(_CHUNK_BYTES, before.st_size - done))):
+            digest.update(chunk)
+            if sparse and chunk == _ZEROS[: len(chunk)]:
+                copy.seek(len(chunk), os.SEEK_CUR)
+            else:
+                _write_all(copy.fileno(), chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done)
+        copy.truncate(done)
+        after = os.fstat(reader)
+        executable = bool(before.st_mode & stat.S_IXUSR)
+        os.fchmod(copy.fileno(), mode | mode >> 2 if executable else mode)
+        if sync:
+            os.fsync(copy.fileno())
+    times = (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns)
+    return Copied(digest.hexdigest(), done, executable, times[0] != times[1] or done < before.st_size)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:

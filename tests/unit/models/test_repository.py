@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -21,11 +22,13 @@ from stoker.errors import (
     RepositoryError,
     UnknownModel,
 )
+from stoker.models import model_files
 from stoker.models.frameworks import Detected
 from stoker.models.registered import _KINDS, Registered
 from stoker.models.repository import Repository
 from stoker.names import checked_name, is_name, name_from_file, parse_reference
 from stoker.system.durable import replace_file
+from stoker_run.trees import remove_tree
 
 NOW = datetime(2026, 10, 18, 12, 30, tzinfo=UTC)
 
@@ -289,6 +292,110 @@ def test_a_link_to_the_source_itself_is_followed(repository: Repository, script:
     registered = repository.register("mnist", script.parent / "current.onnx", now=NOW)
     assert registered.path.name == "current.onnx"
     registered.verify()
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "pipe"])
+@pytest.mark.parametrize("role", ["model", "weights", "sample"])
+def test_a_single_path_that_is_no_file_is_refused(
+    repository: Repository, onnx: Path, tmp_path: Path, special: str, role: str
+) -> None:
+    """A device has no end and a pipe waits for its other one: neither is read, whatever it is to be."""
+    os.mkfifo(tmp_path / "pipe")
+    link = onnx.with_name(onnx.name + ".data") if role == "weights" else tmp_path / "link.bin"
+    os.mkfifo(link) if role == "weights" and special == "pipe" else link.symlink_to(special)
+    with pytest.raises(RepositoryError, match=r"neither a file nor a folder|is not a file|leads out of"):
+        repository.register(
+            "odd",
+            link if role == "model" else onnx,
+            now=NOW,
+            framework="files",
+            sample=link if role == "sample" else None,
+        )
+    assert repository.list() == []
+
+
+def test_weights_are_taken_as_a_folder_is(repository: Repository, onnx: Path) -> None:
+    """Links to weights that lie beside the file are followed, those that lead away are not."""
+    weights = onnx.with_name(onnx.name + ".data")
+    (onnx.parent / "beside").write_bytes(b"weights")
+    weights.symlink_to("beside")
+    registered = repository.register("mnist", onnx, now=NOW)
+    assert (registered.files_dir / weights.name).read_bytes() == b"weights"
+    weights.unlink()
+    weights.symlink_to("/etc/hostname")
+    with pytest.raises(RepositoryError, match="leads out of the model's folder"):
+        repository.register("mnist", onnx, now=NOW)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_copied(
+    repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is not filled by a copy that cannot end; a sparse file counts for what it takes."""
+    os.truncate(script / "weights.bin", 1 << 40)
+    monkeypatch.setattr(model_files, "copy_regular", lambda *_, **__: pytest.fail("nothing is to be copied"))
+    (script / "network" / "large").write_bytes(bytes(10_000))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    with pytest.raises(RepositoryError, match="has room for 0 MB; make room"):
+        repository.register("digits", script, now=NOW)
+
+
+def test_sparse_files_stay_sparse(repository: Repository, script: Path) -> None:
+    """Holes take no room in the copy, and the copy is the same bytes."""
+    with (script / "weights.bin").open("r+b") as file:
+        file.truncate(64 << 20)
+        file.seek(40 << 20)
+        file.write(b"numbers")
+    registered = repository.register("digits", script, now=NOW)
+    copy = registered.files_dir / "weights.bin"
+    registered.verify()
+    assert copy.stat().st_size == 64 << 20
+    assert copy.stat().st_blocks * 512 < 4 << 20
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is written over"])
+def test_a_file_that_changes_meanwhile_is_told(repository: Repository, script: Path, change: str) -> None:
+    """A copy of two moments is no model; one that grows is not followed to its end."""
+    weights = script / "weights.bin"
+    weights.write_bytes(bytes(3 << 20))
+    os.utime(weights, (1, 1))
+
+    def changing(copied_bytes: int, _: int) -> None:
+        if 1 << 20 <= copied_bytes < 2 << 20:
+            match change:
+                case "grows":
+                    os.truncate(weights, 1 << 40)
+                case "shrinks":
+                    os.truncate(weights, 1 << 20)
+                case "is written over":
+                    os.utime(weights, (2, 2))
+
+    with pytest.raises(RepositoryError, match=r"weights.bin has changed while it was copied"):
+        repository.register("digits", script, now=NOW, progress=changing)
+    assert everything_in(repository.models_dir) == [".staging"]
+
+
+def test_folders_without_end_are_refused(repository: Repository, script: Path) -> None:
+    """In one sentence, where Python's stack would have ended."""
+    folder = os.open(script, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=folder)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    with pytest.raises(RepositoryError, match="lies more than 200 folders deep"):
+        repository.register("digits", script, now=NOW)
+    remove_tree(script)
+
+
+def test_a_registration_that_is_told_to_end_leaves_nothing(repository: Repository, script: Path) -> None:
+    """SIGTERM removes the copy under way, as Ctrl-C does."""
+    process = start(REGISTER, repository.models_dir, script)
+    assert first_line(process) == "copying"
+    process.terminate()
+    process.communicate(timeout=PROGRAM_S)
+    assert process.returncode == 143
+    assert everything_in(repository.models_dir) == [".staging"]
 
 
 def test_special_files_are_refused(repository: Repository, script: Path) -> None:

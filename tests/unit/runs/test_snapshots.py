@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import SubmissionRefused
+from stoker.runs import snapshots
 from stoker.runs.snapshots import SnapshotStore
+from stoker.system.durable import Copied
+from stoker_run.trees import remove_tree
 
 
 def write(folder: Path, **files: str) -> None:
@@ -152,6 +155,74 @@ def test_links_and_what_is_no_file(source: Path, store: SnapshotStore, tmp_path:
     assert set(snapshot.skipped) == {"away", "pipe"}
     assert (store.path(snapshot.digest) / "one.txt").read_text() == "one"
     assert not (store.path(snapshot.digest) / "one.txt").is_symlink()
+
+
+@pytest.mark.parametrize("name", [".amlignore", ".gitignore"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge"])
+def test_patterns_are_read_from_a_file_of_their_size_alone(
+    source: Path, store: SnapshotStore, name: str, kind: str
+) -> None:
+    """Nothing is waited for, or read without end; the file is named."""
+    match kind:
+        case "pipe":
+            os.mkfifo(source / name)
+        case "folder":
+            (source / name).mkdir()
+        case "device":
+            (source / name).symlink_to("/dev/zero")
+        case "huge":
+            (source / name).touch()
+            os.truncate(source / name, 1 << 40)
+    with pytest.raises(SubmissionRefused, match=rf"\{name} cannot be read: "):
+        store.take(source)
+
+
+@pytest.mark.parametrize("change", ["grows", "becomes a pipe"])
+def test_a_file_that_changes_meanwhile_is_told(
+    source: Path, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """What was read is kept and not remembered as the file's content; what is no file any more is refused."""
+    (source / "grows.log").write_text("one line\n")
+    settle(source)
+    copy = snapshots.copy_regular
+
+    def changing(path: Path, staged: Path, **rest: bool) -> Copied:
+        if path.name == "grows.log":
+            if change == "grows":
+                path.write_text("one line\nand one more\n")
+                os.utime(path, (1_700_000_000, 1_700_000_000))
+            else:
+                path.unlink()
+                os.mkfifo(path)
+        return copy(path, staged, **rest)
+
+    monkeypatch.setattr(snapshots, "copy_regular", changing)
+    if change == "becomes a pipe":
+        with pytest.raises(SubmissionRefused, match=r"grows.log cannot be kept: it is no regular file"):
+            store.take(source)
+        return
+    first = store.take(source)
+    assert first.changed == ("grows.log",)
+    assert "and one more" in (store.path(first.digest) / "grows.log").read_text()
+    monkeypatch.setattr(snapshots, "copy_regular", copy)
+    assert store.take(source).changed == ()
+    assert [path.name for path in (store.folder / ".staging").iterdir()] == [".lock"]
+
+
+def test_folders_without_end_are_refused(source: Path, store: SnapshotStore) -> None:
+    """In one sentence that says what to do."""
+    folder = os.open(source, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=folder)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    with pytest.raises(SubmissionRefused, match=r"more than 200 folders deep; name it in \.amlignore"):
+        store.take(source)
+    (source / ".amlignore").write_text("/d\n")
+    assert store.take(source).files == 4
+    remove_tree(source)
 
 
 def test_odd_names_are_kept(source: Path, store: SnapshotStore) -> None:

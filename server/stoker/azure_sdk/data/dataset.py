@@ -16,6 +16,7 @@ from stoker.azure_sdk.unoffered import NotAClass
 from stoker.azure_sdk.workspace import Workspace
 from stoker.names import checked_name, is_name
 from stoker.system.durable import locked, private_folder, replace_file
+from stoker_run.trees import files_below
 
 __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
 
@@ -107,7 +108,7 @@ class FileDataset:
                 start = store.root
                 found += sorted(file for file in start.glob(path.strip("/")) if file.is_file())
             elif start.is_dir():
-                found += sorted(file for file in start.rglob("*") if file.is_file())
+                found += sorted(file for file in files_below(start) if file.is_file())
             elif start.is_file():
                 found.append(start)
         return found

@@ -19,7 +19,7 @@ from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.stores import DEFAULT_STORE, STORE_FILE, place_in, store_names, store_root, stores_dir
 from stoker.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
-from stoker_run.trees import Tree
+from stoker_run.trees import Tree, files_below
 
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "Datastore"]
 
@@ -160,7 +160,7 @@ class Datastore:
         source = Path(src_dir)
         if not source.is_dir():
             raise UserErrorException(f"{src_dir} is no folder")
-        files = sorted(file for file in source.rglob("*") if file.is_file())
+        files = sorted(file for file in files_below(source) if file.is_file())
         pairs = [(file, file.relative_to(source).as_posix()) for file in files]
         return self._upload(pairs, target_path, overwrite, show_progress)
 
@@ -195,7 +195,7 @@ class Datastore:
         """Copy files of the store to a folder; returns how many."""
         del show_progress
         start = self.place(prefix)
-        files = [start] if start.is_file() else sorted(file for file in start.rglob("*") if file.is_file())
+        files = [start] if start.is_file() else sorted(file for file in files_below(start) if file.is_file())
         copied = 0
         for file in files:
             target = Path(target_path) / file.relative_to(self.root)

@@ -47,14 +47,15 @@ def listed(folder: Path) -> Tree:
     entries: list[list[str]] = []
     paths: dict[str, Path] = {}
     try:
-        for place, folders, names in os.walk(folder):
-            for name in sorted([*folders, *names]):
-                path = Path(place, name)
+        ahead = [folder]
+        while ahead:
+            for path in sorted(ahead.pop().iterdir()):
                 inner = path.relative_to(folder).as_posix()
                 if path.is_symlink():
                     entries.append(["l", inner, str(path.readlink())])
                 elif path.is_dir():
                     entries.append(["d", inner])
+                    ahead.append(path)
                 elif path.is_file():
                     content = _content(path)
                     entries.append(["f", inner, content])
