@@ -84,8 +84,7 @@ def attach(args: argparse.Namespace) -> int:
             compute.write_bytes(before)
         raise
     if not run_config.exists():
-        conda, spark = folder / "conda_dependencies.yml", folder / "spark_dependencies.yml"
-        run_config.write_text(_run_config_lines(args.name, conda, spark), encoding="utf-8")
+        run_config.write_text(_run_config_lines(args.name), encoding="utf-8")
     if args.password:
         _keep_password(workspace.targets_dir / f"{args.name}.secret", args.password)
     elif args.use_azureml_ssh_key:
@@ -102,22 +101,23 @@ def _yaml_lines(lines: Mapping[str, str]) -> str:
     return yaml.safe_dump(words, sort_keys=True)
 
 
-def _run_config_lines(name: str, conda: Path, spark: Path) -> str:
+def _run_config_lines(name: str) -> str:
     import yaml
+
+    from stoker.launch.run_config_files import CONDA_FILE, SPARK_FILE
 
     content: dict[str, Any] = {
         "ArgumentVector": ["$file"],
+        # Named before they are there, as Workbench does: they are written, or changed, afterwards.
+        "CondaDependenciesFile": CONDA_FILE,
         "EnvironmentVariables": {},
         "Framework": "PySpark",
         "PrepareEnvironment": False,
+        "SparkDependenciesFile": SPARK_FILE,
         "Target": name,
         "TrackedRun": True,
         "UseSampling": True,
     }
-    if conda.is_file():
-        content["CondaDependenciesFile"] = str(conda)
-    if spark.is_file():
-        content["SparkDependenciesFile"] = str(spark)
     return yaml.safe_dump(content, sort_keys=True)
 
 

@@ -12,7 +12,12 @@ from stoker.launch.azure_keys import flag, folded, known_keys, mapping, text, wh
 from stoker.launch.compute_files import CONFIG_FOLDERS
 from stoker.settings.yaml_file import read_yaml
 
-__all__ = ["RunConfigFile", "find_run_config", "read_run_config"]
+__all__ = ["CONDA_FILE", "SPARK_FILE", "RunConfigFile", "find_run_config", "read_run_config"]
+
+CONDA_FILE: Final = "aml_config/conda_dependencies.yml"
+"""The file with the packages of a project of Workbench, which may be written after the files that name it."""
+SPARK_FILE: Final = "aml_config/spark_dependencies.yml"
+"""The same for Spark."""
 
 _SUFFIX: Final = ".runconfig"
 _FILE: Final = "$file"
@@ -128,12 +133,19 @@ def _of_workbench(path: Path, project: Path, content: Mapping[str, Any]) -> RunC
     environment: dict[str, Any] = {"variables": _variables(content.get("environmentvariables"), path)}
     notes = []
     conda = text(content.get("condadependenciesfile"))
-    if conda and target != "local":
-        environment["file"] = str(_existing(path, project, conda))
+    if target == "local":
+        if conda and _found(path, project, conda):
+            notes.append("the target local takes the Python that is here as it is, without the conda file")
+    elif conda == CONDA_FILE and _found(path, project, conda) is None:
+        notes.append(f"there is no {conda}, so the script gets no packages by it")
     elif conda:
-        notes.append("the target local takes the Python that is here as it is, without the conda file")
+        environment["file"] = str(_existing(path, project, conda))
+    elif _found(path, project, CONDA_FILE):
+        notes.append(f"{CONDA_FILE} is not used: CondaDependenciesFile does not name it")
     if _framework(path, content.get("framework"), "PySpark") == "pyspark":
         spark = text(content.get("sparkdependenciesfile"))
+        if spark == SPARK_FILE and _found(path, project, spark) is None:
+            spark = ""
         lines = _spark_arguments(_existing(path, project, spark)) if spark else ""
         environment["variables"].setdefault("PYSPARK_SUBMIT_ARGS", f"{lines}pyspark-shell")
         notes.append(
@@ -157,11 +169,15 @@ def _variables(said: Any, path: Path) -> dict[str, str]:
     return {str(name): str(value) for name, value in mapping(said, f"{path}: environment variables").items()}
 
 
+def _found(path: Path, project: Path, file: str) -> Path | None:
+    return next((folder / file for folder in (project, path.parent) if (folder / file).is_file()), None)
+
+
 def _existing(path: Path, project: Path, file: str) -> Path:
-    for folder in (project, path.parent):
-        if (folder / file).is_file():
-            return folder / file
-    raise InvalidSettings(f"{path}: it names the file {file}, which is not there")
+    found = _found(path, project, file)
+    if found is None:
+        raise InvalidSettings(f"{path}: it names the file {file}, which is not there")
+    return found
 
 
 def _spark_arguments(path: Path) -> str:

@@ -10,6 +10,7 @@ import yaml
 from stoker.cli import main
 from stoker.commands import az_actions
 from stoker.commands.az_refusals import REFUSED
+from stoker.launch.run_config_files import read_run_config
 from stoker.runs.definition import Definition
 from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState, Status
@@ -41,6 +42,29 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(az_actions, "_as_stoker", kept)
     return found
+
+
+def test_files_that_are_written_after_attach_are_used(project: Path, tmp_path: Path, capsys: Output) -> None:
+    """The documents attach first, and edit the dependencies then; what is not there yet is said."""
+    conda = project / "aml_config" / "conda_dependencies.yml"
+    written = conda.read_text()
+    conda.unlink()
+    given = ["--name", "box", "--address", "host.lab", "--username", "me"]
+    assert main(["az", "ml", "computetarget", "attach", "localdocker", *given]) == 0
+    run_config = project / "aml_config" / "box.runconfig"
+    before = read_run_config(run_config, tmp_path)
+    assert "file" not in before.configuration["environment"]
+    assert "there is no aml_config/conda_dependencies.yml" in before.notes[0]
+    conda.write_text(written)
+    (project / "aml_config" / "spark_dependencies.yml").write_text("configuration: {spark.app.name: later}")
+    environment = read_run_config(run_config, tmp_path).configuration["environment"]
+    assert Path(environment["file"]).samefile(conda)
+    assert environment["variables"]["PYSPARK_SUBMIT_ARGS"] == '--conf "spark.app.name=later" pyspark-shell'
+    lines = run_config.read_text().splitlines()
+    run_config.write_text("\n".join(line for line in lines if "Dependencies" not in line))
+    without = read_run_config(run_config, tmp_path)
+    assert "file" not in without.configuration["environment"]
+    assert "CondaDependenciesFile does not name it" in without.notes[0]
 
 
 def test_attach_writes_two_files_and_no_password(project: Path, tmp_path: Path, capsys: Output) -> None:
