@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.system.durable import private_folder
+from stoker.system.durable import private_folder, read_regular
 
-__all__ = ["Workspace"]
+__all__ = ["AZURE_FILE", "AZURE_FOLDER", "Workspace", "azure_files", "read_azure_file"]
+
+AZURE_FILE: Final = "config.json"
+"""What names a workspace on Azure, in a folder or in its `.azureml/`."""
+AZURE_FOLDER: Final = ".azureml"
 
 _WORKSPACE_FOLDER = ".stoker"
 _WORKSPACE_VARIABLE = "STOKER_WORKSPACE"
 
+_MOST_BYTES: Final = 1 << 20
+_OWNERS: Final = frozenset({0})
+"""Whose files are trusted besides those of the own user: the administrator's."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -31,12 +40,15 @@ class Workspace:
     root: Path
 
     @classmethod
-    def find(cls, explicit: Path | None = None) -> Workspace:
+    def find(cls, explicit: Path | None = None, project: Path | None = None) -> Workspace:
         """Find the workspace.
 
         Args:
             explicit: The directory given by `--workspace`. Without it the variable STOKER_WORKSPACE decides,
-                else the nearest `.stoker/` upward of the current directory, else a new one there.
+                else the nearest `.stoker/` upward of the current directory, or of a `project` elsewhere, else a new
+                one in the project, else in the current directory.
+            project: A directory below which everything has one workspace; by default the nearest one upward whose
+                `config.json` names a workspace on Azure.
 
         Raises:
             InvalidSettings: The path is not a directory, or the `.stoker/` that was found upward belongs to
@@ -46,11 +58,15 @@ class Workspace:
         if named:
             return cls._named(Path(named))
         here = Path.cwd()
+        if project is not None and not here.is_relative_to(project):
+            here = project
         for folder in (here, *here.parents):
             candidate = folder / _WORKSPACE_FOLDER
             if candidate.is_dir():
                 return cls._trusted(candidate)
-        return cls(here / _WORKSPACE_FOLDER)
+        if project is None:
+            project = next((folder for folder, file in azure_files(here) if _is_ours(folder, file)), here)
+        return cls(project / _WORKSPACE_FOLDER)
 
     @classmethod
     def _named(cls, root: Path) -> Workspace:
@@ -62,7 +78,7 @@ class Workspace:
     @classmethod
     def _trusted(cls, root: Path) -> Workspace:
         owner = _owner(root)
-        if owner not in {os.geteuid(), 0}:
+        if owner not in {os.geteuid(), *_OWNERS}:
             raise InvalidSettings(
                 f"the workspace {root} belongs to the user with the id {owner}, not to you; if you trust it, "
                 f"name it: --workspace {root} or {_WORKSPACE_VARIABLE}={root}"
@@ -147,6 +163,39 @@ class Workspace:
             with contextlib.suppress(PermissionError):
                 folder.chmod(0o700)
         return folder
+
+
+def azure_files(start: Path, name: str = AZURE_FILE) -> Iterator[tuple[Path, Path]]:
+    """The files upward of a folder that may name a workspace on Azure, each with the folder that it is for."""
+    for folder in (start, *start.parents):
+        # The last is where `write_config(path=".azureml")` puts it.
+        for file in (
+            folder / AZURE_FOLDER / name,
+            folder / name,
+            folder / AZURE_FOLDER / AZURE_FOLDER / name,
+        ):
+            if file.is_file():
+                yield folder, file
+
+
+def read_azure_file(file: Path) -> dict[str, Any] | None:
+    """What a file says of a workspace on Azure; None if it is the `config.json` of something else."""
+    try:
+        content = json.loads(read_regular(file, _MOST_BYTES).decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("workspace_name"), str):
+        return None
+    return content
+
+
+def _is_ours(folder: Path, file: Path) -> bool:
+    """Whether a workspace may be made beside a file: not because of somebody else's, or where nothing can be."""
+    try:
+        mine = file.stat().st_uid in {os.geteuid(), *_OWNERS} and os.access(folder, os.W_OK)
+    except OSError:
+        return False
+    return mine and read_azure_file(file) is not None
 
 
 def _owner(root: Path) -> int:

@@ -1,9 +1,11 @@
 """Where the workspace is found and how it is created."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from stoker import workspace
 from stoker.errors import InvalidSettings
 from stoker.workspace import Workspace
 
@@ -39,6 +41,55 @@ def test_the_nearest_one_upward_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "project" / ".stoker").mkdir()
     monkeypatch.chdir(here)
     assert Workspace.find().root == tmp_path / "project" / ".stoker"
+
+
+AZURE = '{"workspace_name": "w"}'
+
+
+@pytest.mark.parametrize("name", ["config.json", ".azureml/config.json"])
+def test_folders_below_a_configuration_share_a_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A new one lies where the nearest `config.json` upward names one on Azure; one that is there is taken."""
+    (tmp_path / "project" / "a").mkdir(parents=True)
+    (tmp_path / "project" / ".azureml").mkdir()
+    (tmp_path / "project" / name).write_text(AZURE)
+    monkeypatch.chdir(tmp_path / "project" / "a")
+    assert Workspace.find().root == tmp_path / "project" / ".stoker"
+    (tmp_path / ".stoker").mkdir()
+    assert Workspace.find().root == tmp_path / ".stoker"
+    (tmp_path / "project" / "a" / ".stoker").mkdir()
+    assert Workspace.find().root == tmp_path / "project" / "a" / ".stoker"
+
+
+@pytest.mark.parametrize("content", ["{}", "[", "[" * 50_000, '{"workspace_name": 7}', None])
+def test_other_configurations_make_no_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    """Models have a `config.json` too; a FIFO is not waited for."""
+    (tmp_path / "a").mkdir()
+    if content is None:
+        os.mkfifo(tmp_path / "config.json")
+    else:
+        (tmp_path / "config.json").write_text(content)
+    monkeypatch.chdir(tmp_path / "a")
+    assert Workspace.find().root == tmp_path / "a" / ".stoker"
+
+
+@pytest.mark.parametrize("harm", ["of another user", "not writable"])
+def test_a_configuration_of_others_makes_no_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Nobody else says where models and keys are kept."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "config.json").write_text(AZURE)
+    monkeypatch.chdir(tmp_path / "a")
+    if harm == "not writable":
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "config.json").stat().st_uid + 1)
+        monkeypatch.setattr(workspace, "_OWNERS", frozenset[int]())
+    assert Workspace.find().root == tmp_path / "a" / ".stoker"
 
 
 def test_a_file_named_stoker_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

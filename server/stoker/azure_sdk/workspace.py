@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,20 +11,21 @@ from stoker.azure.exceptions import UserErrorException, WorkspaceException
 from stoker.azure_sdk import deferred
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.unoffered import UnofferedByWorkspace
+from stoker.workspace import AZURE_FILE, AZURE_FOLDER, azure_files, read_azure_file
 from stoker.workspace import Workspace as LocalWorkspace
 
 __all__ = ["Workspace"]
 
-_FILE: Final = "config.json"
-_FOLDER: Final = ".azureml"
 _NAME: Final = "local"
+_NAMES: Final = ("workspace_name", "subscription_id", "resource_group")
 _NO_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"
 
 
 class Workspace(UnofferedByWorkspace):
     """The local workspace: whatever its names, it is the one that `stoker` commands use here.
 
-    That is the folder in the variable STOKER_WORKSPACE, else the nearest `.stoker/` upward, else a new one here.
+    That is the folder in the variable STOKER_WORKSPACE, else the nearest `.stoker/` upward, else a new one beside the
+    nearest `config.json` upward, else here.
 
     Attributes:
         name: Its name on Azure; `local` if no `config.json` says one.
@@ -44,10 +45,11 @@ class Workspace(UnofferedByWorkspace):
         *,
         location: str = _NAME,
         tags: dict[str, str] | None = None,
+        project: Path | None = None,
     ) -> None:
         del auth
         with raised_as(WorkspaceException):
-            self.local = LocalWorkspace.find()
+            self.local = LocalWorkspace.find(project=project)
         self.name = workspace_name
         self.subscription_id = subscription_id
         self.resource_group = resource_group
@@ -65,7 +67,7 @@ class Workspace(UnofferedByWorkspace):
 
         Args:
             path: The file, or a folder. In a folder, by default the current one, and upward of it, `.azureml/`
-                is looked into first.
+                is looked into first. Of a file elsewhere, the workspace lies beside it.
             auth: Not used: nobody signs in.
             _logger: Not used.
             _file_name: Another name than `config.json`.
@@ -75,16 +77,18 @@ class Workspace(UnofferedByWorkspace):
             WorkspaceException: The local workspace cannot be used.
         """
         del _logger
-        start = Path(path or ".").absolute()
-        files = [start] if start.is_file() else _configs(start, _file_name or _FILE)
-        for file in files:
+        start = Path(os.path.normpath(Path(path or ".").absolute()))
+        found = [(start.parent, start)] if start.is_file() else azure_files(start, _file_name or AZURE_FILE)
+        for folder, file in found:
             names = _names(file)
             if names is not None:
-                return Workspace.get(auth=auth, **names)
+                return Workspace(auth=auth, project=_project(folder), **names)
             if path is not None:
                 raise UserErrorException(f"{file} names no workspace: it must be JSON with a workspace_name")
         if path is not None:
-            raise UserErrorException(f"there is no {_file_name or _FILE} in {start} or in a folder above it")
+            raise UserErrorException(
+                f"there is no {_file_name or AZURE_FILE} in {start} or in a folder above it"
+            )
         return Workspace(auth=auth)
 
     @staticmethod
@@ -143,14 +147,14 @@ class Workspace(UnofferedByWorkspace):
 
         There `from_config` finds them, also where `path` is `.azureml` itself.
         """
-        folder = Path(path or ".") / _FOLDER
+        folder = Path(path or ".") / AZURE_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         names = {
             "subscription_id": self.subscription_id,
             "resource_group": self.resource_group,
             "workspace_name": self.name,
         }
-        (folder / (file_name or _FILE)).write_text(json.dumps(names, indent=4) + "\n", encoding="utf-8")
+        (folder / (file_name or AZURE_FILE)).write_text(json.dumps(names, indent=4) + "\n", encoding="utf-8")
 
     def get_details(self) -> dict[str, Any]:
         """Names and place of the workspace."""
@@ -212,25 +216,15 @@ class Workspace(UnofferedByWorkspace):
         return deferred.environment.Environment.list(self)
 
 
-def _configs(start: Path, name: str) -> Iterator[Path]:
-    for folder in (start, *start.parents):
-        # The last is where `write_config(path=".azureml")` puts it.
-        for file in (folder / _FOLDER / name, folder / name, folder / _FOLDER / _FOLDER / name):
-            if file.is_file():
-                yield file
+def _project(folder: Path) -> Path | None:
+    """The directory whose workspace is that of a file in this folder; None for the current one's."""
+    folder = folder.parent if folder.name in (AZURE_FOLDER, "aml_config") else folder
+    return None if folder.is_relative_to(Path.cwd()) else folder
 
 
-def _names(file: Path) -> dict[str, str] | None:
+def _names(file: Path) -> dict[str, Any] | None:
     """What a file says of the workspace on Azure; None if it is a `config.json` of something else."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
+    content = read_azure_file(file)
+    if content is None:
         return None
-    if not isinstance(content, dict) or not isinstance(content.get("workspace_name"), str):
-        return None
-    known = {
-        "name": "workspace_name",
-        "subscription_id": "subscription_id",
-        "resource_group": "resource_group",
-    }
-    return {name: str(content[key]) for name, key in known.items() if content.get(key)}
+    return {name: str(content[name]) for name in _NAMES if content.get(name)}

@@ -50,6 +50,39 @@ def test_the_config_is_found_where_it_was_written(ws: Workspace, tmp_path: Path)
     assert Workspace.from_config().name == "other"
 
 
+def test_siblings_below_a_configuration_share_what_is_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Azure: what code in one folder registers, code in the next one finds, whatever the file is called."""
+    monkeypatch.delenv("STOKER_WORKSPACE", raising=False)
+    for name in ("a", "b", "elsewhere"):
+        (tmp_path / "project" / name).mkdir(parents=True)
+    for name in ("config.json", "other.json"):
+        (tmp_path / "project" / name).write_text('{"workspace_name": "w"}')
+    (tmp_path / "project" / "b" / "config.json").write_text('{"workspace_name": "w"}')
+    monkeypatch.chdir(tmp_path / "project" / "a")
+    home = tmp_path / "project" / ".stoker"
+    assert Workspace.from_config().local.root == home
+    assert Workspace.from_config(_file_name="other.json").local.root == home
+    assert Workspace.from_config("..").local.root == home
+    assert Workspace.from_config("../b/config.json").local.root == tmp_path / "project" / "b" / ".stoker"
+    Workspace.create("w")
+    assert home.is_dir()
+    monkeypatch.chdir(tmp_path / "project" / "b")
+    assert Workspace.from_config().local.root == home
+
+
+def test_a_configuration_in_a_folder_of_its_own_is_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`aml_config/` and the like have no workspace in them."""
+    monkeypatch.delenv("STOKER_WORKSPACE", raising=False)
+    (tmp_path / "aml_config").mkdir()
+    (tmp_path / "aml_config" / "config.json").write_text('{"workspace_name": "w"}')
+    monkeypatch.chdir(tmp_path)
+    assert Workspace.from_config("aml_config/config.json").local.root == tmp_path / ".stoker"
+
+
 def test_an_upload_writes_through_no_link(ws: Workspace, tmp_path: Path) -> None:
     """Runs write into a store too: a link that one has left there leads no upload out of it."""
     store = ws.get_default_datastore()
