@@ -24,6 +24,8 @@ __all__ = ["compare", "list_files", "list_runs", "plot", "show_run"]
 
 _SHOWN_METRICS: Final = 50
 _SHORT: Final = 60
+_SHOWN_VALUES: Final = 20
+_LONGEST: Final = 100
 
 
 def list_runs(args: argparse.Namespace) -> int:
@@ -176,9 +178,25 @@ def show_run(args: argparse.Namespace) -> int:
             for name, one in sorted(numbers.items())[:_SHOWN_METRICS]
         ]
         sys.stdout.write("\n" + table([("METRIC", "LAST", "LEAST", "GREATEST", "COUNT"), *rows]))
+    sys.stdout.write(_lists_text(folder))
     if state.error is not None and (traceback := state.error.details.get("traceback")):
         sys.stdout.write(f"\n{str(traceback).strip()}\n")
     return 0
+
+
+def _lists_text(folder: RunFolder) -> str:
+    """A table of lists, columns and texts with their first values."""
+    from stoker.runs.summary import logged_values
+
+    rows = []
+    for name, values in sorted(logged_values(folder.metric_files()).items())[:_SHOWN_METRICS]:
+        shown = ", ".join(
+            f"{one:.6g}" if isinstance(one, float) else str(one) for one in values[:_SHOWN_VALUES]
+        )
+        text = " ".join(shown.split())
+        more = len(values) > _SHOWN_VALUES or len(text) > _LONGEST
+        rows.append((name, str(len(values)), f"{text[:_LONGEST]} …" if more else text))
+    return "\n" + table([("LIST", "COUNT", "VALUES"), *rows]) if rows else ""
 
 
 def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[str, str]]:

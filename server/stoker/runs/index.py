@@ -25,7 +25,7 @@ from stoker.system.durable import private_folder
 
 __all__ = ["RunIndex"]
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _NO_TAGS: Final = "{}"
 _SCHEMA: Final = """
 CREATE TABLE runs (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["append_line", "object_of", "plain", "read_chunks", "read_lines", "real"]
+__all__ = ["append_line", "numbers_of", "object_of", "plain", "read_chunks", "read_lines", "real"]
 
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _CHUNK_BYTES: Final = 1 << 20
@@ -70,6 +70,37 @@ def plain(value: Any) -> Any:
 def real(value: Any) -> Any:
     """Inverse of `plain`: the float for its text; other values stay as they are."""
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def numbers_of(line: Mapping[str, Any]) -> list[tuple[str, list[float]]]:
+    """The numbers in a line of metrics, by name: one of a value, those of a list, of a row or table each column's.
+
+    The numbers of a column have the name `METRIC.COLUMN`. Texts and what else is no number are left out.
+    """
+    name, value, kind = line.get("k"), line.get("v"), line.get("y")
+    if not isinstance(name, str):
+        return []
+    if kind is None:
+        found = {name: [value]}
+    elif kind == "list" and isinstance(value, list):
+        found = {name: value}
+    elif kind in ("row", "table") and isinstance(value, dict):
+        found = {f"{name}.{key}": one if isinstance(one, list) else [one] for key, one in value.items()}
+    else:
+        return []
+    several = ((key, [_number(value) for value in values]) for key, values in found.items())
+    numbers = ((key, [value for value in values if value is not None]) for key, values in several)
+    return [(key, values) for key, values in numbers if values]
+
+
+def _number(value: Any) -> float | None:
+    value = real(value)
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def object_of(line: bytes) -> dict[str, Any] | None:

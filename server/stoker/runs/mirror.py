@@ -13,7 +13,7 @@ from typing import Any, Final
 from stoker.errors import OperatorError
 from stoker.runs.comparing import parameters_of
 from stoker.runs.folder import RunFolder
-from stoker.runs.journal import real
+from stoker.runs.journal import numbers_of
 from stoker.runs.states import RunState, Status
 
 __all__ = ["Mirror"]
@@ -138,11 +138,11 @@ def _values(folder: RunFolder) -> Iterator[tuple[str, float, int, int]]:
     """All numeric values: name, value, time in ms, step."""
     counts: dict[str, int] = {}
     for line in folder.metric_lines():
-        name, value, step = line.get("k"), real(line.get("v")), line.get("s")
-        if "y" in line or not isinstance(name, str) or not isinstance(value, int | float):
-            continue
-        place = counts[name] = counts.get(name, -1) + 1
-        yield _name(name), float(value), int(line.get("t", 0)), int(step) if isinstance(step, int) else place
+        step = line.get("s") if "y" not in line else None
+        for name, values in numbers_of(line):
+            for value in values:
+                place = counts[name] = counts.get(name, -1) + 1
+                yield _name(name), value, int(line.get("t", 0)), step if isinstance(step, int) else place
 
 
 def _name(text: str) -> str:

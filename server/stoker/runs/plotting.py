@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.runs.folder import RunFolder
-from stoker.runs.journal import real
+from stoker.runs.journal import numbers_of
 
 __all__ = ["Curve", "curves_of", "draw", "thinned"]
 
@@ -23,7 +23,7 @@ _SINGLE: Final = 2
 
 
 def curves_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-    """Return the curve of each numeric metric.
+    """Return the curve of each numeric metric; lists, rows and tables are curves too, as `numbers_of` names them.
 
     The x position of a value is its step, else its index among the values of its name. Values that are not finite
     numbers are left out.
@@ -31,16 +31,17 @@ def curves_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     counts: dict[str, int] = {}
     for line in lines:
-        name, value, step = line.get("k"), real(line.get("v")), line.get("s")
-        if "y" in line or not isinstance(name, str) or not isinstance(value, int | float):
-            continue
-        place = counts[name] = counts.get(name, -1) + 1
-        has_step = isinstance(step, int | float)
-        places, values, all_steps = curves.get(name, ([], [], True))
-        if math.isfinite(value):
-            places.append(float(step) if has_step and step is not None else float(place))
-            values.append(float(value))
-        curves[name] = places, values, all_steps and has_step
+        for name, numbers in numbers_of(line):
+            # The values of a list have places of their own.
+            step = line.get("s") if "y" not in line else None
+            has_step = isinstance(step, int | float)
+            for value in numbers:
+                place = counts[name] = counts.get(name, -1) + 1
+                places, values, all_steps = curves.get(name, ([], [], True))
+                if math.isfinite(value):
+                    places.append(float(step) if has_step and step is not None else float(place))
+                    values.append(value)
+                curves[name] = places, values, all_steps and has_step
     return curves
 
 

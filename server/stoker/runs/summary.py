@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.runs.folder import RunFolder
-from stoker.runs.journal import object_of, read_chunks, real
+from stoker.runs.journal import numbers_of, object_of, read_chunks
 from stoker.runs.states import Status
 
-__all__ = ["Numbers", "RunSummary", "measured", "summarize"]
+__all__ = ["Numbers", "RunSummary", "logged_values", "measured", "summarize"]
 
 # A number as the agent writes it, else the whole line. Invalid JSON and overflowing numbers do not match the first
 # form. Possessive quantifiers avoid backtracking, which saves a fifth of the time.
@@ -101,6 +101,8 @@ class RunSummary:
 def measured(files: Iterable[Path]) -> dict[str, Numbers]:
     """Compute statistics of the numeric metrics in files, without an object for each line; other values are skipped.
 
+    Lists, rows and tables count with each of their numbers: see `numbers_of`.
+
     Args:
         files: The metrics files of a run's attempts, in order.
     """
@@ -121,15 +123,28 @@ def measured(files: Iterable[Path]) -> dict[str, Numbers]:
     return found
 
 
+def logged_values(files: Iterable[Path]) -> dict[str, list[Any]]:
+    """Return the values of lists, of columns of rows and tables, and of texts, in the order of logging.
+
+    Args:
+        files: The metrics files of a run's attempts, in order.
+    """
+    found: dict[str, list[Any]] = {}
+    lines = (line for path in files for chunk in read_chunks(path) for line in chunk.split(b"\n"))
+    # Most lines are numbers; they are told without being read.
+    for content in filter(None, (object_of(line) for line in lines if b'"y":' in line)):
+        name, value, kind = content.get("k"), content.get("v"), content.get("y")
+        if kind in ("row", "table") and isinstance(value, dict):
+            for key, one in value.items():
+                found.setdefault(f"{name}.{key}", []).extend(one if isinstance(one, list) else [one])
+        elif kind in ("list", "text"):
+            found.setdefault(str(name), []).extend(value if isinstance(value, list) else [value])
+    return found
+
+
 def _add(found: dict[str, Numbers], line: Mapping[str, Any]) -> None:
-    value = real(line.get("v"))
-    if "y" in line or not isinstance(value, int | float) or not isinstance(line.get("k"), str):
-        return
-    try:
-        number = float(value)
-    except OverflowError:
-        return
-    found.setdefault(line["k"], Numbers(number)).add(number)
+    for name, values in numbers_of(line):
+        found.setdefault(name, Numbers(values[-1])).add_several(values)
 
 
 def _add_several(found: dict[str, Numbers], several: dict[bytes, list[bytes]]) -> None:

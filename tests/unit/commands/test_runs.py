@@ -18,6 +18,7 @@ from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState, Status
 from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
+from stoker_run.records import Recorder
 
 
 @pytest.fixture
@@ -152,6 +153,28 @@ def test_a_run_is_shown_with_its_error(workspace: Workspace, capsys: pytest.Capt
         assert words in shown
     assert main(["runs", "show", "@latest", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"]["error"]["code"] == "ScriptFailed"
+
+
+def test_lists_are_shown(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `log_list`, `log_row` and `log_table` have kept is in the page of the run, in lists and in pictures."""
+    folder = make(workspace, 1)
+    recorder = Recorder(folder.attempt(1), folder.path)
+    recorder.structure("fib", "list", [*range(30)])
+    recorder.structure("scores", "table", {"class": ["a", "b"], "f1": [0.5, 0.25]})
+    recorder.close()
+    assert main(["runs", "show", "@latest"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["fib", "29", "0", "29", "30"] in shown
+    assert ["scores.class", "2", "a,", "b"] in shown
+    assert ["fib", "30", *(f"{number}," for number in range(19)), "19", "…"] in shown
+    assert main(["az", "ml", "history", "list", "--output", "json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert (run["fib"], run["scores.f1"]) == (29, 0.25)
+    monkeypatch.setattr("stoker.runs.plotting._pyplot", lambda: pytest.fail("drawn"))
+    with pytest.raises(pytest.fail.Exception, match="drawn"):
+        main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(tmp_path / "fib.png")])
 
 
 def test_logs_are_bytes_as_they_were(workspace: Workspace, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

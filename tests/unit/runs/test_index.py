@@ -26,7 +26,7 @@ def index(store: RunStore) -> RunIndex:
 def test_runs_are_listed_newest_first_with_their_last_numbers(index: RunIndex, make_run: MakeRun) -> None:
     """Each with the newest, least and greatest value of the metrics that were asked for."""
     make_run(1, metrics=[*measured(loss=3.0), *measured(loss="NaN"), *measured(loss=1)])
-    make_run(2, experiment="waste", metrics=[{"k": "loss", "v": [1], "y": "list"}])
+    make_run(2, experiment="waste", metrics=[{"k": "loss", "v": "loss.png", "y": "image"}])
     newest, first = index.runs(metrics=["loss"])
     assert (newest.experiment, dict(newest.metrics)) == ("waste", {})
     numbers = first.metrics["loss"]

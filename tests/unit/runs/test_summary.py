@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from stoker.runs.journal import read_lines
-from stoker.runs.summary import Numbers, _add, measured
+from stoker.runs.plotting import curves_of
+from stoker.runs.summary import Numbers, _add, logged_values, measured
 
 LINES = [
     '{"t":1,"k":"loss","v":3.5,"a":1}',
@@ -45,7 +46,47 @@ def test_all_lines_count_as_they_do_one_by_one(
     assert of(path) == {name: (one.last, one.least, one.most, one.count) for name, one in expected.items()}
     assert of(path)["loss"] == (2.25, -0.001, 3.5, 12)
     assert of(path)["acc"] == (0.0, 0.0, 0.0, 2)
-    assert sorted(of(path)) == ["acc", "größe", "loss", 'say "x"']
+    assert sorted(of(path)) == ["acc", "größe", "list", "loss", 'say "x"']
+
+
+STRUCTURES = [
+    '{"t":1,"k":"fib","v":[0,1,1],"y":"list","a":1}',
+    '{"t":1,"k":"fib","v":[2,"NaN",3],"y":"list","a":1}',
+    '{"t":1,"k":"row","v":{"x":1,"name":"a"},"y":"row","a":1}',
+    '{"t":1,"k":"row","v":{"x":2.5,"name":"b"},"y":"row","a":1}',
+    '{"t":1,"k":"table","v":{"y":[1,2],"z":7},"y":"table","a":1}',
+    '{"t":1,"k":"kind","v":"svm","y":"text","a":1}',
+    '{"t":1,"k":"plot","v":"plot.png","y":"image","a":1}',
+    '{"t":1,"k":"empty","v":[],"y":"list","a":1}',
+    '{"t":1,"k":"odd","v":7,"y":"list","a":1}',
+]
+
+
+def test_lists_rows_and_tables_are_numbers_too(tmp_path: Path) -> None:
+    """Each column of a row or table counts by its own name; what is no number is among the values alone."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(STRUCTURES) + "\n")
+    numbers = {name: (one.last, one.least, one.most, one.count) for name, one in measured([path]).items()}
+    assert numbers == {
+        "fib": (3.0, 0.0, 3.0, 6),
+        "row.x": (2.5, 1.0, 2.5, 2),
+        "table.y": (2.0, 1.0, 2.0, 2),
+        "table.z": (7.0, 7.0, 7.0, 1),
+    }
+    assert logged_values([path]) == {
+        "fib": [0, 1, 1, 2, "NaN", 3],
+        "row.x": [1, 2.5],
+        "row.name": ["a", "b"],
+        "table.y": [1, 2],
+        "table.z": [7],
+        "kind": ["svm"],
+        "empty": [],
+        "odd": [7],
+    }
+    curves = curves_of(read_lines(path))
+    assert curves["fib"] == ([0.0, 1.0, 2.0, 3.0, 5.0], [0.0, 1.0, 1.0, 2.0, 3.0], False)
+    assert curves["row.x"] == ([0.0, 1.0], [1.0, 2.5], False)
+    assert sorted(curves) == ["fib", "row.x", "table.y", "table.z"]
 
 
 def test_numbers_that_no_one_can_compare_are_counted(tmp_path: Path) -> None:
