@@ -233,13 +233,18 @@ def checked_entries(entries: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]
 def _checked(entry: Any) -> tuple[str, tuple[str, ...]]:
     """The kind of an entry and the parts of its name."""
     match entry:
-        case ["d", str(name)] | ["l", str(name), str()]:
-            pass
+        case ["d", str(name)]:
+            texts = [name]
+        case ["l", str(name), str(target)] if target and "\0" not in target:
+            texts = [name, target]
         case ["f", str(name), int(size), bool()] if size >= 0:
-            pass
+            texts = [name]
         case _:
             raise _refused(f"the machine has sent {entry!r}, which is no file, folder or link")
     try:
+        for text in texts:
+            # A text that no system has as a name.
+            os.fsencode(text)
         return entry[0], parts_of(name)
     except ValueError:
         raise _refused(f"the machine has sent a name {name!r}") from None
