@@ -31,6 +31,12 @@ __all__ = ["TensorFlowRuntime", "import_tensorflow", "load_saved_model"]
 logger = logging.getLogger(__name__)
 
 _XLA_TOLERANCE = 1e-2
+_AS_DENSE = {
+    "RaggedTensor": "its to_tensor(shape=...)",
+    "SparseTensor": "tf.sparse.to_dense of it",
+    "IndexedSlices": "tf.convert_to_tensor of it",
+}
+"""What a signature is to return instead of what is no dense tensor."""
 
 
 def import_tensorflow(device: Device, threads: int, acceleration: Acceleration | None = None) -> Any:
@@ -275,11 +281,11 @@ class _SignatureTensors:
         self._model = model
         self._function = model.function(name)
         _, keywords = self._function.structured_input_signature
-        self.inputs = tuple(_info(key, spec, model.path) for key, spec in sorted(keywords.items()))
+        self.inputs = tuple(_info(key, spec, model) for key, spec in sorted(keywords.items()))
         if not self.inputs:
             raise LoadFailed(f"the signature {name} of {model.path} has no inputs")
         outputs = self._function.structured_outputs
-        self.outputs = tuple(_info(key, spec, model.path) for key, spec in sorted(outputs.items()))
+        self.outputs = tuple(_info(key, spec, model) for key, spec in sorted(outputs.items()))
 
     @property
     def tensors(self) -> ModelTensors:
@@ -326,7 +332,14 @@ class _SignatureTensors:
             raise InvalidInput.refused_by_model("it cannot read their bytes") from error
 
 
-def _info(name: str, spec: Any, path: Path) -> TensorInfo:
+def _info(name: str, spec: Any, model: _SavedModel) -> TensorInfo:
+    path = model.path
+    if not isinstance(spec, (model.tf.TensorSpec, model.tf.Tensor)):
+        kind = getattr(spec, "value_type", type(spec)).__name__
+        raise LoadFailed(
+            f"{name!r} of {path} is no dense tensor ({kind}), only these are served: export a signature that has "
+            f"{_AS_DENSE.get(kind, 'its parts as tensors')} in its place, or serve the model by a score.py"
+        )
     dtype = spec.dtype.name
     if dtype not in NUMERIC_DTYPES and dtype != "string":
         raise LoadFailed(f"{name!r} of {path} holds {dtype}, only numbers and strings are served")

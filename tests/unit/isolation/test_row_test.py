@@ -60,6 +60,9 @@ MIXED: dict[str, Function] = {
     "one answer": lambda x: x.mean(axis=0),
     "no answer": lambda x: x.sum(),
     "fewer answers": lambda x: x[1:],
+    "rows that are left out": lambda x: x[~(x[:, 0] < -1)],
+    "rows that are answered twice": lambda x: np.concatenate([x, x[x[:, 0] < -1]]),
+    "rows that have a part for each word": lambda x: np.repeat(x, np.where(x[:, 0] > 100, 2, 1), axis=0),
 }
 
 
