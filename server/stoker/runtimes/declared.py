@@ -72,7 +72,7 @@ def _declared(
                 f"{source}: the model has no {side} {one.name!r}; its {side}s are {names}; correct the name"
             )
         in_model = one.shape if one.model_shape is None else one.model_shape
-        if one.dtype != info.dtype or not _compatible(in_model, info.shape):
+        if one.dtype != info.dtype or not (info.any_rank or _compatible(in_model, info.shape)):
             given = TensorInfo(one.name, one.dtype, in_model)
             raise LoadFailed(f"{source}: the {side} {given} is {info} in the model; correct it there")
     if not declared:
@@ -92,6 +92,8 @@ def _shown(side: str, declared: DeclaredTensor, info: TensorInfo) -> TensorInfo:
         return dataclasses.replace(info, shape=declared.shape)
     if side == "output":
         return info
+    if info.any_rank:
+        return dataclasses.replace(info, shape=declared.shape, any_rank=False)
     sizes = zip(declared.shape, info.shape, strict=True)
     return dataclasses.replace(info, shape=tuple(one if model < 0 else model for one, model in sizes))
 

@@ -112,7 +112,7 @@ def _check_padding(servable: Servable, tensors: ModelTensors) -> None:
     if not tensors.batched:
         raise LoadFailed(f"{servable.name} cannot pad: its requests are not batched")
     for info in tensors.outputs:
-        if -1 in info.shape[1:]:
+        if info.any_rank or -1 in info.shape[1:]:
             raise LoadFailed(
                 f"{servable.name} cannot pad: what of {info} belongs to the padding is not known; "
                 "only models whose outputs have fixed sizes can"

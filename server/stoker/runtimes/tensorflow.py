@@ -7,36 +7,28 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stoker.errors import InvalidInput, LoadFailed
+from stoker.errors import LoadFailed
 from stoker.isolation.difference import largest_difference
-from stoker.isolation.reading import Reading
-from stoker.isolation.tensorflow.reading import read_concrete_function
-from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.base import Runtime
 from stoker.runtimes.fastest import feasible_sizes, sample_rows
 from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.saved_model import SavedModel, SavedSignature
 from stoker.runtimes.serving_way import as_runtime
 from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.servable import Device, Servable
 from stoker.settings.acceleration import Acceleration
 from stoker.system.extras import how_to_install
-from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
+from stoker.tensors import NamedSignature, Signature
 
 __all__ = ["TensorFlowRuntime", "import_tensorflow", "load_saved_model"]
 
 logger = logging.getLogger(__name__)
 
 _XLA_TOLERANCE = 1e-2
-_AS_DENSE = {
-    "RaggedTensor": "its to_tensor(shape=...)",
-    "SparseTensor": "tf.sparse.to_dense of it",
-    "IndexedSlices": "tf.convert_to_tensor of it",
-}
-"""What a signature is to return instead of what is no dense tensor."""
 
 
 def import_tensorflow(device: Device, threads: int, acceleration: Acceleration | None = None) -> Any:
@@ -98,14 +90,14 @@ def load_saved_model(servable: Servable, device: Device, threads: int) -> Runtim
         LoadFailed: The folder cannot be loaded, it is not clear which signature is meant, or one holds tensors of
             types that are not served; or XLA cannot compile it.
     """
-    model = _SavedModel(import_tensorflow(device, threads, servable.acceleration), servable.path)
+    model = SavedModel(import_tensorflow(device, threads, servable.acceleration), servable.path)
     names = chosen_signatures(servable.path, model.signatures, servable.signatures)
     if len(names) == 1:
         return _single(model, names[0], servable)
     signatures, runtimes = [], {}
     for name in names:
         try:
-            signature = _SignatureTensors(model, name)
+            signature = SavedSignature(model, name)
         except LoadFailed as error:
             if name in servable.signatures or name == names[0]:
                 raise
@@ -121,8 +113,8 @@ def load_saved_model(servable: Servable, device: Device, threads: int) -> Runtim
     return SignaturesRuntime(signatures, runtimes)
 
 
-def _single(model: _SavedModel, name: str, servable: Servable) -> Runtime:
-    signature = _SignatureTensors(model, name)
+def _single(model: SavedModel, name: str, servable: Servable) -> Runtime:
+    signature = SavedSignature(model, name)
 
     def rows_runtime(rows: Signature) -> Runtime:
         runtime = TensorFlowRuntime(signature, rows)
@@ -138,7 +130,7 @@ def _single(model: _SavedModel, name: str, servable: Servable) -> Runtime:
     return runtime
 
 
-def _packed(signature: _SignatureTensors, servable: Servable, *, is_default: bool) -> PackedRuntime:
+def _packed(signature: SavedSignature, servable: Servable, *, is_default: bool) -> PackedRuntime:
     """One of several signatures: its requests are packed, even if they could be rows of numbers."""
     names = {info.name for info in signature.inputs}
     own = dataclasses.replace(
@@ -170,7 +162,7 @@ class TensorFlowRuntime:
     """A signature whose inputs are batches of rows of a fixed shape; several threads may run it."""
 
     def __init__(
-        self, model: _SignatureTensors, signature: Signature, compiled: Mapping[int, Any] | None = None
+        self, model: SavedSignature, signature: Signature, compiled: Mapping[int, Any] | None = None
     ) -> None:
         self.signature = signature
         self._model = model
@@ -219,132 +211,3 @@ class TensorFlowRuntime:
     def _run(self, inputs: Sequence[Any], compiled: Any) -> Sequence[np.ndarray]:
         results = self._model.run(dict(zip(self._input_names, inputs, strict=True)), compiled)
         return [results[name] for name in self._output_names]
-
-
-class _SavedModel:
-    """A SavedModel.
-
-    Attributes:
-        tf: TensorFlow.
-        path: Its folder.
-        signatures: The names of its signatures, in order.
-    """
-
-    def __init__(self, tf: Any, path: Path) -> None:
-        self.tf = tf
-        self.path = path
-        try:
-            self._model = tf.saved_model.load(str(path))
-        except Exception as error:
-            raise LoadFailed(f"TensorFlow cannot load {path}: {error}") from error
-        self.signatures = sorted(self._model.signatures)
-        self._methods = _methods(path)
-
-    def function(self, name: str) -> Any:
-        """What runs a signature; this object must outlive it: it holds only weak references to variables."""
-        return self._model.signatures[name]
-
-    def method(self, name: str) -> Method:
-        """What a signature is for."""
-        return self._methods.get(name, "predict")
-
-
-def _methods(path: Path) -> dict[str, Method]:
-    """What the signatures of a SavedModel are for, where it is not predicting: their functions do not say."""
-    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
-
-    file = path / "saved_model.pb"
-    if not file.is_file():
-        return {}
-    methods: dict[str, Method] = {}
-    for graph in SavedModel.FromString(file.read_bytes()).meta_graphs:
-        for name, definition in graph.signature_def.items():
-            if definition.method_name == "tensorflow/serving/classify":
-                methods[name] = "classify"
-            elif definition.method_name == "tensorflow/serving/regress":
-                methods[name] = "regress"
-    return methods
-
-
-class _SignatureTensors:
-    """A SavedModel's signature as a function of named tensors; strings are `bytes`, as in TensorFlow.
-
-    Attributes:
-        name: Its name.
-        inputs: What it takes, by name in order.
-        outputs: What it gives, the same.
-    """
-
-    def __init__(self, model: _SavedModel, name: str) -> None:
-        self.name = name
-        self._tf = model.tf
-        self._model = model
-        self._function = model.function(name)
-        _, keywords = self._function.structured_input_signature
-        self.inputs = tuple(_info(key, spec, model) for key, spec in sorted(keywords.items()))
-        if not self.inputs:
-            raise LoadFailed(f"the signature {name} of {model.path} has no inputs")
-        outputs = self._function.structured_outputs
-        self.outputs = tuple(_info(key, spec, model) for key, spec in sorted(outputs.items()))
-
-    @property
-    def tensors(self) -> ModelTensors:
-        """What it declares; `batched` where the first axis of all inputs may be a batch."""
-        return ModelTensors(self.inputs, self.outputs, all(info.shape[:1] == (-1,) for info in self.inputs))
-
-    def read(self) -> Reading:
-        """What the signature's graph says of its rows."""
-        return read_concrete_function(self._function)
-
-    def compile(self, rows: int) -> Any:
-        """The signature for batches of `rows`, to be compiled with XLA by its first call."""
-        tensors = {
-            info.name: self._tf.TensorSpec((rows, *info.shape[1:]), info.dtype, info.name)
-            for info in self.inputs
-        }
-
-        def signature(**feeds: Any) -> Any:
-            return self._function(**feeds)
-
-        return self._tf.function(signature, jit_compile=True).get_concrete_function(**tensors)
-
-    def run(self, feeds: Mapping[str, np.ndarray], compiled: Any = None) -> dict[str, np.ndarray]:
-        """Run one batch, by what `compile` made for its size if that is given.
-
-        Raises:
-            InvalidInput: The model cannot take these tensors, by their sizes or contents.
-            OutOfMemory: The device has no memory for them.
-        """
-        function = self._function if compiled is None else compiled
-        try:
-            # tf.constant copies: the gathered batch is overwritten by the next one.
-            tensors = {name: self._tf.constant(array) for name, array in feeds.items()}
-            results = function(**tensors)
-            return {info.name: results[info.name].numpy() for info in self.outputs}
-        except (self._tf.errors.InvalidArgumentError, self._tf.errors.OutOfRangeError) as error:
-            # The last line, before the nodes: those above say where in the exporter's code it was.
-            reason = error.message.partition("\n\t [[")[0].splitlines()[-1]
-            raise InvalidInput.refused_by_model(reason) from error
-        except self._tf.errors.ResourceExhaustedError as error:
-            raise OutOfMemory(error.message) from error
-        except UnicodeDecodeError as error:
-            # Its error quotes the bytes that it was given, and they are no text: no error of it can be made then.
-            raise InvalidInput.refused_by_model("it cannot read their bytes") from error
-
-
-def _info(name: str, spec: Any, model: _SavedModel) -> TensorInfo:
-    path = model.path
-    if not isinstance(spec, (model.tf.TensorSpec, model.tf.Tensor)):
-        kind = getattr(spec, "value_type", type(spec)).__name__
-        raise LoadFailed(
-            f"{name!r} of {path} is no dense tensor ({kind}), only these are served: export a signature that has "
-            f"{_AS_DENSE.get(kind, 'its parts as tensors')} in its place, or serve the model by a score.py"
-        )
-    dtype = spec.dtype.name
-    if dtype not in NUMERIC_DTYPES and dtype != "string":
-        raise LoadFailed(f"{name!r} of {path} holds {dtype}, only numbers and strings are served")
-    if spec.shape.rank is None:
-        raise LoadFailed(
-            f"{name!r} of {path} has no fixed number of axes; give it a shape when the model is exported"
-        )
-    return TensorInfo(name, dtype, tuple(-1 if size is None else size for size in spec.shape.as_list()))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.tensorflow import load_saved_model
 from stoker.servable import Device, Servable
+from stoker.tensors import TensorInfo
+from stoker.wire.packed import pack, unpack
+from stoker.wire.tf_example import entry_of, example_of
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -19,6 +26,8 @@ pytestmark = [
 ]
 
 CPU = Device("cpu", 0, "a processor")
+WRITTEN = Path(__file__).parents[2] / "saved_models"
+NAMES = sorted(folder.name for folder in WRITTEN.glob("tf*"))
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +42,55 @@ def load(path: Path, *signatures: str, **settings: Any) -> Runtime:
     """The runtime of a SavedModel, of its default signature or of those that are named."""
     servable = Servable(path.name, 1, "tensorflow", path, path, 8, 1 << 20, signatures=signatures, **settings)
     return load_saved_model(servable, CPU, 1)
+
+
+def _bytes(value: Any) -> bytes:
+    """A string, or what stands for bytes or an example in the files of expectations."""
+    if isinstance(value, str):
+        return value.encode()
+    if "b64" in value:
+        return base64.b64decode(value["b64"])
+    return example_of([entry_of(name, numbers) for name, numbers in value["example"].items()])
+
+
+def array_of(info: TensorInfo, value: Any) -> np.ndarray:
+    """An input or output of a model as its files of expectations have it."""
+    if info.dtype != "string":
+        return np.array(value, info.dtype)
+    found = np.empty(np.shape(value) if isinstance(value, list) else (), object)
+    flat = np.array(value, object).reshape(-1).tolist()
+    found.reshape(-1)[:] = [_bytes(each) for each in flat]
+    return found
+
+
+def ask(
+    runtime: Runtime, inputs: dict[str, Any], signature: str = "serving_default"
+) -> dict[str, np.ndarray]:
+    """What a runtime answers to a request, whether its rows are requests or rows of numbers."""
+    (named,) = [each for each in runtime.signature.named if each.name == signature]
+    feeds = {info.name: array_of(info, inputs[info.name]) for info in named.tensors.inputs}
+    if runtime.signature.takes == "tensors":
+        (answers,) = runtime.run([[pack(feeds, signature)]])
+        assert isinstance(answers[0], bytes), answers[0]
+        return dict(unpack(answers[0]))
+    outputs = runtime.run([feeds[spec.name] for spec in runtime.signature.inputs])
+    specs = runtime.signature.outputs
+    return {spec.name: np.asarray(given) for spec, given in zip(specs, outputs, strict=True)}
+
+
+def check(runtime: Runtime, signature: str, expected: dict[str, Any]) -> None:
+    """Ask a signature, and compare with what the TensorFlow that wrote the model gave."""
+    (named,) = [each for each in runtime.signature.named if each.name == signature]
+    answers = ask(runtime, expected["inputs"], signature)
+    assert answers.keys() == expected["outputs"].keys()
+    for info in named.tensors.outputs:
+        wanted = array_of(info, expected["outputs"][info.name])
+        assert answers[info.name].shape == wanted.shape
+        if info.dtype == "string":
+            assert answers[info.name].tolist() == wanted.tolist()
+        else:
+            rtol = 5e-3 if info.dtype == "float16" else 1e-5
+            np.testing.assert_allclose(answers[info.name], wanted, rtol=rtol)
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +135,24 @@ def test_rows_of_which_some_are_left_out_are_not_batched(odd: Path) -> None:
     verdict = load(odd, "positive").signature.verdict
     assert verdict is not None
     assert not verdict.batched
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_any_tensorflow_has_written_is_served(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """All its signatures, with the answers of the TensorFlow that wrote it, and without a warning."""
+    expected = json.loads((WRITTEN / name / "expected.json").read_text())
+    with caplog.at_level(logging.WARNING):
+        runtime = load(WRITTEN / name, "*")
+    assert caplog.text == ""
+    assert {named.name for named in runtime.signature.named} == expected.keys()
+    for signature, case in expected.items():
+        check(runtime, signature, case)
+
+
+def test_models_beside_each_other_keep_their_variables() -> None:
+    """Those of TensorFlow 1 have no objects, and the same names in each of its models."""
+    names = ("tf1_12_dense", "tf1_15_tags")
+    runtimes = {name: load(WRITTEN / name) for name in names}
+    for name in (*names, names[0]):
+        expected = json.loads((WRITTEN / name / "expected.json").read_text())
+        check(runtimes[name], "serving_default", expected["serving_default"])

@@ -12,7 +12,8 @@ from tests.cuda_puppets import DOUBLES
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.tensorflow import TensorFlowRuntime, _SignatureTensors, import_tensorflow
+from stoker.runtimes.saved_model import SavedSignature
+from stoker.runtimes.tensorflow import TensorFlowRuntime, import_tensorflow
 from stoker.servable import Device
 from stoker.settings.acceleration import Acceleration
 
@@ -39,7 +40,7 @@ class _InternalError(_OpError):
     pass
 
 
-def signature(error: Exception) -> _SignatureTensors:
+def signature(error: Exception) -> SavedSignature:
     """A signature whose function raises this."""
 
     def function(**_: Any) -> Any:
@@ -50,7 +51,7 @@ def signature(error: Exception) -> _SignatureTensors:
         OutOfRangeError=_OutOfRangeError,
         ResourceExhaustedError=_ResourceExhaustedError,
     )
-    made = _SignatureTensors.__new__(_SignatureTensors)
+    made = SavedSignature.__new__(SavedSignature)
     made._tf = SimpleNamespace(errors=errors, constant=lambda array: array)
     made._function = function
     made.outputs = ()

@@ -1,0 +1,251 @@
+"""A SavedModel's signatures as functions of named tensors, whichever TensorFlow has written it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.reading import Reading
+from stoker.isolation.tensorflow.reading import read_concrete_function
+from stoker.runtimes.base import OutOfMemory
+from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, TensorInfo
+
+__all__ = ["SavedModel", "SavedSignature"]
+
+logger = logging.getLogger(__name__)
+
+_SERVE: Final = "serve"
+_SIGNATURES: Final = "root.signatures"
+_METHODS: Final[Mapping[str, Method]] = {
+    "tensorflow/serving/classify": "classify",
+    "tensorflow/serving/regress": "regress",
+}
+"""What signatures are for, where that is not predicting."""
+_EXPECTED: Final = (
+    "Detecting that an object or model or tf.train.Checkpoint is being deleted with unrestored values",
+    "Value in checkpoint could not be found in the restored object",
+    "Unable to create a python object for variable",
+)
+_AS_DENSE: Final = {
+    "RaggedTensor": "its to_tensor(shape=...)",
+    "SparseTensor": "tf.sparse.to_dense of it",
+    "IndexedSlices": "tf.convert_to_tensor of it",
+}
+"""What a signature is to return instead of what is no dense tensor."""
+
+
+class SavedModel:
+    """A SavedModel.
+
+    Attributes:
+        tf: TensorFlow.
+        path: Its folder.
+        signatures: The names of its signatures, in order.
+    """
+
+    def __init__(self, tf: Any, path: Path) -> None:
+        self.tf = tf
+        self.path = path
+        logging.getLogger("tensorflow").addFilter(_is_unexpected)
+        try:
+            graph, tags = _read_graph(path)
+            self._loaded = _load(tf, path, graph, tags)
+        except LoadFailed:
+            raise
+        except Exception as error:
+            raise LoadFailed(f"TensorFlow cannot load {path}: {error}") from error
+        # What initialises it, and what trains it, are among those of TensorFlow 1.
+        self.signatures = sorted(name for name in self._functions if not name.startswith("__saved_model_"))
+        self._methods = {
+            name: _METHODS[each.method_name]
+            for name, each in graph.signature_def.items()
+            if each.method_name in _METHODS
+        }
+
+    @property
+    def _functions(self) -> Mapping[str, Any]:
+        functions: Mapping[str, Any] = self._loaded[_SIGNATURES]
+        return functions
+
+    def function(self, name: str) -> Any:
+        """What runs a signature; this object must outlive it: it holds only weak references to variables."""
+        return self._functions[name]
+
+    def method(self, name: str) -> Method:
+        """What a signature is for."""
+        return self._methods.get(name, "predict")
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Whether a log record of TensorFlow is not about what is left out on purpose, or concerns training alone."""
+    return not str(record.msg).startswith(_EXPECTED)
+
+
+def _read_graph(path: Path) -> tuple[Any, list[str] | None]:
+    """The graph that TensorFlow Serving would serve, a MetaGraphDef, and its tags where there are several graphs."""
+    from google.protobuf import text_format
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    file = path / "saved_model.pb"
+    if file.is_file():
+        graphs = saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs
+    else:
+        text = (path / "saved_model.pbtxt").read_text("utf-8")
+        graphs = text_format.Parse(text, saved_model_pb2.SavedModel()).meta_graphs
+    if len(graphs) == 1:
+        return graphs[0], None
+    tags = [sorted(graph.meta_info_def.tags) for graph in graphs]
+    if [_SERVE] not in tags:
+        raise LoadFailed(
+            f"{path} has {len(graphs)} graphs, and none with the one tag {_SERVE!r}: they have {tags}; export one "
+            "with it"
+        )
+    return graphs[tags.index([_SERVE])], [_SERVE]
+
+
+def _load(tf: Any, path: Path, graph: Any, tags: list[str] | None) -> Mapping[str, Any]:
+    """Load what the signatures need; they are under `root.signatures`, beside what must be kept for them.
+
+    An optimizer, with a copy or two of all weights, is no part of that. One of Keras 2 could not be loaded without
+    Keras 2 either.
+    """
+    parts = _served_parts(graph.object_graph_def) if graph.HasField("object_graph_def") else []
+    if parts:
+        try:
+            loaded: Mapping[str, Any] = tf.__internal__.saved_model.load_partial(str(path), parts)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the whole may still be loaded
+            logger.info("%s is loaded as a whole, since its signatures alone cannot be: %s", path, error)
+        else:
+            return loaded
+    whole = tf.saved_model.load(str(path), tags)
+    return {"root": whole, _SIGNATURES: whole.signatures}
+
+
+def _served_parts(objects: Any) -> list[str]:
+    """The paths in a SavedObjectGraph to all that its signatures need; empty where one of them has no path.
+
+    Tables are all among it, for they may be initialised by each other.
+    """
+    paths = _paths(objects)
+    todo = [number for number, node in enumerate(objects.nodes) if node.WhichOneof("kind") == "resource"]
+    todo += [number for number, path in paths.items() if path == _SIGNATURES]
+    needed: set[int] = set()
+    while todo:
+        number = todo.pop()
+        if number not in needed:
+            needed.add(number)
+            todo += _needed_by(objects, objects.nodes[number])
+    return [paths[number] for number in sorted(needed)] if needed <= paths.keys() else []
+
+
+def _needed_by(objects: Any, node: Any) -> Iterator[int]:
+    for reference in (*node.children, *node.dependencies):
+        yield reference.node_id
+    for saved in node.saveable_objects.values():
+        yield from (saved.save_function, saved.restore_function)
+    for name in (*node.function.concrete_functions, node.bare_concrete_function.concrete_function_name):
+        if name:
+            yield from objects.concrete_functions[name].bound_inputs
+
+
+def _paths(objects: Any) -> dict[int, str]:
+    """A shortest path to each object, but through no optimizer; what has a dot in its name has none."""
+    paths = {0: "root"}
+    todo = deque(paths)
+    while todo:
+        number = todo.popleft()
+        if objects.nodes[number].slot_variables:
+            continue
+        for child in objects.nodes[number].children:
+            if child.node_id not in paths and "." not in child.local_name:
+                paths[child.node_id] = f"{paths[number]}.{child.local_name}"
+                todo.append(child.node_id)
+    return paths
+
+
+class SavedSignature:
+    """A SavedModel's signature as a function of named tensors; strings are `bytes`, as in TensorFlow.
+
+    Attributes:
+        name: Its name.
+        inputs: What it takes, by name in order.
+        outputs: What it gives, the same.
+    """
+
+    def __init__(self, model: SavedModel, name: str) -> None:
+        self.name = name
+        self._tf = model.tf
+        self._model = model
+        self._function = model.function(name)
+        _, keywords = self._function.structured_input_signature
+        self.inputs = tuple(_info(key, spec, model) for key, spec in sorted(keywords.items()))
+        if not self.inputs:
+            raise LoadFailed(f"the signature {name} of {model.path} has no inputs")
+        outputs = self._function.structured_outputs
+        self.outputs = tuple(_info(key, spec, model) for key, spec in sorted(outputs.items()))
+
+    @property
+    def tensors(self) -> ModelTensors:
+        """What it declares; `batched` where the first axis of all inputs may be a batch."""
+        return ModelTensors(self.inputs, self.outputs, all(info.shape[:1] == (-1,) for info in self.inputs))
+
+    def read(self) -> Reading:
+        """What the signature's graph says of its rows."""
+        return read_concrete_function(self._function)
+
+    def compile(self, rows: int) -> Any:
+        """The signature for batches of `rows`, to be compiled with XLA by its first call."""
+        tensors = {
+            info.name: self._tf.TensorSpec((rows, *info.shape[1:]), info.dtype, info.name)
+            for info in self.inputs
+        }
+
+        def signature(**feeds: Any) -> Any:
+            return self._function(**feeds)
+
+        return self._tf.function(signature, jit_compile=True).get_concrete_function(**tensors)
+
+    def run(self, feeds: Mapping[str, np.ndarray], compiled: Any = None) -> dict[str, np.ndarray]:
+        """Run one batch, by what `compile` made for its size if that is given.
+
+        Raises:
+            InvalidInput: The model cannot take these tensors, by their sizes or contents.
+            OutOfMemory: The device has no memory for them.
+        """
+        function = self._function if compiled is None else compiled
+        try:
+            # tf.constant copies: the gathered batch is overwritten by the next one.
+            tensors = {name: self._tf.constant(array) for name, array in feeds.items()}
+            results = function(**tensors)
+            return {info.name: results[info.name].numpy() for info in self.outputs}
+        except (self._tf.errors.InvalidArgumentError, self._tf.errors.OutOfRangeError) as error:
+            # The last line, before the nodes: those above say where in the exporter's code it was.
+            reason = error.message.partition("\n\t [[")[0].splitlines()[-1]
+            raise InvalidInput.refused_by_model(reason) from error
+        except self._tf.errors.ResourceExhaustedError as error:
+            raise OutOfMemory(error.message) from error
+        except UnicodeDecodeError as error:
+            # Its error quotes the bytes that it was given, and they are no text: no error of it can be made then.
+            raise InvalidInput.refused_by_model("it cannot read their bytes") from error
+
+
+def _info(name: str, spec: Any, model: SavedModel) -> TensorInfo:
+    path = model.path
+    if not isinstance(spec, (model.tf.TensorSpec, model.tf.Tensor)):
+        kind = getattr(spec, "value_type", type(spec)).__name__
+        raise LoadFailed(
+            f"{name!r} of {path} is no dense tensor ({kind}), only these are served: export a signature that has "
+            f"{_AS_DENSE.get(kind, 'its parts as tensors')} in its place, or serve the model by a score.py"
+        )
+    dtype = spec.dtype.name
+    if dtype not in NUMERIC_DTYPES and dtype != "string":
+        raise LoadFailed(f"{name!r} of {path} holds {dtype}, only numbers and strings are served")
+    if spec.shape.rank is None:
+        return TensorInfo(name, dtype, (), any_rank=True)
+    return TensorInfo(name, dtype, tuple(-1 if size is None else size for size in spec.shape.as_list()))
