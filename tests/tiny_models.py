@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gzip
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from stoker.wire.protobuf import field
 
 __all__ = [
     "BATCHED_SCRIPT",
@@ -24,6 +26,7 @@ __all__ = [
     "RAISE",
     "Gate",
     "read_idx",
+    "saved_model_bytes",
     "write_doubler",
     "write_marked",
     "write_mlp",
@@ -302,3 +305,46 @@ def read_idx(path: Path) -> np.ndarray:
     axes = content[3]
     shape = np.frombuffer(content, ">u4", axes, 4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def saved_model_bytes(
+    nodes: Mapping[str, tuple[str, Sequence[str], Sequence[str]]],
+    functions: Mapping[str, Sequence[tuple[str, Sequence[str]]]],
+    signatures: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+    tag: str = "serve",
+) -> bytes:
+    """A `saved_model.pb` of which no more is there than what its operators do follows from.
+
+    Args:
+        nodes: By name the kind, the inputs and the functions that are called.
+        functions: By name the kind of each node, and the functions that it calls.
+        signatures: By name the tensors that are fed, and those that are fetched.
+        tag: The tag of the graph.
+    """
+
+    def text(number: int, value: str) -> bytes:
+        return field(number, value.encode())
+
+    def node(name: str, kind: str, inputs: Sequence[str], calls: Sequence[str]) -> bytes:
+        called = b"".join(
+            field(5, text(1, f"f{place}") + field(2, field(10, text(1, function))))
+            for place, function in enumerate(calls)
+        )
+        return text(1, name) + text(2, kind) + b"".join(text(3, given) for given in inputs) + called
+
+    def function(name: str, content: Sequence[tuple[str, Sequence[str]]]) -> bytes:
+        return field(1, text(1, name)) + b"".join(
+            field(3, node(f"n{place}", kind, [], calls)) for place, (kind, calls) in enumerate(content)
+        )
+
+    def sides(fed: Sequence[str], fetched: Sequence[str]) -> bytes:
+        return b"".join(
+            field(number, text(1, tensor) + field(2, text(1, tensor)))
+            for number, tensors in ((1, fed), (2, fetched))
+            for tensor in tensors
+        )
+
+    library = b"".join(field(1, function(name, content)) for name, content in functions.items())
+    graph = b"".join(field(1, node(name, *content)) for name, content in nodes.items()) + field(2, library)
+    described = b"".join(field(5, text(1, name) + field(2, sides(*one))) for name, one in signatures.items())
+    return field(2, field(1, text(4, tag)) + field(2, graph) + described)

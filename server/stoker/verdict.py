@@ -24,6 +24,7 @@ class Verdict:
         difference: The largest difference between an answer alone and in a batch, relative to the largest number of
             that output; None if that was not compared.
         setting: The setting that changes the verdict, as it would be written; empty if none does.
+        keeps_state: Whether requests change the model, other than the state of a sequence; then nothing else runs.
     """
 
     batched: bool
@@ -33,6 +34,7 @@ class Verdict:
     non_finite_apart: bool = False
     difference: float | None = None
     setting: str = ""
+    keeps_state: bool = False
 
     def __str__(self) -> str:
         told = f"{'batched' if self.batched else 'not batched'}: {self.reason}"

@@ -27,8 +27,10 @@ from stoker.environments.model_environment import ModelEnvironment
 from stoker.errors import OperatorError
 from stoker.gpu.device_survey import FoundDevice, find_devices, probe_in_child
 from stoker.gpu.devices import choose_device
+from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.repository import Repository
+from stoker.servable import Servable
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.body_memory import body_memory
@@ -335,7 +337,9 @@ def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[st
     servable = model.servable
     text = f"version {servable.version} ({servable.framework}), {servable.path}"
     lacking = _lacking(model)
-    yield Check(f"model {servable.name}", "wrong" if lacking else "ok", text, lacking)
+    effects = _effects(servable) if servable.framework == "tensorflow" else ()
+    outcome: Outcome = "wrong" if lacking else "note" if effects else "ok"
+    yield Check(f"model {servable.name}", outcome, text, (*lacking, *effects))
     if model.environment is None:
         return
     name = f"packages of {servable.name}"
@@ -362,6 +366,20 @@ def _lacking(model: Deployed) -> tuple[str, ...]:
     if framework == "sklearn" and find_spec("sklearn") is None:
         return (f"a model of scikit-learn needs that; {how_to_install('sklearn')}",)
     return ()
+
+
+def _effects(servable: Servable) -> tuple[str, ...]:
+    """What a SavedModel does besides computing: whoever serves it should know."""
+    file = servable.path / "saved_model.pb"
+    if not file.is_file():
+        return (
+            f"what its operators do is not looked at, for {servable.path} has the text form of {file.name}",
+        )
+    try:
+        outside = read_effects(file.read_bytes()).outside()
+    except (OSError, ValueError) as error:
+        return (f"{file} cannot be read: {error}",)
+    return tuple(f"reaches out of the server {line}" for line in outside)
 
 
 def _environment(name: str, environment: ModelEnvironment) -> Check:

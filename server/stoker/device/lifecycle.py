@@ -15,7 +15,14 @@ from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
 from stoker.device.canary import Canary, first_row
 from stoker.errors import LoadFailed
 from stoker.isolation.samples import find_sample_feeds, first_rows
-from stoker.runtimes.base import GPU_INSTANCES, BufferedRuntime, ForkingRuntime, OutOfMemory, Runtime
+from stoker.runtimes.base import (
+    GPU_INSTANCES,
+    BufferedRuntime,
+    ForkingRuntime,
+    OutOfMemory,
+    RestoringRuntime,
+    Runtime,
+)
 from stoker.servable import Device, Servable
 from stoker.system.extras import onnx_missing
 from stoker.tensors import Signature, check_batch
@@ -75,6 +82,8 @@ def load(servable: Servable, device: Device, threads: int) -> LoadedModel:
     if signature.takes == "rows":
         most = _warm_up(runtime, servable.name, most, sizes, sample)
         full_batch_s = _full_batch_s(runtime, servable.name, most, sample)
+        if isinstance(runtime, RestoringRuntime):
+            runtime.restore()
     return LoadedModel(
         runtime,
         loaded - begun,
@@ -107,6 +116,8 @@ def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
     most = loaded.max_batch_rows
     if loaded.signature.takes == "rows":
         most = _warm_up(runtime, name, most, loaded.sizes, loaded.sample)
+        if isinstance(runtime, RestoringRuntime):
+            runtime.restore()
     warm_up_s = loaded.warm_up_s + time.perf_counter() - begun
     return runtime, dataclasses.replace(loaded, warm_up_s=warm_up_s, max_batch_rows=most)
 
@@ -149,8 +160,10 @@ def _canary(
     sizes: BatchSizes,
     sample: Mapping[str, np.ndarray] | None,
 ) -> Canary | None:
-    """A canary for frameworks on GPUs; none for scripts, because `run` may have side effects."""
-    if device.kind == "cpu" or servable.framework == "script":
+    """A canary for frameworks on GPUs; none for scripts, whose `run` may have side effects, and models with state."""
+    verdict = runtime.signature.verdict
+    has_effects = servable.framework == "script" or (verdict is not None and verdict.keeps_state)
+    if device.kind == "cpu" or has_effects:
         return None
     canary = Canary(first_row(runtime.signature, sizes, sample))
     if (failure := canary.failure(runtime)) is not None:

@@ -18,6 +18,7 @@ __all__ = [
     "JoiningRuntime",
     "OutOfMemory",
     "Outputs",
+    "RestoringRuntime",
     "RowFailure",
     "Runtime",
 ]
@@ -97,4 +98,13 @@ class JoiningRuntime(Runtime, Protocol):
 
     def run_tensors(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Run one batch of named tensors, as those are that it joins."""
+        ...
+
+
+@runtime_checkable
+class RestoringRuntime(Runtime, Protocol):
+    """A runtime whose model may change as it runs."""
+
+    def restore(self) -> None:
+        """Give the model the state that it had when it was loaded."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.reading import Reading
+from stoker.isolation.tensorflow.effects import PYTHON, find_state, read_effects
 from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.runtimes.base import OutOfMemory
 from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, TensorInfo
@@ -47,6 +48,7 @@ class SavedModel:
         tf: TensorFlow.
         path: Its folder.
         signatures: The names of its signatures, in order.
+        effects: What they do besides computing.
     """
 
     def __init__(self, tf: Any, path: Path) -> None:
@@ -54,7 +56,12 @@ class SavedModel:
         self.path = path
         logging.getLogger("tensorflow").addFilter(_is_unexpected)
         try:
-            graph, tags = _read_graph(path)
+            data = _read_file(path)
+            graph, tags = _served_graph(path, data)
+            self.effects = read_effects(data)
+            if outside := self.effects.outside():
+                logger.warning("%s reaches out of the server: %s", path, "; ".join(outside))
+            _refuse_python(path, "the initialisation", self.effects.loading)
             self._loaded = _load(tf, path, graph, tags)
         except LoadFailed:
             raise
@@ -87,17 +94,32 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(_EXPECTED)
 
 
-def _read_graph(path: Path) -> tuple[Any, list[str] | None]:
-    """The graph that TensorFlow Serving would serve, a MetaGraphDef, and its tags where there are several graphs."""
+def _read_file(path: Path) -> bytes:
+    """The content of a SavedModel's file, or what it would be if it were not the one of text."""
     from google.protobuf import text_format
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = path / "saved_model.pb"
     if file.is_file():
-        graphs = saved_model_pb2.SavedModel.FromString(file.read_bytes()).meta_graphs
-    else:
-        text = (path / "saved_model.pbtxt").read_text("utf-8")
-        graphs = text_format.Parse(text, saved_model_pb2.SavedModel()).meta_graphs
+        return file.read_bytes()
+    text = (path / "saved_model.pbtxt").read_text("utf-8")
+    return bytes(text_format.Parse(text, saved_model_pb2.SavedModel()).SerializeToString())
+
+
+def _refuse_python(path: Path, what: str, kinds: Collection[str]) -> None:
+    called = sorted(PYTHON & set(kinds))
+    if called:
+        raise LoadFailed(
+            f"{what} of {path} calls Python of the program that wrote it ({', '.join(called)}), which no SavedModel "
+            "contains: export it without tf.py_function and tf.numpy_function, or serve it by a score.py"
+        )
+
+
+def _served_graph(path: Path, data: bytes) -> tuple[Any, list[str] | None]:
+    """The graph that TensorFlow Serving would serve, a MetaGraphDef, and its tags where there are several graphs."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    graphs = saved_model_pb2.SavedModel.FromString(data).meta_graphs
     if len(graphs) == 1:
         return graphs[0], None
     tags = [sorted(graph.meta_info_def.tags) for graph in graphs]
@@ -176,10 +198,14 @@ class SavedSignature:
         name: Its name.
         inputs: What it takes, by name in order.
         outputs: What it gives, the same.
+        state: Its operators that leave something behind, for later requests or in files.
     """
 
     def __init__(self, model: SavedModel, name: str) -> None:
         self.name = name
+        kinds = model.effects.signatures.get(name, frozenset())
+        _refuse_python(model.path, f"the signature {name}", kinds)
+        self.state = find_state(kinds)
         self._tf = model.tf
         self._model = model
         self._function = model.function(name)
@@ -189,6 +215,8 @@ class SavedSignature:
             raise LoadFailed(f"the signature {name} of {model.path} has no inputs")
         outputs = self._function.structured_outputs
         self.outputs = tuple(_info(key, spec, model) for key, spec in sorted(outputs.items()))
+        variables = self._function.variables if self.state else ()
+        self._first = [(variable, np.array(variable.numpy())) for variable in variables]
 
     @property
     def tensors(self) -> ModelTensors:
@@ -197,7 +225,14 @@ class SavedSignature:
 
     def read(self) -> Reading:
         """What the signature's graph says of its rows."""
+        if self.state:
+            return Reading("mixed", f"{self.state[0]} changes more than the answer")
         return read_concrete_function(self._function)
+
+    def restore(self) -> None:
+        """Give its variables the values that they had when it was loaded, if it is one that changes them."""
+        for variable, value in self._first:
+            variable.assign(value)
 
     def compile(self, rows: int) -> Any:
         """The signature for batches of `rows`, to be compiled with XLA by its first call."""

@@ -123,6 +123,7 @@ def _single(model: SavedModel, name: str, servable: Servable) -> Runtime:
         return runtime
 
     runtime = as_runtime(servable, signature.run, signature.tensors, rows_runtime, signature.read)
+    _after_trials(runtime, signature)
     tensors = runtime.signature.model_tensors
     assert tensors is not None, "only scripts have none"
     named = NamedSignature(name, tensors, model.method(name))
@@ -146,7 +147,17 @@ def _packed(signature: SavedSignature, servable: Servable, *, is_default: bool) 
     # What the model is known to answer is a request to its default.
     runtime = as_runtime(own, signature.run, signature.tensors, pack_rows, signature.read, sampled=is_default)
     assert isinstance(runtime, PackedRuntime), "made here, or for what is packed anyway"
+    _after_trials(runtime, signature)
     return runtime
+
+
+def _after_trials(runtime: Runtime, signature: SavedSignature) -> None:
+    """Undo what the rows that were tried have changed, and have nothing else run that nobody has asked for."""
+    verdict = runtime.signature.verdict
+    if signature.state and verdict is not None:
+        signature.restore()
+        verdict = dataclasses.replace(verdict, keeps_state=True)
+        runtime.signature = dataclasses.replace(runtime.signature, verdict=verdict)
 
 
 def _check_padded(servable: Servable, signatures: Sequence[NamedSignature]) -> None:
@@ -203,6 +214,10 @@ class TensorFlowRuntime:
     def run(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
         """Run one batch; see `Runtime.run`."""
         return self._run(inputs, self._compiled.get(len(inputs[0])))
+
+    def restore(self) -> None:
+        """See `RestoringRuntime`."""
+        self._model.restore()
 
     def fork(self) -> TensorFlowRuntime:
         """A further one of the same model."""

@@ -13,7 +13,7 @@ import pytest
 from tests.background import serving
 from tests.certificates import make_pair
 from tests.live_server import free_port
-from tests.tiny_models import write_mlp
+from tests.tiny_models import saved_model_bytes, write_mlp
 
 from stoker.commands import diagnosis, doctor
 from stoker.commands.diagnosis import Check, diagnose
@@ -301,6 +301,22 @@ def test_a_saved_model_without_tensorflow_is_wrong(
     else:
         assert check.outcome == "wrong"
         assert check.items == (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
+
+
+def test_what_a_saved_model_does_besides_computing_is_noted(tmp_path: Path, workspace: Workspace) -> None:
+    """Its operators are read without TensorFlow; what it reads, writes or runs, whoever serves it should know."""
+    (tmp_path / "iris").mkdir()
+    file = tmp_path / "iris" / "saved_model.pb"
+    file.write_bytes(saved_model_bytes({"y": ("WriteFile", [], [])}, {}, {"serving_default": ([], ["y:0"])}))
+    check = checks_of(workspace, ModelSettings(path=tmp_path / "iris"))["model iris"]
+    assert check.items[-1:] == ("reaches out of the server for requests to serving_default: WriteFile",)
+    file.write_bytes(b"no model")
+    assert (
+        "cannot be read"
+        in checks_of(workspace, ModelSettings(path=tmp_path / "iris"))["model iris"].items[-1]
+    )
+    file.rename(file.with_suffix(".pbtxt"))
+    assert "text form" in checks_of(workspace, ModelSettings(path=tmp_path / "iris"))["model iris"].items[-1]
 
 
 def test_an_onnx_model_without_onnx_runtime_is_wrong(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.device import lifecycle
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.tensorflow import load_saved_model
@@ -93,6 +94,13 @@ def check(runtime: Runtime, signature: str, expected: dict[str, Any]) -> None:
             np.testing.assert_allclose(answers[info.name], wanted, rtol=rtol)
 
 
+def _write(x: Any) -> Any:
+    import tensorflow as tf
+
+    with tf.control_dependencies([tf.io.write_file("/dev/null", "written")]):
+        return tf.identity(x)
+
+
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of functions of rows that are no plain functions of rows, each a signature."""
@@ -108,7 +116,11 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add("sparse", tf.sparse.from_dense)
     add("slices", lambda x: tf.IndexedSlices(x, tf.range(tf.shape(x)[0])))
     add("positive", lambda x: tf.boolean_mask(x, x[:, 0] >= 0))
-    names = ("ragged", "sparse", "slices", "positive")
+    module.count = tf.Variable(0.0)
+    add("counted", lambda x: x + module.count.assign_add(1.0))
+    add("python", lambda x: tf.py_function(lambda y: y, [x], tf.float32))
+    add("writing", _write)
+    names = ("ragged", "sparse", "slices", "positive", "counted", "python", "writing")
     path = tmp_path_factory.mktemp("odd")
     tf.saved_model.save(module, str(path), signatures={name: getattr(module, name) for name in names})
     return path
@@ -143,7 +155,7 @@ def test_what_any_tensorflow_has_written_is_served(name: str, caplog: pytest.Log
     expected = json.loads((WRITTEN / name / "expected.json").read_text())
     with caplog.at_level(logging.WARNING):
         runtime = load(WRITTEN / name, "*")
-    assert caplog.text == ""
+    assert [one for one in caplog.messages if "changes more than the answer" not in one] == []
     assert {named.name for named in runtime.signature.named} == expected.keys()
     for signature, case in expected.items():
         check(runtime, signature, case)
@@ -156,3 +168,35 @@ def test_models_beside_each_other_keep_their_variables() -> None:
     for name in (*names, names[0]):
         expected = json.loads((WRITTEN / name / "expected.json").read_text())
         check(runtimes[name], "serving_default", expected["serving_default"])
+
+
+@pytest.mark.parametrize("batching", ["auto", "rows"])
+def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
+    """What a model keeps is there for its first caller as it was saved, and changes with each call from then on."""
+    servable = Servable(
+        "counted", 1, "tensorflow", odd, odd, 8, 1 << 20, signatures=("counted",), batching=batching
+    )
+    loaded = lifecycle.load(servable, CPU, 1)
+    verdict = loaded.signature.verdict
+    assert verdict is not None
+    assert (verdict.batched, verdict.keeps_state) == (batching == "rows", True)
+    assert batching == "rows" or "AssignAddVariableOp changes more than the answer" in verdict.reason
+    other, _ = lifecycle.fork(loaded, "counted")
+    answers = [
+        ask(each, {"x": [[0.0, 1.0, 2.0]]}, "counted")["y"].tolist() for each in (loaded.runtime, other)
+    ]
+    assert answers == [[[1.0, 2.0, 3.0]], [[2.0, 3.0, 4.0]]]
+
+
+def test_a_signature_that_calls_python_is_refused(odd: Path) -> None:
+    """The function was in the program that wrote it; TensorFlow would only find out at the first request."""
+    with pytest.raises(LoadFailed, match=r"the signature python of .* calls Python .* \(EagerPyFunc\)"):
+        load(odd, "python")
+
+
+def test_what_reaches_out_is_said_before_it_is_loaded(odd: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In one line, with the operators of each signature."""
+    verdict = load(odd, "writing").signature.verdict
+    assert str(verdict) == "not batched: WriteFile changes more than the answer (batching: rows changes that)"
+    told = f"{odd} reaches out of the server: for requests to python: EagerPyFunc; for requests to writing: WriteFile"
+    assert caplog.messages[0] == told
