@@ -16,12 +16,14 @@ class DeclaredTensor:
         dtype: Name of the numpy dtype, or `string`.
         shape: Its shape, including the batch axis if the model has one; -1 for free sizes.
         model_shape: Its shape in the model, if different.
+        labels: What the values of a row of an output are called, for classification; empty if nothing is.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     model_shape: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

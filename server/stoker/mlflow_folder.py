@@ -19,6 +19,7 @@ MLMODEL: Final = "MLmodel"
 _SAVED_MODEL: Final = ("saved_model.pb", "saved_model.pbtxt")
 _SERVING_EXAMPLE: Final = "serving_input_example.json"
 _DEFAULT_SIGNATURE: Final = "serving_default"
+_SERVED_TAGS: Final = ["serve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class MlflowFolder:
             return "onnx", file / "model.onnx" if file.is_dir() else file
         tensorflow = self.flavors.get("tensorflow")
         if tensorflow is None or tensorflow.get("signature_def_key") not in (None, _DEFAULT_SIGNATURE):
+            return None
+        if tensorflow.get("meta_graph_tags") not in (None, _SERVED_TAGS):
             return None
         root = self._inside(tensorflow.get("saved_model_dir", tensorflow.get("data")), "data")
         for folder in (root, root / "model"):

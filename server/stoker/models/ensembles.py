@@ -25,6 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["ensembles_of", "is_ensemble"]
 
 _SCHEDULING = "ensemble_scheduling"
+_SPEED = (
+    "max_batch_size",
+    "version_policy",
+    "parameters",
+    "response_cache",
+    "optimization",
+    "model_warmup",
+    "metric_tags",
+    "model_metrics",
+    "instance_group",
+    "dynamic_batching",
+)
+"""Fields beside it that no answer depends on: limits and batches are those of the steps' models."""
+_OF_STEPS = ("reshape", "label_filename", "optional", "is_shape_tensor", "allow_ragged_batch")
+"""What tensors of the steps' models can have, and those of an ensemble cannot."""
 
 
 def is_ensemble(base: Path) -> bool:
@@ -78,6 +93,7 @@ def _read(base: Path, fields: Fields) -> Pipeline:
 
 
 def _pipeline(base: Path, fields: Fields) -> Pipeline:
+    fields.check_known("name", "platform", "backend", "input", "output", _SCHEDULING, *_SPEED)
     name = fields.text("name") or base.name
     if name != base.name:
         raise WrongField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
@@ -96,6 +112,10 @@ def _pipeline(base: Path, fields: Fields) -> Pipeline:
 
 def _names(fields: Fields, side: str) -> Iterator[str]:
     for one in fields.messages(side):
+        one.check_known("name", "data_type", "dims", "format", "is_non_linear_format_io", *_OF_STEPS)
+        for field in _OF_STEPS:
+            if one.has(field) and (field in _OF_STEPS[:2] or one.flag(field)):
+                raise WrongField(f"{one.place}{field} is not offered: say it of the model of a step")
         name = one.text("name")
         if not name:
             raise WrongField(f"{one.place}name is missing")
@@ -107,6 +127,8 @@ def _step(fields: Fields) -> Step:
     model = fields.text("model_name")
     if not model:
         raise WrongField(f"{fields.place}model_name is missing")
+    if fields.text("model_namespace"):
+        raise WrongField(f"{fields.place}model_namespace is not offered: give the models different names")
     # -1 is their word for the newest.
     version = next((number for number in fields.sizes("model_version") if number >= 0), None)
     return Step("", model, version, None, _map(fields, "input_map"), _map(fields, "output_map"))

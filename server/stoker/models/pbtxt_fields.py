@@ -29,8 +29,8 @@ class Fields:
         self._message = message
 
     def has(self, field: str) -> bool:
-        """Whether a field is there."""
-        return field in self._message
+        """Whether a field is there; an empty list is no value."""
+        return bool(self._message.get(field))
 
     def check_known(self, *known: str) -> None:
         """Raise WrongField if another field is there."""

@@ -1,4 +1,4 @@
-"""Triton's `config.pbtxt`: what of it counts here, and what is passed over.
+"""Triton's `config.pbtxt`: what of it counts here, what only changes the speed, and what is refused.
 
 The fields are those of `ModelConfig` in Triton's `model_config.proto`.
 """
@@ -50,18 +50,31 @@ _THREADS: Final = ("intra_op_thread_count", "TF_NUM_INTRA_THREADS")
 _DEVICES: Final = {"KIND_CPU": ("cpu",)}
 _PASSED_OVER: Final = {
     "runtime": "",
-    "batch_input": "",
-    "batch_output": "",
     "optimization": "provider, precision, execution and xla are the settings for that",
-    "cc_model_filenames": "",
     "metric_tags": "",
-    "model_operations": "",
-    "model_transaction_policy": "each request has one answer",
-    "model_repository_agents": "",
+    "model_transaction_policy": "each request has one answer, but for a score.py whose run yields",
     "response_cache": "answers are kept with the setting cache_mb",
     "model_metrics": "",
 }
-"""What has no effect, and what has instead."""
+"""What no answer depends on, and what has an effect instead."""
+_REFUSED: Final = {
+    "batch_input": "export the model without the inputs that the server makes",
+    "batch_output": "export the model with an entry of each output for each row",
+    "cc_model_filenames": "name the file for this machine with default_model_filename",
+    "model_operations": "load the libraries in the init() of a score.py",
+    "model_repository_agents": "registered models have checksums; unpack or decrypt files before they are served",
+}
+"""What answers depend on and is not done here, and what to do instead."""
+_REFUSED_OF_TENSORS: Final = {
+    "is_shape_tensor": "shape tensors are TensorRT's: serve the ONNX file",
+    "is_non_linear_format_io": "such formats are TensorRT's: serve the ONNX file",
+    "allow_ragged_batch": "pad fills up free sizes, so that requests of different sizes share a batch",
+    "optional": "export the model with the default value, or without the input",
+}
+_GRAPH_TAG: Final = "serve"
+"""The tag of the only graph of a SavedModel that is loaded."""
+_MOST_LABEL_BYTES: Final = 1 << 20
+_MOST_LABEL_CHARACTERS: Final = 256
 _READ: Final = (
     "name", "platform", "backend", "max_batch_size", "input", "output", "version_policy", "dynamic_batching",
     "instance_group", "model_warmup", "default_model_filename", "parameters", "ensemble_scheduling",
@@ -79,7 +92,7 @@ class TritonConfig:
         settings: What it says as settings, which those of the operator are laid over.
         declaration: The tensors of the model.
         warm_up: Requests that it is to be warmed up with.
-        notes: What is passed over, a line each for the operator.
+        notes: What is passed over because no answer depends on it, a line each for the operator.
     """
 
     framework: Framework | None
@@ -114,7 +127,7 @@ def read_triton_config(base: Path) -> TritonConfig | None:
 
 
 def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
-    fields.check_known(*_READ, *_PASSED_OVER)
+    fields.check_known(*_READ, *_PASSED_OVER, *_REFUSED)
     name = fields.text("name")
     if name not in (None, base.name):
         raise WrongField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
@@ -126,20 +139,23 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
     def pass_over(field: str, instead: str = "") -> None:
         notes.append(f"{source}: {field} is passed over{instead and f': {instead}'}")
 
+    for field, instead in _REFUSED.items():
+        if fields.has(field):
+            raise WrongField(f"{field} is not offered: {instead}")
     for field, instead in _PASSED_OVER.items():
         if fields.has(field) and not _is_off(fields, field):
             pass_over(field, instead)
     declaration = Declaration(
         source,
-        tuple(_tensor(one, pass_over, batched=bool(batched)) for one in fields.messages("input")),
-        tuple(_tensor(one, pass_over, batched=bool(batched)) for one in fields.messages("output")),
+        tuple(_tensor(one, pass_over, base, batched=bool(batched)) for one in fields.messages("input")),
+        tuple(_tensor(one, pass_over, base, batched=bool(batched)) for one in fields.messages("output")),
         batched,
     )
     settings = {
         **version_settings(fields, "version_policy"),
         **batching_settings(fields, pass_over),
-        **sequence_settings(fields, fields.messages("input"), pass_over, base),
-        **_parameters(fields, pass_over),
+        **sequence_settings(fields, declaration.inputs, _DTYPES, pass_over, base),
+        **_parameters(fields, framework, pass_over),
     }
     return TritonConfig(
         framework,
@@ -176,24 +192,22 @@ def _is_off(fields: Fields, field: str) -> bool:
     return not any(one.flag(switches[field]) for one in fields.messages(field))
 
 
-def _tensor(fields: Fields, pass_over: Callable[[str], None], *, batched: bool) -> DeclaredTensor:
-    flags = ("is_shape_tensor", "allow_ragged_batch", "optional", "is_non_linear_format_io")
-    fields.check_known("name", "data_type", "format", "dims", "reshape", "label_filename", *flags)
+def _tensor(fields: Fields, pass_over: Callable[[str], None], base: Path, *, batched: bool) -> DeclaredTensor:
+    known = ("name", "data_type", "format", "dims", "reshape", "label_filename")
+    fields.check_known(*known, *_REFUSED_OF_TENSORS)
     name, data_type = fields.text("name"), fields.word("data_type")
     if not name:
         raise WrongField(f"{fields.place}name is missing")
     if data_type not in _DTYPES:
-        known = ", ".join(_DTYPES)
-        raise WrongField(f"{fields.place}data_type of {name} must be one of {known}, not {data_type}")
+        dtypes = ", ".join(_DTYPES)
+        raise WrongField(f"{fields.place}data_type of {name} must be one of {dtypes}, not {data_type}")
     if not fields.has("dims"):
         raise WrongField(f"{fields.place}dims of {name} are missing")
-    for flag in flags:
+    for flag, instead in _REFUSED_OF_TENSORS.items():
         if fields.flag(flag):
-            pass_over(f"{flag} of {name}")
+            raise WrongField(f"{fields.place}{flag} of {name} is not offered: {instead}")
     if fields.word("format") not in (None, "FORMAT_NONE"):
         pass_over(f"format of {name}")
-    if fields.has("label_filename"):
-        pass_over(f"label_filename of {name}")
     axis = (-1,) if batched else ()
     shape = fields.sizes("dims")
     reshape = fields.message("reshape")
@@ -201,7 +215,28 @@ def _tensor(fields: Fields, pass_over: Callable[[str], None], *, batched: bool) 
     if model_shape is not None and not _same_elements(shape, model_shape):
         raise WrongField(f"{fields.place}reshape of {name}: {list(shape)} cannot become {list(model_shape)}")
     reshaped = None if model_shape is None or model_shape == shape else (*axis, *model_shape)
-    return DeclaredTensor(name, _DTYPES[data_type], (*axis, *shape), reshaped)
+    return DeclaredTensor(name, _DTYPES[data_type], (*axis, *shape), reshaped, _labels(fields, base))
+
+
+def _labels(fields: Fields, base: Path) -> tuple[str, ...]:
+    """What the values of an output are called: a line of its `label_filename` each."""
+    name = fields.text("label_filename")
+    if not name:
+        return ()
+    if name in (".", "..") or "/" in name:
+        raise WrongField(f"{fields.place}label_filename is {name!r}; it must be a name without a folder")
+    file = base / name
+    try:
+        if file.stat().st_size > _MOST_LABEL_BYTES:
+            raise WrongField(f"{fields.place}label_filename: {name} has more than {_MOST_LABEL_BYTES} bytes")
+        labels = tuple(line.rstrip("\r") for line in file.read_text(encoding="utf-8").split("\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongField(f"{fields.place}label_filename: {name} cannot be read: {error}") from None
+    if max(map(len, labels)) > _MOST_LABEL_CHARACTERS:
+        raise WrongField(
+            f"{fields.place}label_filename: a line of {name} has more than {_MOST_LABEL_CHARACTERS} characters"
+        )
+    return labels if labels[-1] else labels[:-1]
 
 
 def _same_elements(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -273,8 +308,10 @@ def _instances(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]
     counts: list[int] = []
     devices: list[str] = []
     for group in groups:
-        others = ("rate_limiter", "secondary_devices", "profile", "passive", "host_policy")
-        group.check_known("name", "kind", "count", "gpus", *others)
+        others = ("rate_limiter", "secondary_devices", "profile", "host_policy")
+        group.check_known("name", "kind", "count", "gpus", "passive", *others)
+        if group.flag("passive"):
+            raise WrongField(f"{group.place}passive is not offered: leave the group out")
         for field in others:
             if group.has(field):
                 pass_over(f"{group.place}{field}")
@@ -291,14 +328,26 @@ def _instances(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]
     return {**settings, "device": list(dict.fromkeys(devices))} if devices else settings
 
 
-def _parameters(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]:
+def _parameters(
+    fields: Fields, framework: Framework | None, pass_over: Callable[..., None]
+) -> dict[str, Any]:
+    """Return what the parameters of Triton's backends say; other parameters change no answer of these."""
     settings: dict[str, Any] = {}
     for entry in fields.messages("parameters"):
         key, value = entry.text("key"), entry.message("value")
-        text = None if value is None else value.text("string_value")
-        if key in _THREADS and text is not None and text.strip().isdecimal():
+        text = "" if value is None else (value.text("string_value") or "").strip()
+        if key in _THREADS and text.isdecimal():
             # 0 is their word for the default.
             settings |= {"threads": int(text)} if int(text) else {}
+        elif framework != "onnx" and key == "TF_SIGNATURE_DEF" and text:
+            settings["signature"] = text
+        elif framework != "onnx" and key == "TF_GRAPH_TAG" and text:
+            if text != _GRAPH_TAG:
+                raise WrongField(f"the parameter TF_GRAPH_TAG is {text!r}: only {_GRAPH_TAG!r} is loaded")
+        elif framework != "onnx" and key == "TF_INIT_OPS_FILE" and text:
+            raise WrongField(
+                "the parameter TF_INIT_OPS_FILE is not offered: export the model with an initializer"
+            )
         else:
             pass_over(f"the parameter {key}")
     return settings

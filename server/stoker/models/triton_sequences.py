@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.declaration import DeclaredTensor
 from stoker.models.pbtxt_fields import Fields, WrongField
 
 __all__ = ["sequence_settings"]
@@ -27,13 +28,18 @@ _INITIAL_FOLDER: Final = "initial_state"
 
 
 def sequence_settings(
-    fields: Fields, inputs: Sequence[Fields], pass_over: Callable[..., None], base: Path
+    fields: Fields,
+    inputs: Sequence[DeclaredTensor],
+    dtypes: Mapping[str, str],
+    pass_over: Callable[..., None],
+    base: Path,
 ) -> dict[str, Any]:
     """Return the settings that a configuration makes; none if it says nothing of sequences.
 
     Args:
         fields: All of it.
         inputs: The inputs that it declares; sizes that it fixes are those of a row.
+        dtypes: The dtypes by Triton's names.
         pass_over: Takes note of a field that has no effect, and of what has.
         base: The folder of the configuration.
 
@@ -47,15 +53,17 @@ def sequence_settings(
     batching.check_known(*known, "iterative_sequence")
     if batching.flag("iterative_sequence"):
         raise WrongField(f"{batching.place}iterative_sequence {_NO_ITERATIONS}")
-    states = [_state(one, pass_over, base) for one in batching.messages("state")]
-    listed = [_control(one) for one in batching.messages("control_input")]
-    controls = dict(listed)
-    if len(controls) < len(listed):
-        raise WrongField(f"{batching.place}control_input has two of one name")
+    whole = fields.number("max_batch_size") == 0
+    states = [_state(one, dtypes, pass_over, base, whole=whole) for one in batching.messages("state")]
+    controls = _controls(batching)
     if not states and not controls:
         raise WrongField(f"{batching.place}state is missing: a model without it needs no sequences")
     taken = {*(state["input_name"] for state in states), *controls}
-    dims = {one.text("name"): list(one.sizes("dims")) for one in inputs}
+    # Where max_batch_size is said, 0 too, the first axis is that of the rows.
+    first = int(fields.has("max_batch_size"))
+    dims = {
+        one.name: list((one.shape if one.model_shape is None else one.model_shape)[first:]) for one in inputs
+    }
     sequence: dict[str, Any] = {
         "state": states,
         "dims": {
@@ -66,36 +74,68 @@ def sequence_settings(
     idle_us = batching.number("max_sequence_idle_microseconds")
     if idle_us:
         sequence["max_idle_s"] = idle_us / 1e6
-    delay_us = None
+    return {"sequence": sequence, **_strategy(batching, sequence, pass_over)}
+
+
+def _controls(batching: Fields) -> dict[str, dict[str, Any]]:
+    listed = [_control(one) for one in batching.messages("control_input")]
+    controls = dict(listed)
+    if len(controls) < len(listed):
+        raise WrongField(f"{batching.place}control_input has two of one name")
+    return controls
+
+
+def _strategy(batching: Fields, sequence: dict[str, Any], pass_over: Callable[..., None]) -> dict[str, Any]:
+    """Settings of how rows of sequences share batches; `sequence` receives how many of these there may be."""
+    settings = {}
     for kind in ("direct", "oldest"):
         strategy = batching.message(kind)
-        if strategy is not None:
-            delay_us = strategy.number("max_queue_delay_microseconds")
-            if kind == "oldest" and (most := strategy.number("max_candidate_sequences")):
-                sequence["max_sequences"] = most
-            _pass_over_rest(strategy, kind, pass_over)
-    return {"sequence": sequence, **({} if delay_us is None else {"max_delay_ms": delay_us / 1000})}
+        if strategy is None:
+            continue
+        delay_us = strategy.number("max_queue_delay_microseconds")
+        if delay_us is not None:
+            settings["max_delay_ms"] = delay_us / 1000
+        if kind == "oldest" and (most := strategy.number("max_candidate_sequences")):
+            sequence["max_sequences"] = most
+        _pass_over_rest(strategy, kind, pass_over)
+    return settings
 
 
-def _state(fields: Fields, pass_over: Callable[..., None], base: Path) -> dict[str, Any]:
+def _state(
+    fields: Fields, dtypes: Mapping[str, str], pass_over: Callable[..., None], base: Path, *, whole: bool
+) -> dict[str, Any]:
+    """A state; `whole` says that its dims have the batch axis too, whose size is 1 then."""
     passed = ("use_same_buffer_for_input_output", "use_growable_memory")
     fields.check_known("input_name", "output_name", "data_type", "dims", "initial_state", *passed)
     for field in passed:
         if fields.flag(field):
             pass_over(f"{fields.place}{field}")
+    dims, data_type = fields.sizes("dims"), fields.word("data_type")
+    if data_type is not None and data_type not in dtypes:
+        raise WrongField(f"{fields.place}data_type must be one of {', '.join(dtypes)}, not {data_type}")
     initials = fields.messages("initial_state")
     if len(initials) > 1:
         raise WrongField(f"{fields.place}initial_state stands more than once")
     file = None
     for initial in initials:
         initial.check_known("name", "data_type", "dims", "zero_data", "data_file")
+        for field, same in (
+            ("data_type", initial.word("data_type") in (None, data_type)),
+            ("dims", initial.sizes("dims") in ((), dims) or -1 in dims),
+        ):
+            if not same:
+                raise WrongField(f"{initial.place}{field} must be that of the state")
         file = initial.text("data_file")
         if file in (".", "..") or "/" in (file or ""):
             raise WrongField(f"{initial.place}data_file is {file!r}; it must be a name without a folder")
     begins = {"initial": base.absolute() / _INITIAL_FOLDER / file} if file else {}
     named = {key: fields.text(key) for key in ("input_name", "output_name")}
-    dims = fields.sizes("dims")
-    return {**named, **({"dims": list(dims)} if dims and min(dims) > 0 else {}), **begins}
+    dtype = {} if data_type is None else {"dtype": dtypes[data_type]}
+    axis = {}
+    if whole and 1 in dims:
+        one = dims.index(1)
+        axis, dims = {"batch_axis": one}, (*dims[:one], *dims[one + 1 :])
+    return {**named, **({"dims": list(dims)} if dims and min(dims) > 0 else {}), **axis, **dtype, **begins}
 
 
 def _control(fields: Fields) -> tuple[str, dict[str, Any]]:

@@ -88,6 +88,8 @@ def _compatible(declared: tuple[int, ...], model: tuple[int, ...]) -> bool:
 
 
 def _shown(side: str, declared: DeclaredTensor, info: TensorInfo) -> TensorInfo:
+    if declared.labels and not info.as_objects:
+        info = dataclasses.replace(info, labels=declared.labels)
     if declared.model_shape is not None:
         return dataclasses.replace(info, shape=declared.shape)
     if side == "output":

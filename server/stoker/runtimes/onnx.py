@@ -19,10 +19,11 @@ from stoker.isolation.companions import sample_feeds
 from stoker.isolation.onnx.model_file import MalformedModel, read_model
 from stoker.isolation.onnx.reading import read_onnx
 from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.declared import as_declared, is_reshaped
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_float16 import as_float16, check_float16
-from stoker.runtimes.onnx_sequences import SequenceSession, check_batched
+from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.onnx_zipmap import with_tensors_for_maps
 from stoker.runtimes.sequences import sequence_runtime
@@ -100,12 +101,19 @@ def _load_with_state(
         tuple(_info(value, servable) for value in side) for side in (rows.get_inputs(), rows.get_outputs())
     )
 
+    declaration = declared_rows(servable.declaration, rows, inputs, outputs)
+    run, tensors = as_declared(
+        declaration, _SessionTensors(rows).run, ModelTensors(inputs, outputs, batched=True)
+    )
+    shown = DeclaredSession(run) if is_reshaped(declaration) else rows
+
     def rows_runtime(signature: Signature) -> Runtime:
-        copied = CopiedExecution(rows, signature)
+        copied = CopiedExecution(shown, signature)
         return sequence_runtime(servable.name, copied, settings, rows.controls, servable.path.parent)
 
-    tensors = ModelTensors(inputs, outputs, batched=True)
-    runtime = as_runtime(servable, _SessionTensors(rows).run, tensors, rows_runtime, sampled=False)
+    # What is declared has been applied, and is that of rows.
+    plain = dataclasses.replace(servable, declaration=None)
+    runtime = as_runtime(plain, run, tensors, rows_runtime, sampled=False)
     check_batched(servable, runtime)
     return runtime
 

@@ -20,7 +20,7 @@ _MOST_SEQUENCES: Final = 1 << 20
 _MOST_IDLE_S: Final = 86_400.0
 _MOST_AXES: Final = 8
 _KEYS: Final = ("state", "dims", "constants", "controls", "max_idle_s", "max_sequences")
-_STATE_KEYS: Final = ("input_name", "output_name", "dims", "batch_axis", "initial")
+_STATE_KEYS: Final = ("input_name", "output_name", "dims", "batch_axis", "initial", "dtype")
 _CONTROL_KEYS: Final = ("is", "values", "dtype")
 _KINDS: Final = get_args(ControlKind)
 
@@ -37,6 +37,7 @@ class StateTensor:
             free, else the first.
         initial: A file beside the model with what it begins with, an `.npy` or the numbers one behind the other; None
             for zeros.
+        dtype: What the file has to hold there, a numpy dtype; empty where that is not said.
     """
 
     input_name: str
@@ -44,6 +45,7 @@ class StateTensor:
     dims: tuple[int, ...] | None = None
     batch_axis: int | None = None
     initial: Path | None = None
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +138,16 @@ def _state(value: Any) -> StateTensor:
     axis, dims = value.get("batch_axis"), value.get("dims")
     if axis is not None and (type(axis) is not int or not 0 <= axis < _MOST_AXES):
         raise ValueError(f"has a batch_axis of {names[0]!r} that is no number of an axis")
-    initial = value.get("initial")
+    initial, dtype = value.get("initial"), value.get("dtype", "")
+    if not isinstance(dtype, str):
+        raise ValueError(f"has a dtype of {names[0]!r} that is no name")
     return StateTensor(
         str(names[0]),
         str(names[1]),
         None if dims is None else _sizes(dims, f"dims of {names[0]!r}"),
         axis,
         None if initial is None else read_path(initial),
+        dtype,
     )
 
 

@@ -103,16 +103,21 @@ def _dump(answer: Mapping[str, Any], data: Sequence[Any], non_finite: NonFinite)
 
 def classified(wanted: WantedOutput, array: np.ndarray, *, batched: bool) -> np.ndarray:
     """Return an output as it was asked for: itself, or its classes; see `classify`."""
-    return classify(wanted.name, array, wanted.classes, batched=batched) if wanted.classes else array
+    if not wanted.classes:
+        return array
+    return classify(wanted.name, array, wanted.classes, wanted.labels, batched=batched)
 
 
-def classify(name: str, array: np.ndarray, classes: int, *, batched: bool) -> np.ndarray:
+def classify(
+    name: str, array: np.ndarray, classes: int, labels: Sequence[str] = (), *, batched: bool
+) -> np.ndarray:
     """Return the `classes` largest values of each row as `value:index`, the largest first.
 
     Args:
         name: The output's name, for error messages.
         array: Numbers, `[rows, classes]` or of any shape without a batch axis; flattened beside the batch axis.
         classes: How many to give, at most as many as there are.
+        labels: By index what follows as `value:index:label`; nothing behind the last one, and for empty ones.
         batched: Whether the first axis is the batch.
 
     Raises:
@@ -138,7 +143,11 @@ def classify(name: str, array: np.ndarray, classes: int, *, batched: bool) -> np
     pattern = "%.6f:%d" if rows.dtype.kind == "f" else "%d:%d"
     answer = np.empty(len(largest), object)
     answer[:] = [
-        (pattern % (value, index)).encode()
+        (pattern % (value, index) + _label(labels, index)).encode()
         for value, index in zip(largest, places.reshape(-1).tolist(), strict=True)
     ]
     return answer.reshape(places.shape if batched else -1)
+
+
+def _label(labels: Sequence[str], index: int) -> str:
+    return f":{labels[index]}" if index < len(labels) and labels[index] else ""

@@ -50,11 +50,13 @@ class WantedOutput:
         name: The output's name.
         binary: Whether it is to come behind the JSON.
         classes: How many classes of the classification extension to give instead of the tensor; 0 for the tensor.
+        labels: What the classes are called; empty if they have no names, or the tensor is given.
     """
 
     name: str
     binary: bool
     classes: int = 0
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,8 @@ def decode_wanted(
         MalformedBody: A parameter has the wrong type.
         InvalidInput: An output is unknown, or asked for twice.
     """
-    names = [info.name for info in tensors.outputs]
+    labels = {info.name: info.labels for info in tensors.outputs}
+    names = list(labels)
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise MalformedBody("'outputs' must be a list of objects")
     if not listed:
@@ -358,11 +361,12 @@ def decode_wanted(
         classes = parameters.get("classification", 0)
         if type(classes) is not int or classes < 0:
             raise MalformedBody("'classification' must be a non-negative integer")
+        called = labels[name] if classes else ()
         span = span_of(parameters) if regions else None
         wanted[name] = (
-            WantedOutput(name, binary, classes)
+            WantedOutput(name, binary, classes, called)
             if span is None
             # Bytes wherever they go; what does not go into a region is then binary too, as Triton has it.
-            else RegionOutput(name, True, classes, span=span)
+            else RegionOutput(name, True, classes, called, span=span)
         )
     return tuple(wanted.values())

@@ -72,6 +72,11 @@ def test_an_ensemble_is_a_pipeline_and_no_model(tmp_path: Path) -> None:
         (('key: "x" value: "IMAGE"', 'key: "x"'), r"input_map\[0\].key and value are both needed"),
         (('name: "IMAGE"', ""), r"input\[0\].name is missing"),
         (("model_version", "version"), r"there is no field ensemble_scheduling.step\[0\].version"),
+        (("max_batch_size", "batch_input [] max_batch"), "there is no field batch_input"),
+        (("dims: [ 10 ]", "dims: 10 reshape { shape: 5 }"), r"output\[0\].reshape is not offered"),
+        (("dims: [ 10 ]", 'dims: 10 label_filename: "a"'), r"output\[0\].label_filename is not offered"),
+        (("dims: [ 784 ]", "dims: 784 optional: true"), r"input\[0\].optional is not offered"),
+        (("model_version: 3", 'model_namespace: "b"'), r"step\[1\].model_namespace is not offered"),
         (("step [", "step2 ["), "ensemble_scheduling has no step"),
     ],
 )

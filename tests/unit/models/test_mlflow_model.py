@@ -85,13 +85,16 @@ def test_a_saved_model_is_served_by_tensorflow(tmp_path: Path, flavor: dict[str,
     [
         PYFUNC,
         {"tensorflow": {"data": "data"}, **PYFUNC},
-        {"tensorflow": {"data": "data", "signature_def_key": "embed"}, **PYFUNC},
+        {"tensorflow": {"saved_model_dir": "tf", "signature_def_key": "embed"}, **PYFUNC},
+        {"tensorflow": {"saved_model_dir": "tf", "meta_graph_tags": ["train"]}, **PYFUNC},
         {"sklearn": {"pickled_model": "model.pkl"}},
     ],
 )
 def test_the_rest_is_served_by_a_script(tmp_path: Path, flavors: dict[str, Any]) -> None:
-    """Functions, .keras files, other signatures and pickles are what no runtime loads."""
+    """Functions, .keras files, other signatures and graphs, and pickles are what no runtime loads."""
     folder = write_mlmodel(tmp_path / "m", flavors)
+    (folder / "tf").mkdir()
+    (folder / "tf" / "saved_model.pb").touch()
     (folder / "data" / "model").mkdir(parents=True)
     (folder / "data" / "model.keras").touch()
     (folder / "model.pkl").touch()

@@ -14,6 +14,9 @@ from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.settings.model import ModelSettings
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 
+PARAMETER = 'parameters { key: "%s" value { string_value: "%s" } }'
+TENSOR = '{ name: "x" data_type: TYPE_FP32 dims: 4'
+STATE = 'sequence_batching { state { input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: 2'
 CONTROL = 'sequence_batching { control_input { name: "A" control {'
 
 
@@ -50,7 +53,11 @@ def test_the_state_of_sequences_becomes_settings(tmp_path: Path) -> None:
         max_batch_rows=8,
         max_delay_ms=2.0,
         sequence=SequenceSettings(
-            (StateTensor("h", "hn", (2, 64)), StateTensor("c", "cn")), {"x": (576,)}, {}, 5.0, 20
+            (StateTensor("h", "hn", (2, 64), dtype="float32"), StateTensor("c", "cn", dtype="float32")),
+            {"x": (576,)},
+            {},
+            5.0,
+            20,
         ),
     )
     passed = [note.partition(": ")[2].partition(" is passed over")[0] for note in config.notes]
@@ -79,7 +86,11 @@ def test_what_a_model_is_told_of_sequences_becomes_settings(tmp_path: Path) -> N
     )
     assert config.notes == ()
     assert config.settings.sequence == SequenceSettings(
-        (StateTensor("h", "hn", (2,), initial=tmp_path / "net" / "initial_state" / "h0.bin"),),
+        (
+            StateTensor(
+                "h", "hn", (2,), initial=tmp_path / "net" / "initial_state" / "h0.bin", dtype="float32"
+            ),
+        ),
         controls=(
             ControlInput("START", "start", 0, 1, "int32"),
             ControlInput("END", "end", 0.5, 2, "float32"),
@@ -113,7 +124,10 @@ def test_a_folder_without_one_has_none(tmp_path: Path) -> None:
         ("instance_group { count: 3 }", {"instances": 3}),
         ('parameters { key: "intra_op_thread_count" value { string_value: "2" } }', {"threads": 2}),
         ('parameters { key: "intra_op_thread_count" value { string_value: "0" } }', {}),
+        (PARAMETER % ("TF_SIGNATURE_DEF", "predict"), {"signature": ("predict",)}),
+        ('backend: "tensorflow" ' + PARAMETER % ("TF_GRAPH_TAG", "serve"), {}),
         ("response_cache { enable: false } model_transaction_policy { decoupled: false }", {}),
+        ("batch_input [ ]", {}),
     ],
 )
 def test_fields_become_settings(tmp_path: Path, text: str, settings: dict[str, Any]) -> None:
@@ -140,20 +154,20 @@ def test_fields_become_settings(tmp_path: Path, text: str, settings: dict[str, A
             ],
         ),
         (
-            "instance_group [ { count: 1 }, { count: 2 passive: true } ]",
-            ["instance_group[1].passive", "instance_group.count where it differs"],
+            'instance_group [ { count: 1 }, { count: 2 host_policy: "near" } ]',
+            ["instance_group[1].host_policy", "instance_group.count where it differs"],
         ),
         (
             'parameters { key: "enable_mem_arena" value { string_value: "0" } }',
             ["the parameter enable_mem_arena"],
         ),
         (
-            'input { name: "x" data_type: TYPE_FP32 dims: 4 format: FORMAT_NCHW optional: true }',
-            ["optional of x", "format of x"],
+            'input { name: "x" data_type: TYPE_FP32 dims: 4 format: FORMAT_NCHW optional: false }',
+            ["format of x"],
         ),
         (
-            'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "l.txt" }',
-            ["label_filename of y"],
+            'backend: "onnxruntime" ' + PARAMETER % ("TF_SIGNATURE_DEF", "predict"),
+            ["the parameter TF_SIGNATURE_DEF"],
         ),
     ],
 )
@@ -202,6 +216,25 @@ def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str
             "initial_state { zero_data: true } initial_state { zero_data: true } }] }",
             "initial_state stands more than once",
         ),
+        (
+            STATE + " initial_state { data_type: TYPE_INT32 dims: 2 zero_data: true } } }",
+            "data_type must be that of the state",
+        ),
+        (STATE + " initial_state { dims: 3 zero_data: true } } }", "dims must be that of the state"),
+        (PARAMETER % ("TF_GRAPH_TAG", "train"), "TF_GRAPH_TAG is 'train': only 'serve' is loaded"),
+        (PARAMETER % ("TF_INIT_OPS_FILE", "init.json"), "TF_INIT_OPS_FILE is not offered: export"),
+        ("batch_input { kind: BATCH_ELEMENT_COUNT }", "batch_input is not offered: export"),
+        ("batch_output { }", "batch_output is not offered: export"),
+        ('cc_model_filenames { key: "7.5" value: "a" }', "cc_model_filenames is not offered: name the file"),
+        ('model_operations { op_library_filename: "a.so" }', "model_operations is not offered: load"),
+        ('model_repository_agents { agents { name: "a" } }', "model_repository_agents is not offered: "),
+        ("instance_group { passive: true }", r"instance_group\[0\].passive is not offered"),
+        (f"input {TENSOR} optional: true }}", r"input\[0\].optional of x is not offered: export"),
+        (f"input {TENSOR} allow_ragged_batch: true }}", "allow_ragged_batch of x is not offered: pad"),
+        (f"input {TENSOR} is_shape_tensor: true }}", "is_shape_tensor of x is not offered"),
+        (f"output {TENSOR} is_non_linear_format_io: true }}", "is_non_linear_format_io of x is not"),
+        (f'output {TENSOR} label_filename: "l.txt" }}', r"output\[0\].label_filename: l.txt cannot be read"),
+        (f'output {TENSOR} label_filename: "../l.txt" }}', "must be a name without a folder"),
         ('sequence_batching { state [{ input_name: "h" }] }', "without input_name or output_name"),
         ("max_batchsize: 8", "there is no field max_batchsize; did you mean max_batch_size?"),
         ("instance_group { cuont: 2 }", r"there is no field instance_group\[0\].cuont; did you mean count?"),
@@ -261,6 +294,30 @@ def test_tensors_have_the_batch_axis_that_max_batch_size_says(tmp_path: Path) ->
         DeclaredTensor("n", "int64", (1,), ()),
     )
     assert read(tmp_path, "").declaration.batched is None
+
+
+def test_the_values_of_an_output_have_the_names_of_its_file(tmp_path: Path) -> None:
+    """A line each, in the folder of the model; a file that is too long for names is refused."""
+    (tmp_path / "net").mkdir()
+    labels = tmp_path / "net" / "labels.txt"
+    labels.write_text("cat\n\nold dog\n")
+    text = f'output {TENSOR} label_filename: "labels.txt" }}'
+    assert read(tmp_path, text).declaration.outputs[0].labels == ("cat", "", "old dog")
+    labels.write_text("cat\n" + "a" * 257)
+    with pytest.raises(RepositoryError, match=r"a line of labels\.txt has more than 256 characters"):
+        read(tmp_path, text)
+    labels.write_bytes(b"a" * ((1 << 20) + 1))
+    with pytest.raises(RepositoryError, match=r"labels\.txt has more than 1048576 bytes"):
+        read(tmp_path, text)
+
+
+def test_a_state_without_batches_names_the_axis_of_its_row(tmp_path: Path) -> None:
+    """With `max_batch_size: 0` dims are whole: of a state the axis of the size 1 is that of the row."""
+    text = STATE.replace("dims: 2", "dims: [ 2, 1, 64 ]") + " } }"
+    config = read(tmp_path, f"max_batch_size: 0 input {TENSOR.replace('4', '[ 1, 4 ]')} }} {text}")
+    assert config.settings.sequence == SequenceSettings(
+        (StateTensor("h", "hn", (2, 64), 1, dtype="float32"),), {"x": (4,)}
+    )
 
 
 def test_warm_ups_are_requests(tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ def test_a_model_looks_as_it_is_declared() -> None:
     assert np.array_equal(results["y"], x.reshape(2, 3, 2))
 
 
+def test_the_values_of_an_output_are_called_as_declared() -> None:
+    """For classification; objects of JSON keep the model's own names."""
+    named = DeclaredTensor("y", "float32", (-1, 6), labels=("cat", "dog"))
+    _, tensors = as_declared(declaration(outputs=(named,)), run, TENSORS)
+    assert tensors.outputs[0].labels == ("cat", "dog")
+    own = TensorInfo("y", "float32", (-1, 6), labels=("a", "b"), as_objects=True)
+    _, kept = as_declared(declaration(outputs=(named,)), run, ModelTensors(TENSORS.inputs, (own,), True))
+    assert kept.outputs == (own,)
+
+
 def test_nothing_declared_changes_nothing() -> None:
     """Neither does a declaration without tensors."""
     for nothing in (None, declaration()):

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto
 from tests.puppets import PuppetRuntime
 from tests.tiny_models import write_running_sum, write_told
 
+from stoker.declaration import Declaration, DeclaredTensor
 from stoker.device.lifecycle import load
 from stoker.errors import LoadFailed
 from stoker.runtimes.sequences import SequenceRuntime, sequence_runtime
@@ -206,7 +208,7 @@ def test_what_is_told_is_one_number_a_row(tmp_path: Path) -> None:
         ({"dims": {"x": [3]}}, "these cannot: its rows cannot be tried"),
         ({"dims": {"x": [2, 2]}}, r"has the sizes \['\?'\], not \[2, 2\]"),
         ({"state": [{**SETTINGS["state"][0], "dims": [1, 3]}]}, r"has the sizes \[1, 2\], not \[1, 3\]"),
-        ({"state": [{**SETTINGS["state"][0], "batch_axis": 0}]}, "axis 0 is no free batch axis"),
+        ({"state": [{**SETTINGS["state"][0], "batch_axis": 2}]}, "axis 2 is neither free nor 1"),
         ({"constants": None}, "'times' of sums has no batch axis: give its value with constants"),
         ({"constants": {"times": 0.5}}, "the constant 0.5 does not fit the input 'times'"),
         (
@@ -230,6 +232,78 @@ def test_settings_that_are_not_the_model_s_are_refused(
     """When it is loaded, in words that say what it has."""
     with pytest.raises(LoadFailed, match=complaint):
         loaded(write_running_sum(tmp_path / "sums.onnx"), **changed)
+
+
+def declared(path: Path, *outputs: DeclaredTensor, **more: Any) -> SequenceRuntime:
+    """The model with what is declared of it."""
+    said = Declaration("config.pbtxt of sums", outputs=outputs, **more)
+    sequence = read_sequence(SETTINGS)
+    servable = Servable("sums", 1, "onnx", path, path.parent, 8, 1000, sequence=sequence, declaration=said)
+    runtime = load(servable, CPU, 1).runtime
+    assert isinstance(runtime, SequenceRuntime)
+    return runtime
+
+
+def test_a_model_with_state_is_as_it_is_declared(tmp_path: Path) -> None:
+    """Its tensors are reshaped for callers, and outputs that are not listed are not given."""
+    path = write_running_sum(tmp_path / "sums.onnx")
+    x = DeclaredTensor("x", "float32", (-1, 2, 1), (-1, 2))
+    y = DeclaredTensor("y", "float32", (-1, 1, 2), (-1, 2))
+    runtime = declared(path, y, inputs=(x,), batched=True)
+    tensors = runtime.signature.model_tensors
+    assert tensors is not None
+    assert tensors.inputs == (TensorInfo("x", "float32", (-1, 2, 1)),)
+    assert tensors.outputs == (TensorInfo("y", "float32", (-1, 1, 2)),)
+    assert runtime.states.admit((1, 1), start=True) is None
+    for flags, sums in ((START, 3), (0, 6)):
+        (answer,) = runtime.run([np.ones((1, 2, 1), np.float32), np.array([[1, 1, flags]])])
+        assert answer.tolist() == [[[sums, sums]]]
+    with pytest.raises(LoadFailed, match="has only state"):
+        declared(path, DeclaredTensor("next_sum", "float32", (-1, 1, 2)), batched=True)
+
+
+@pytest.mark.parametrize(
+    ("output", "batched", "complaint"),
+    [
+        (DeclaredTensor("y", "float64", (-1, 2)), True, r"the output y float64\[\?,2\] is y float32"),
+        (DeclaredTensor("y", "float32", (-1, 3)), True, r"the output y float32\[\?,3\] is y float32"),
+        (DeclaredTensor("z", "float32", (-1, 2)), True, "the model has no output 'z'"),
+        (DeclaredTensor("y", "float32", (2, 2)), False, r"the dims of y have to begin with 1, .* \[2, 2\]"),
+    ],
+)
+def test_another_model_with_state_than_the_declared_one_is_refused(
+    tmp_path: Path, output: DeclaredTensor, batched: bool, complaint: str
+) -> None:
+    """As one without state is."""
+    with pytest.raises(LoadFailed, match=f"config.pbtxt of sums: .*{complaint}"):
+        declared(write_running_sum(tmp_path / "sums.onnx"), output, batched=batched)
+
+
+def test_a_state_of_another_type_than_the_declared_one_is_refused(tmp_path: Path) -> None:
+    """The type is part of what is said of it."""
+    state = [{**SETTINGS["state"][0], "dtype": "float64"}]
+    with pytest.raises(LoadFailed, match="'sum' of sums holds float32, not float64"):
+        loaded(write_running_sum(tmp_path / "sums.onnx"), state=state)
+
+
+def test_a_model_of_one_row_runs_its_rows_one_after_the_other(tmp_path: Path) -> None:
+    """Its batch axis has the size 1, in the file or because `max_batch_size` is 0; each row has its own state."""
+    path = write_running_sum(tmp_path / "sums.onnx")
+    declared_so = declared(path, DeclaredTensor("y", "float32", (1, 2)), batched=False)
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param == "rows":
+                size.dim_value = 1
+    onnx.save(model, tmp_path / "one.onnx")
+    exported_so = loaded(tmp_path / "one.onnx", state=[{**SETTINGS["state"][0], "batch_axis": 1}])
+    for runtime in (declared_so, exported_so):
+        keys = [(1, name) for name in range(3)]
+        assert not any(runtime.states.admit(key, start=True) for key in keys)
+        x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+        for flags, turn in ((START, 1), (0, 2)):
+            (y,) = runtime.run([x, np.array([[*key, flags] for key in keys])])
+            assert y.tolist() == (3 * turn * x).tolist()
 
 
 def test_a_state_has_the_same_sizes_on_its_way_in_and_out() -> None:

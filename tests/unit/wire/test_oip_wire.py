@@ -357,6 +357,17 @@ def test_classes_of_each_dtype_are_texts(dtype: str) -> None:
     assert classify("y", array[:0], 2, batched=True).shape == (0, 2)
 
 
+def test_classes_have_the_names_of_the_columns() -> None:
+    """Behind the index, as Triton has it; a class without a name has none."""
+    columns = TensorInfo("y", "float32", (-1, 3), labels=("cat", "", "a: b"))
+    tensors = ModelTensors((TensorInfo("x", "float32", (-1, 1)),), (columns,), batched=True)
+    outputs = [{"name": "y", "parameters": {"classification": 3}}]
+    request = decode(tensors, tensor(tensors.inputs[0], [1, 1], data=[1]), outputs=outputs)
+    told, _ = answer(request, {"y": np.array([[0.5, 3, 2]], np.float32)})
+    assert told["outputs"][0]["data"] == ["3.000000:1", "2.000000:2:a: b", "0.500000:0:cat"]
+    assert classify("y", np.arange(2)[None], 2, ("cat",), batched=True).tolist() == [[b"1:1", b"0:0:cat"]]
+
+
 def test_texts_of_classes_are_bounded() -> None:
     """A few for each of many rows, or many for few rows; all of a million would take seconds."""
     array = np.zeros((1000, 1000), np.float32)
