@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from stoker.errors import RepositoryError
+from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.ensembles import is_ensemble
 from stoker.models.frameworks import LOOKED_FOR, Detected, check_folder, detect, find_models
 from stoker.models.registered import MANIFEST
@@ -133,12 +133,14 @@ def likely_name(path: Path) -> str:
 def _layout(path: Path, broken: Broken) -> list[ModelSource]:
     """A base path with numbered versions, or a folder of such base paths."""
     own = _versions(path, name_from_file(path.name), broken)
-    below = [
-        source
-        for folder in _subfolders(path)
-        if not _VERSION.fullmatch(folder.name)
-        for source in _versions(folder, folder.name, broken)
-    ]
+    below: list[ModelSource] = []
+    for folder in _subfolders(path):
+        if not _VERSION.fullmatch(folder.name):
+            try:
+                below += _versions(folder, folder.name, broken)
+            except OSError as error:
+                # Its neighbours can be read.
+                broken[folder.name, 1] = RepositoryError(f"{folder} cannot be read: {error.strerror}")
     if own and below:
         versions = ", ".join(str(source.version) for source in own)
         models = ", ".join(sorted({source.name for source in below}))
@@ -153,15 +155,15 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     numbered = [folder for folder in _subfolders(base) if _VERSION.fullmatch(folder.name)]
     if not numbered or is_ensemble(base):
         return []
-    checked_name(name)
-    versions: dict[int, Path] = {}
-    for folder in numbered:
-        version = int(folder.name)
-        if version in versions:
-            raise RepositoryError(f"{versions[version]} and {folder} are the same version; remove one")
-        versions[version] = folder
+    # Sorted, `01` comes before `1`, which counts where both are there, as in Triton.
+    versions = {int(folder.name): folder for folder in numbered}
     try:
+        checked_name(name)
         config = read_triton_config(base)
+    except InvalidSettings as error:
+        renamed = RepositoryError(f"{error}; rename the folder {base}")
+        broken.update({(name, version): renamed for version in versions})
+        return []
     except RepositoryError as error:
         broken.update({(name, version): error for version in versions})
         return []
@@ -171,6 +173,8 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
             found.append(_version(name, version, folder, config))
         except RepositoryError as error:
             broken[name, version] = error
+        except OSError as error:
+            broken[name, version] = RepositoryError(f"{folder} cannot be read: {error.strerror}")
     return found
 
 

@@ -306,7 +306,8 @@ def _found(
     by_version = {source.version: source for source in sources if source.name == name}
     config = next((source.config for source in by_version.values()), None)
     return Offer(
-        checked_name(name if model.name is None else model.name, "service"),
+        # A folder whose name cannot be that of a model is among the broken ones, under that name.
+        name if model.name is None else checked_name(model.name, "service"),
         model if config is None else _laid_over(config.settings, model, of_server),
         tuple(by_version),
         by_version.__getitem__,

@@ -110,10 +110,10 @@ def read_triton_config(base: Path) -> TritonConfig | None:
         RepositoryError: It is malformed, or asks for what is not done here; the message says what to do.
     """
     file = base / CONFIG_FILE
-    if not file.is_file():
-        return None
     source = f"{CONFIG_FILE} of {base.name}"
     try:
+        if not file.is_file():
+            return None
         fields = Fields(parse(file.read_text(encoding="utf-8-sig")), "")
         return _config(fields, source, base)
     except PbtxtError as error:

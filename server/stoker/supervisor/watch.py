@@ -38,6 +38,7 @@ class Watch:
         self._label_troubles: dict[str, str] = {}
         self._seen: dict[tuple[str, int], str] = {}
         self._trouble = ""
+        self._version_troubles: dict[str, str] = {}
 
     async def run(self) -> None:
         """Look until cancelled; what a look has to load holds up neither further looks at labels nor at versions."""
@@ -91,7 +92,7 @@ class Watch:
         """
         try:
             offers = await in_thread(self._stock.offers)
-            seen = await in_thread(_fingerprints, offers)
+            seen, troubles = await in_thread(_fingerprints, offers)
         except (OperatorError, OSError) as error:
             # A file system that is away for a moment must not unload everything.
             if str(error) != self._trouble:
@@ -99,6 +100,11 @@ class Watch:
             self._trouble = str(error)
             return
         self._trouble = ""
+        for what, why in troubles.items():
+            # Once, and not with each look.
+            if self._version_troubles.get(what) != why:
+                logger.warning("%s stays as it is: %s", what, why)
+        self._version_troubles = troubles
         settled = [
             version
             for version, (fingerprint, whole) in seen.items()
@@ -116,9 +122,15 @@ async def _whole(look: Callable[[], Coroutine[Any, Any, None]]) -> None:
         logger.exception("looking for changes of the models failed")
 
 
-def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[str, bool]]:
-    """The fingerprints of the versions that should be served, and whether they appear as a whole or not at all."""
+def _fingerprints(
+    offers: Mapping[str, Offer],
+) -> tuple[dict[tuple[str, int], tuple[str, bool]], dict[str, str]]:
+    """The fingerprints of the versions that should be served, and why others cannot be.
+
+    With each fingerprint goes whether the version appears as a whole or not at all.
+    """
     seen = {}
+    troubles = {}
     for name, offer in offers.items():
         if offer.error is not None:
             continue
@@ -126,12 +138,12 @@ def _fingerprints(offers: Mapping[str, Offer]) -> dict[tuple[str, int], tuple[st
             labelled = set(offer.labels().values()).intersection(offer.versions)
             wanted = labelled.union(offer.policy.choose(offer.versions))
         except OperatorError as error:
-            logger.warning("%s", error)
+            troubles[name] = str(error)
             continue
         for version in wanted:
             try:
                 source = offer.source(version)
                 seen[name, version] = (source.fingerprint(), source.registered is not None)
             except (OperatorError, OSError) as error:
-                logger.warning("%s version %d stays as it is: %s", name, version, error)
-    return seen
+                troubles[f"{name} version {version}"] = str(error)
+    return seen, troubles

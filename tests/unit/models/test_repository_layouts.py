@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import InvalidSettings, RepositoryError
+from stoker.errors import RepositoryError
 from stoker.models.frameworks import Detected, detect
 from stoker.models.layouts import discover
 from stoker.models.repository import Repository
@@ -348,7 +348,6 @@ def test_registered_models_as_a_folder(tmp_path: Path) -> None:
         (["net/1/model.plan"], "version 1 of net .* holds no model that Stoker serves, but model.plan"),
         (["net/1/"], "version 1 of net .* but nothing"),
         (["net/1/a.onnx", "net/1/b.onnx"], "could be several models"),
-        (["net/1/model.onnx", "net/01/model.onnx"], "are the same version"),
         (
             ["1/model.onnx", "net/1/model.onnx"],
             r"could be one model \(its versions 1\) or a repository of models \(net\)",
@@ -362,10 +361,45 @@ def test_unclear_folders_are_refused(tmp_path: Path, files: list[str], problem: 
         discover(touch(tmp_path, *files))
 
 
-def test_model_names_of_a_layout_are_checked(tmp_path: Path) -> None:
-    """A model folder whose name cannot be part of a URL is refused."""
-    with pytest.raises(InvalidSettings, match="'my net' cannot be a model name"):
-        discover(touch(tmp_path, "my net/1/model.onnx"))
+def test_a_folder_whose_name_is_none_is_broken_alone(tmp_path: Path) -> None:
+    """It takes nothing from the models beside it; without those it is the error."""
+    folder = touch(tmp_path, "net/1/model.onnx", "my:net/1/model.onnx", "my:net/3/model.onnx")
+    broken: Broken = {}
+    assert [source.name for source in discover(folder, broken)] == ["net"]
+    assert list(broken) == [("my:net", 1), ("my:net", 3)]
+    with pytest.raises(RepositoryError, match=r"'my:net' cannot be a model name: .*; rename the folder"):
+        discover(folder)
+
+
+def test_a_folder_that_cannot_be_read_is_broken_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is that of a model, or of a version."""
+    folder = touch(tmp_path, "net/1/model.onnx", "net/2/model.onnx", "shut/1/model.onnx")
+    is_dir = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if folder / "shut" in path.parents or folder / "net" / "2" in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    broken: Broken = {}
+    assert [(source.name, source.version) for source in discover(folder, broken)] == [("net", 1)]
+    assert {
+        name: str(error).endswith("cannot be read: Permission denied") for name, error in broken.items()
+    } == {
+        ("shut", 1): True,
+        ("net", 2): True,
+    }
+
+
+def test_of_one_number_the_folder_without_zeros_counts(tmp_path: Path) -> None:
+    """As in Triton; alone, one with zeros is a version, as in TensorFlow Serving."""
+    folder = touch(tmp_path, "net/1/model.onnx", "net/01/old.onnx", "padded/0003/model.onnx")
+    net, padded = discover(folder)
+    assert (net.version, net.path.name) == (1, "model.onnx")
+    assert (padded.version, padded.path.parent.name) == (3, "0003")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from stoker.models.offers import Offer
+from stoker.models.sources import ModelSource
+from stoker.settings.model import ModelSettings
 from stoker.supervisor.watch import Watch
 
 
@@ -25,3 +30,38 @@ def test_looks_that_are_cancelled_before_they_begin_leave_nothing(monkeypatch: p
         asyncio.run(Watch(nobody, nobody, poll_s=1e-9).run())
     # A coroutine that nobody has awaited would warn now.
     gc.collect()
+
+
+def test_what_is_broken_is_told_once_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often is looked: what somebody has left beside the models stays as it is for long."""
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "labels.json").write_text("{")
+    broken = Offer("net", ModelSettings(), (1,), _never, base=tmp_path)
+    refreshed: list[Any] = []
+
+    class Puppet:
+        """The stock and the rollout."""
+
+        def offers(self) -> dict[str, Offer]:
+            return {broken.name: broken}
+
+        async def refresh(self, offers: Any, settled: Any) -> None:
+            refreshed.append((offers, settled))
+
+    puppet = cast(Any, Puppet())
+
+    async def look() -> None:
+        watch = Watch(puppet, puppet, poll_s=1)
+        for _ in range(3):
+            await watch.look()
+
+    asyncio.run(look())
+    assert refreshed == [({broken.name: broken}, [])] * 3
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"net stays as it is: {tmp_path}/labels.json cannot be read as labels")
+
+
+def _never(_: int) -> ModelSource:
+    raise AssertionError("it is broken")
