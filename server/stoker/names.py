@@ -1,22 +1,74 @@
-"""Names of models and services: they are used as folder names, URL segments and metric labels."""
+"""Names of models and services: they are used as folder names, URL segments and metric labels.
+
+What Stoker registers has a name of a few ASCII characters. A service may be called as a folder of another server's
+repository is: what needs no quotes within quotes, such as those of a label, and is no path.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["NAME_RULE", "checked_name", "is_name", "name_from_file", "parse_reference"]
+__all__ = [
+    "NAME_RULE",
+    "SERVICE_RULE",
+    "checked_name",
+    "checked_service",
+    "is_name",
+    "is_service_name",
+    "name_from_file",
+    "parse_reference",
+]
 
 NAME_RULE = "1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"
 
+SERVICE_RULE = (
+    "1 to 100 letters and digits of any script, spaces or one of ._-+@=~#&!(), the first a letter or digit, the last "
+    "no space"
+)
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_FURTHER = frozenset(" ._-+@=~#&!()")
+_MAX_CHARACTERS = 100
+_MAX_BYTES = 200
+"""A file name has 255, and those of a service's files have endings."""
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 def is_name(name: str) -> bool:
     """Whether `name` is a valid name of a model or service."""
     return _NAME.fullmatch(name) is not None
+
+
+def is_service_name(name: str) -> bool:
+    """Whether `name` is a valid name of a service, which may be that of a folder in another server's repository."""
+    return (
+        0 < len(name) <= _MAX_CHARACTERS
+        and name[0].isalnum()
+        and name[-1] != " "
+        and all(
+            letter.isalnum() or letter in _FURTHER or unicodedata.category(letter)[0] == "M"
+            for letter in name
+        )
+        and len(name.encode()) <= _MAX_BYTES
+    )
+
+
+def checked_service(name: str, kind: str = "model") -> str:
+    """Return `name` if it is a valid name of a service.
+
+    Args:
+        name: The name to check.
+        kind: What the name names, for the message.
+
+    Raises:
+        InvalidSettings: It is not.
+    """
+    if not is_service_name(name):
+        raise InvalidSettings(f"{name!r} cannot be a {kind} name: it has to be {SERVICE_RULE}")
+    return name
 
 
 def checked_name(name: str, kind: str = "model") -> str:

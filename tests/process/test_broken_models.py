@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 from tests.http.raw_http import request
 from tests.live_server import PRIMARY, SECONDARY, LiveServer, run_stoker
@@ -11,6 +12,7 @@ from tests.patience import PROGRAM_S
 from tests.process.conftest import Serve
 
 ADMIN = "admin-key-of-the-tests-0003"
+ODD = "my größe (2)"
 
 
 def _load(server: LiveServer, name: str) -> int:
@@ -23,16 +25,17 @@ def _load(server: LiveServer, name: str) -> int:
 def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_path: Path) -> None:
     """One fails in the process that it shares, one is not there: each says why, and serves once it is mended.
 
-    Of a folder in Triton's layout one cannot be served, and what is passed over of the other's configuration is said.
+    Of a folder in Triton's layout two cannot be served, one for its name; what is passed over of the other's
+    configuration is said, and its name is one that paths have to quote.
     """
     bad, absent = tmp_path / "bad.onnx", tmp_path / "absent.onnx"
     bad.write_bytes(b"this is no model")
     file = tmp_path / "deployment.yaml"
     folder = tmp_path / "repository"
-    for name in ("doubler", "chain"):
+    for name in (ODD, "chain", "no:name"):
         (folder / name / "1").mkdir(parents=True)
-    shutil.copyfile(doubler, folder / "doubler" / "1" / "model.onnx")
-    (folder / "doubler" / "config.pbtxt").write_text("max_batch_size: 8 response_cache { enable: true }")
+    shutil.copyfile(doubler, folder / ODD / "1" / "model.onnx")
+    (folder / ODD / "config.pbtxt").write_text("max_batch_size: 8 response_cache { enable: true }")
     (folder / "chain" / "config.pbtxt").write_text('platform: "ensemble" ensemble_scheduling { }')
     file.write_text("models:\n" + "".join(f"  - path: {path}\n" for path in (bad, folder, absent)))
     server = serve("--config", file, "--frontends", "1", "--device", "cpu", env={"STOKER_ADMIN_KEY": ADMIN})
@@ -40,13 +43,16 @@ def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_p
     assert len(server.device_pids()) == 1
     assert server.ready
     score = "/api/v1/service/{}/score".format
-    assert server.score([1, 2, 3, 4], path=score("doubler")).json() == [[2, 4, 6, 8]]
+    assert server.score([1, 2, 3, 4], path=score(quote(ODD))).json() == [[2, 4, 6, 8]]
+    assert server.get(f"/v2/models/{quote(ODD)}/ready").status == 200
+    assert f'model="{ODD}"' in server.get("/metrics").body.decode()
     said = server.output()
+    assert "broken   no:name version 1 is not served: 'no:name' cannot be a model name: " in said
     assert f"broken   absent version 1 is not served: {absent} does not exist" in said
     assert "broken   bad version 1 is not served: " in said
     assert "broken   chain version 1 is not served: config.pbtxt of chain: ensemble_scheduling" in said
     assert (
-        "config.pbtxt of doubler: response_cache is passed over: answers are kept with the setting cache_mb"
+        f"config.pbtxt of {ODD}: response_cache is passed over: answers are kept with the setting cache_mb"
         in said
     )
     for name, reason in (("bad", "bad.onnx"), ("absent", "does not exist")):

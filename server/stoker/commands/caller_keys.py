@@ -179,11 +179,11 @@ def _terms(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _models(text: str) -> frozenset[str] | None:
-    from stoker.names import checked_name
+    from stoker.names import checked_service
 
     if text == "all":
         return None
-    return frozenset(checked_name(name.strip()) for name in text.split(","))
+    return frozenset(checked_service(name.strip()) for name in text.split(","))
 
 
 def _tell_of_unknown_models(args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from stoker.commands.running_server import (
     PORT_VARIABLE,
@@ -152,11 +152,11 @@ def _ask_server(args: argparse.Namespace) -> int:
 
 
 def _default_uri(name: str | None) -> str:
-    from stoker.names import checked_name
+    from stoker.names import checked_service
 
     if name is None:
         return f"{server_here()}/score"
-    return f"{server_here()}/api/v1/service/{checked_name(name, 'service')}/score"
+    return f"{server_here()}/api/v1/service/{quote(checked_service(name, 'service'))}/score"
 
 
 def _find_key(args: argparse.Namespace, uri: str) -> tuple[str | None, str]:

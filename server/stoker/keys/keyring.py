@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from stoker.errors import InvalidSettings
 from stoker.keys.generation import raise_generation
-from stoker.names import checked_name
+from stoker.names import checked_service
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
 if TYPE_CHECKING:
@@ -325,11 +325,11 @@ def verify_path(keys_dir: Path, service: str) -> Path:
 
 
 def _checked(service: str) -> str:
-    return service if service == ADMIN else checked_name(service, "service")
+    return service if service == ADMIN else checked_service(service, "service")
 
 
 def _signing_path(keys_dir: Path, service: str) -> Path:
-    return keys_dir / f"{checked_name(service, 'service')}.signing"
+    return keys_dir / f"{checked_service(service, 'service')}.signing"
 
 
 def new_key() -> str:

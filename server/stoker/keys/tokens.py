@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from urllib.parse import quote
 
 import jwt
 
@@ -181,7 +182,7 @@ class TokenVerifier:
             sent_as: How callers send a token in the request's protocol, worded like `BEARER_HEADER`.
         """
         where = (
-            f"fetch one from /api/v1/service/{self._service}/token with a key of the service, and send it as "
+            f"fetch one from /api/v1/service/{quote(self._service)}/token with a key of the service, and send it as "
             f"{sent_as.format('token')}"
         )
         flaw = self._flaw(authorization)

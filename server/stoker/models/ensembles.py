@@ -13,7 +13,7 @@ from stoker.errors import InvalidSettings
 from stoker.models.pbtxt import PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_config import CONFIG_FILE
-from stoker.names import checked_name
+from stoker.names import checked_service
 from stoker.pipelines.definition import VERSION, Pipeline, Step, named_steps
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _pipeline(base: Path, fields: Fields) -> Pipeline:
         raise WrongField(f"{_SCHEDULING} has no step")
     inputs, outputs = (tuple(_names(fields, side)) for side in ("input", "output"))
     return Pipeline(
-        checked_name(name, "pipeline"),
+        checked_service(name, "pipeline"),
         named_steps(steps),
         inputs or None,
         outputs or None,

@@ -21,7 +21,7 @@ from stoker.models.registered import MANIFEST
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
-from stoker.names import checked_name, name_from_file
+from stoker.names import checked_service, name_from_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,7 +158,7 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     # Sorted, `01` comes before `1`, which counts where both are there, as in Triton.
     versions = {int(folder.name): folder for folder in numbered}
     try:
-        checked_name(name)
+        checked_service(name)
         config = read_triton_config(base)
     except InvalidSettings as error:
         renamed = RepositoryError(f"{error}; rename the folder {base}")

@@ -14,7 +14,7 @@ from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.layouts import discover, likely_name
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
-from stoker.names import checked_name, is_name, parse_reference
+from stoker.names import checked_service, is_service_name, parse_reference
 from stoker.settings.adjustments import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
@@ -268,7 +268,7 @@ def _unfound(model: ModelSettings, error: OperatorError) -> Offer:
     else:
         assert model.path is not None, "settings have checked that one of both is there"
         name = likely_name(model.path)
-    if not is_name(name):
+    if not is_service_name(name):
         raise error
     return Offer(name, model, (), _none_is_there, error=error)
 
@@ -288,7 +288,7 @@ def _registered(model: ModelSettings, repository: Repository) -> Offer:
     if pinned is not None or not versions:
         versions = [repository.get(name, pinned).version]
     return Offer(
-        checked_name(name if model.name is None else model.name, "service"),
+        checked_service(name if model.name is None else model.name, "service"),
         model,
         tuple(versions),
         lambda version: ModelSource.of(repository.get(name, version)),
@@ -307,7 +307,7 @@ def _found(
     config = next((source.config for source in by_version.values()), None)
     return Offer(
         # A folder whose name cannot be that of a model is among the broken ones, under that name.
-        name if model.name is None else checked_name(model.name, "service"),
+        name if model.name is None else checked_service(model.name, "service"),
         model if config is None else _laid_over(config.settings, model, of_server),
         tuple(by_version),
         by_version.__getitem__,

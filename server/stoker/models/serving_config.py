@@ -15,7 +15,7 @@ from stoker.errors import InvalidSettings
 from stoker.models.pbtxt import PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_config import version_settings
-from stoker.names import NAME_RULE, is_name
+from stoker.names import SERVICE_RULE, is_service_name
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings
 
@@ -73,8 +73,10 @@ def _model(config: Fields, file: Path, notes: list[str]) -> ModelSettings:
     name, base = config.text("name"), config.text("base_path")
     if not name or not base:
         raise WrongField(f"{config.place}name and base_path are both needed")
-    if not is_name(name):
-        raise WrongField(f"{config.place}name: {cut(name)} cannot be a model name: it has to be {NAME_RULE}")
+    if not is_service_name(name):
+        raise WrongField(
+            f"{config.place}name: {cut(name)} cannot be a model name: it has to be {SERVICE_RULE}"
+        )
     if "://" in base:
         raise WrongField(
             f"{config.place}base_path {cut(base)} is no folder: copy the model to one, or mount it (stoker store "

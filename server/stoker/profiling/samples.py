@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import quote
 
 import numpy as np
 
@@ -135,7 +136,7 @@ def _script_request(loaded: LoadedModel, servable: Servable, rows: int) -> Sampl
     for _ in scripts.answers([sample.body]):
         pass
     return SampleRequest(
-        f"/api/v1/service/{servable.name}/score",
+        f"/api/v1/service/{quote(servable.name)}/score",
         {"Content-Type": sample.content_type},
         sample.body,
         f"the body of {sample.source}",
@@ -149,7 +150,7 @@ def _infer(name: str, signature: Signature, feeds: Mapping[str, np.ndarray], not
     )
     body, text_bytes = client.encode_inputs(client.ModelTensors(name, inputs, ()), feeds, None)
     headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(text_bytes)}
-    return SampleRequest(f"/v2/models/{name}/infer", headers, body, note)
+    return SampleRequest(f"/v2/models/{quote(name)}/infer", headers, body, note)
 
 
 def _tensors(signature: Signature) -> Any:

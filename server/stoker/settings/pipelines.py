@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import InvalidSettings
-from stoker.names import NAME_RULE, is_name
+from stoker.names import SERVICE_RULE, is_service_name
 from stoker.pipelines.definition import Pipeline, Step, named_steps
 from stoker.pipelines.joined import check_names
 from stoker.settings.fields import converted, setting
@@ -94,8 +94,8 @@ def read_pipelines(content: Any, file: Path) -> tuple[Pipeline, ...]:
 
 
 def _pipeline(name: Any, said: Any, place: str) -> Pipeline:
-    if not isinstance(name, str) or not is_name(name):
-        raise InvalidSettings(f"{place} cannot be the name of a pipeline: it has to be {NAME_RULE}")
+    if not isinstance(name, str) or not is_service_name(name):
+        raise InvalidSettings(f"{place} cannot be the name of a pipeline: it has to be {SERVICE_RULE}")
     if not isinstance(said, Mapping) or not said.get("steps"):
         raise InvalidSettings(f"{place} must have steps, a list of models")
     settings = _PipelineSettings(**converted(_PipelineSettings, said, place))
@@ -126,8 +126,8 @@ def _named(steps: Sequence[Step], place: str) -> tuple[Step, ...]:
     for name, count in Counter(step.name for step in named).items():
         if count > 1:
             raise InvalidSettings(f"{place} has {count} steps with the name {name!r}; give each its own")
-        if not is_name(name):
+        if not is_service_name(name):
             raise InvalidSettings(
-                f"{place} has a step {name!r}, which cannot be a name: it has to be {NAME_RULE}"
+                f"{place} has a step {name!r}, which cannot be a name: it has to be {SERVICE_RULE}"
             )
     return named

@@ -25,7 +25,7 @@ from stoker.errors import (
     RequestError,
     UnknownService,
 )
-from stoker.names import is_name
+from stoker.names import is_service_name
 from stoker.settings.adjustments import Adjustments
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model
@@ -264,7 +264,7 @@ class Rollout:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _offer(self, name: str) -> Offer:
-        if not is_name(name):
+        if not is_service_name(name):
             # The name 'digits:1' would be found as a registered model with settings of its own.
             raise UnknownService(
                 f"failed to load '{cut(name)}': no model can be called so, and versions have their own path"

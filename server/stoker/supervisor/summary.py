@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
+from urllib.parse import quote
 
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
@@ -124,7 +125,7 @@ def _tls_lines(secured: Mapping[str, TlsPort]) -> Iterator[str]:
 
 
 def _path(name: str) -> str:
-    return f"/api/v1/service/{name}/score"
+    return f"/api/v1/service/{quote(name)}/score"
 
 
 def _pipelines(settings: ServerSettings, start_up: StartUp) -> Iterator[str]:
@@ -268,7 +269,7 @@ def _access(settings: ServerSettings, workspace: Workspace, name: str) -> tuple[
     if not (settings.auth or settings.token_auth):
         return ["  keys     none needed (--no-auth)"], ""
     stoker = shlex.quote(_command("stoker"))
-    service = f"--name {name} --workspace {shlex.quote(_shown(workspace.root))}"
+    service = f"--name {shlex.quote(name)} --workspace {shlex.quote(_shown(workspace.root))}"
     if settings.keys_dir is not None:
         primary = shlex.quote(_shown(settings.keys_dir / "primary"))
         keys, bearer = f"from {_shown(settings.keys_dir)}, followed", f"$(cat {primary})"

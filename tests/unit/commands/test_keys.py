@@ -216,7 +216,7 @@ def test_keys_come_before_all_models(workspace: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "options", [["--expires", "soon"], ["--models", "no such"], []], ids=["time", "model", "nothing"]
+    "options", [["--expires", "soon"], ["--models", "no:such"], []], ids=["time", "model", "nothing"]
 )
 def test_what_a_named_key_may_has_to_be_said_rightly(
     workspace: Path, keyring: Keyring, options: list[str]

@@ -26,7 +26,14 @@ from stoker.models import model_files
 from stoker.models.frameworks import Detected
 from stoker.models.registered import _KINDS, Registered
 from stoker.models.repository import Repository
-from stoker.names import checked_name, is_name, name_from_file, parse_reference
+from stoker.names import (
+    checked_name,
+    checked_service,
+    is_name,
+    is_service_name,
+    name_from_file,
+    parse_reference,
+)
 from stoker.system.durable import replace_file
 from stoker_run.trees import remove_tree
 
@@ -199,6 +206,29 @@ def test_a_name_is_a_plain_file_name(name: str) -> None:
     else:
         with pytest.raises(InvalidSettings, match="cannot be a model name"):
             checked_name(name)
+
+
+@given(name=st.text(max_size=110) | st.text(alphabet="aé .-(ß", max_size=110))
+def test_a_name_of_a_service_is_a_file_name_and_a_part_of_a_path(name: str) -> None:
+    """It needs no quotes within quotes, and has room for endings in a file name."""
+    if is_service_name(name):
+        assert Path("keys", f"{name}.signing").name == f"{name}.signing"
+        assert len(f"{name}.sample_input.json".encode()) < 255
+        assert name.isprintable()
+        assert name == name.strip(" .-") or name[-1] in ".-"
+        assert not set(name).intersection("/\\:,;'\"%<>{}[]")
+    else:
+        assert not is_name(name)
+        with pytest.raises(InvalidSettings, match="cannot be a service name"):
+            checked_service(name, "service")
+
+
+@pytest.mark.parametrize(
+    "name", ["my model (1)", "größe+2", "模型", "a.b-c_d", "e\u0301te\u0301", "9 #1 & co!"]
+)
+def test_names_of_folders_are_names_of_services(name: str) -> None:
+    """Those that people give to copies, and in their own script."""
+    assert checked_service(name) == name
 
 
 @given(stem=st.text(max_size=150))

@@ -62,7 +62,7 @@ def test_steps_of_one_model_are_told_apart_by_their_places(tmp_path: Path) -> No
     ("text", "said"),
     [
         ("[]", "pipelines must be a mapping of names to pipelines"),
-        ("{'a b': {steps: [{model: a}]}}", "cannot be the name of a pipeline"),
+        ("{'a:b': {steps: [{model: a}]}}", "cannot be the name of a pipeline"),
         ("{p: {}}", "pipelines: p must have steps"),
         ("{p: {steps: [{}]}}", r"pipelines: p, steps\[0\] must have a model"),
         ("{p: {steps: [{model: a, inptus: {x: y}}]}}", "there is no setting 'inptus'; did you mean inputs"),

@@ -17,7 +17,7 @@ from stoker.script_form import ScriptForm
 from stoker.servable import Servable
 from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
-from stoker.supervisor.start_up import DeviceReport, ModelReport
+from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
     batches_of,
     curl_data,
@@ -26,6 +26,7 @@ from stoker.supervisor.summary import (
     replica_lines,
     sample_file,
     service_lines,
+    summary,
 )
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.terms import Terms
@@ -40,8 +41,8 @@ UNBATCHED = dataclasses.replace(
 )
 
 
-def _servable(**settings: object) -> Servable:
-    return Servable("digits", 1, "onnx", Path("x"), Path("y"), 64, 64, **settings)  # type: ignore[arg-type]
+def _servable(name: str = "digits", **settings: object) -> Servable:
+    return Servable(name, 1, "onnx", Path("x"), Path("y"), 64, 64, **settings)  # type: ignore[arg-type]
 
 
 def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **settings: object) -> ModelReport:
@@ -119,10 +120,11 @@ def test_an_array_is_no_body_for_several_inputs(tmp_path: Path) -> None:
 def test_commands_of_the_summary_can_be_pasted_into_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the workspace is called: the shell gives each command the arguments that were meant."""
+    """Whatever workspace and model are called: the shell gives each command the arguments that were meant."""
     workspace = Workspace(tmp_path / "my work's; $HOME")
     monkeypatch.setattr("shutil.which", lambda name: name)
-    lines = service_lines(ServerSettings(), workspace, _report(ROWS), "http://[::1]:8080/score")
+    report = _report(ROWS, name="digits (2)")
+    lines = service_lines(ServerSettings(), workspace, report, "http://[::1]:8080/score")
     (command,) = (line.partition("try")[2].strip() for line in lines if line.startswith("  try"))
     shell = 'curl() { printf "%s\\n" "$@"; }; stoker() { printf "%s|" "$@"; }; ' + command
     told = subprocess.run(
@@ -131,11 +133,20 @@ def test_commands_of_the_summary_can_be_pasted_into_a_shell(
     assert told.stdout.splitlines() == [
         "-s",
         "-H",
-        f"Authorization: Bearer keys|show|primary|--name|digits|--workspace|{workspace.root}|",
+        f"Authorization: Bearer keys|show|primary|--name|digits (2)|--workspace|{workspace.root}|",
         "-d",
-        f"@{workspace.run_dir}/digits.sample_input.json",
+        f"@{workspace.run_dir}/digits (2).sample_input.json",
         "http://[::1]:8080/score",
     ]
+
+
+def test_addresses_have_names_percent_encoded(tmp_path: Path) -> None:
+    """So that a client of any kind takes them as they are shown."""
+    reports = [_report(ROWS, name=name) for name in ("größe (2)", "digits")]
+    lines = summary(ServerSettings(), Workspace(tmp_path), 8080, StartUp([], reports, 1.0), {})
+    uris = [line.split()[1] for line in lines if line.startswith("  scoring")]
+    root = "http://127.0.0.1:8080/api/v1/service"
+    assert uris == [f"{root}/gr%C3%B6%C3%9Fe%20%282%29/score", f"{root}/digits/score"]
 
 
 def test_a_summary_that_cannot_be_written_ends_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from stoker.errors import InvalidInput, StokerError
 from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line, error_body, failed_line
@@ -73,7 +74,7 @@ class BinaryDialect(Dialect):
         if len(tensors.inputs) != 1:
             raise InvalidInput(
                 f"{service.name} has {len(tensors.inputs)} inputs, and such a body is one; "
-                f"send JSON, or binary tensors to /v2/models/{service.name}/infer."
+                f"send JSON, or binary tensors to /v2/models/{quote(service.name)}/infer."
             )
         if self._answers_npy and (len(tensors.outputs) != 1 or tensors.outputs[0].dtype == "string"):
             raise InvalidInput(f"{service.name} does not answer with one array of numbers; accept JSON.")
