@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.settings.yaml_file import read_yaml
+from stoker.settings.yaml_file import parse_json, read_yaml, settings_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +18,7 @@ MLMODEL: Final = "MLmodel"
 _SAVED_MODEL: Final = ("saved_model.pb", "saved_model.pbtxt")
 _SERVING_EXAMPLE: Final = "serving_input_example.json"
 _DEFAULT_SIGNATURE: Final = "serving_default"
+_MOST_EXAMPLE_BYTES: Final = 256 << 20
 _SERVED_TAGS: Final = ["serve"]
 
 
@@ -167,7 +167,7 @@ def _inputs(signature: Any) -> tuple[Column, ...] | tuple[TensorInput, ...]:
     if not isinstance(signature, dict) or not isinstance(signature.get("inputs"), str):
         return ()
     try:
-        listed = json.loads(signature["inputs"])
+        listed = parse_json(signature["inputs"])
         if all(one["type"] == "tensor" for one in listed):
             specs = [(one.get("name"), one["tensor-spec"]) for one in listed]
             return tuple(TensorInput(name, str(spec["dtype"]), tuple(spec["shape"])) for name, spec in specs)
@@ -187,6 +187,6 @@ def _is_required(column: Mapping[str, Any]) -> bool:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(settings_text(file, _MOST_EXAMPLE_BYTES))
     except (OSError, ValueError) as error:
         raise RepositoryError(f"the input example {file} cannot be read: {error}") from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.settings.yaml_file import parse_json, settings_text
 
 __all__ = ["flatten", "read_object", "unknown"]
 
@@ -22,8 +22,7 @@ def read_object(file: Path) -> dict[str, Any]:
         InvalidSettings: It cannot be read, or holds something else.
     """
     try:
-        # Editors on Windows begin files with a byte-order mark.
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        content = parse_json(settings_text(file))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{file} cannot be read: {error}") from error
     except ValueError as error:

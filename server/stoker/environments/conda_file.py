@@ -14,6 +14,7 @@ from stoker.environments.package_names import not_applicable, on_pypi
 from stoker.environments.requirements_file import PipLines, read_text
 from stoker.environments.specification import Entry, Place, Specification
 from stoker.errors import EnvironmentUnusable
+from stoker.settings.yaml_file import SettingsLoader
 
 __all__ = ["read_conda_file"]
 
@@ -50,7 +51,7 @@ def read_conda_file(path: Path) -> Specification:
 
 def _sections(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
     try:
-        root = yaml.compose(read_text(path), yaml.SafeLoader)
+        root = yaml.compose(read_text(path), SettingsLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = error.problem or error.context or "it cannot be parsed"
@@ -58,7 +59,7 @@ def _sections(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
             f"{Place(path, mark.line + 1 if mark else 1)}: this is not YAML: {reason}"
         ) from error
     except yaml.YAMLError as error:
-        raise EnvironmentUnusable(f"{path} is not YAML: {error}") from error
+        raise EnvironmentUnusable(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(root, yaml.MappingNode):
         line = root.start_mark.line + 1 if root else 1
         raise EnvironmentUnusable(

@@ -16,6 +16,7 @@ from stoker.environments.conda_spec import conda_specifier
 from stoker.environments.package_names import translate
 from stoker.environments.specification import Entry, Place, Specification
 from stoker.errors import EnvironmentUnusable
+from stoker.settings.yaml_file import settings_text
 
 __all__ = ["PipLines", "read_requirements", "read_text"]
 
@@ -68,7 +69,7 @@ def read_text(path: Path) -> str:
         EnvironmentUnusable: It cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return settings_text(path)
     except OSError as error:
         raise EnvironmentUnusable(f"the environment file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings
-from stoker.models.pbtxt import PbtxtError, parse
+from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_config import CONFIG_FILE
 from stoker.names import checked_service
 from stoker.pipelines.definition import VERSION, Pipeline, Step, named_steps
+from stoker.settings.yaml_file import settings_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +51,7 @@ def is_ensemble(base: Path) -> bool:
 def _fields_of(base: Path) -> Fields | None:
     """What a folder's file says if it is an ensemble."""
     try:
-        text = (base / CONFIG_FILE).read_text(encoding="utf-8-sig")
+        text = settings_text(base / CONFIG_FILE, MOST_CHARACTERS)
         # Most folders are models, whose files somebody else parses.
         message = parse(text) if _SCHEDULING in text else {}
     except (OSError, UnicodeDecodeError, PbtxtError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
 from stoker.settings.takeover import Canary
+from stoker.settings.yaml_file import parse_json, settings_text
 from stoker.system.durable import locked, replace_file
 from stoker.versions import read_labels
 
@@ -34,7 +35,7 @@ def stored_labels(base: Path) -> dict[str, int]:
     """
     path = base / LABELS_FILE
     try:
-        return read_labels(json.loads(path.read_bytes()))
+        return read_labels(parse_json(settings_text(path)))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -62,7 +63,7 @@ def stored_canary(base: Path) -> Canary | None:
     """
     path = base / _CANARY_FILE
     try:
-        return Canary.from_json(json.loads(path.read_bytes()))
+        return Canary.from_json(parse_json(settings_text(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

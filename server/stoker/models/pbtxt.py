@@ -10,9 +10,14 @@ import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-__all__ = ["Message", "PbtxtError", "Value", "Word", "parse"]
+__all__ = ["MOST_CHARACTERS", "Message", "PbtxtError", "Value", "Word", "parse"]
 
+MOST_CHARACTERS: Final = 1 << 20
+"""How long a text may be, for it takes seconds then to be read."""
 _MOST_NESTED: Final = 64
+_MOST_NUMBER: Final = 1 << 64
+_MOST_DIGITS: Final = 1000
+"""Of a number with a point; whole ones have fewer."""
 _TOKEN: Final = re.compile(
     r"""
     (?P<blank>[ \t\r\n\f\v]+|\#[^\n]*)
@@ -168,7 +173,16 @@ def _value(tokens: _Tokens, depth: int) -> Value:
 
 
 def _number(tokens: _Tokens, token: _Token) -> int | float:
+    value = _number_of(tokens, token)
+    if isinstance(value, int) and value >= _MOST_NUMBER:
+        raise tokens.error("expected a number of at most 64 bits", token)
+    return value
+
+
+def _number_of(tokens: _Tokens, token: _Token) -> int | float:
     text = token.text
+    if len(text) > _MOST_DIGITS:
+        raise tokens.error(f"expected a number of at most {_MOST_DIGITS} digits", token)
     if text[:2].lower() == "0x":
         return int(text, 16)
     if text.isdigit():
@@ -182,11 +196,11 @@ def _number(tokens: _Tokens, token: _Token) -> int | float:
 
 def _text(tokens: _Tokens, token: _Token) -> str:
     """A text; of several that follow each other, all as one."""
-    content = _unescaped(tokens, token)
+    pieces = [_unescaped(tokens, token)]
     while tokens.peek().kind == "text":
-        content += _unescaped(tokens, tokens.take())
+        pieces.append(_unescaped(tokens, tokens.take()))
     try:
-        return content.decode("utf-8")
+        return b"".join(pieces).decode("utf-8")
     except UnicodeDecodeError:
         raise tokens.error("expected a text in UTF-8", token) from None
 

@@ -10,11 +10,16 @@ from stoker.models.pbtxt import Message, Value, Word
 __all__ = ["Fields", "WrongField"]
 
 _T = TypeVar("_T")
+_MOST_CHARACTERS: Final = 800
 _SWITCHES: Final = {"true": 1, "True": 1, "t": 1, "false": 0, "False": 0, "f": 0}
 
 
 class WrongField(ValueError):
     """A field is unknown or has a value that it cannot have; the message says where."""
+
+    def __init__(self, message: str) -> None:
+        # It may quote a text of any length.
+        super().__init__(message if len(message) <= _MOST_CHARACTERS else message[:_MOST_CHARACTERS] + "…")
 
 
 class Fields:

@@ -8,7 +8,6 @@ VERSION/.lease          locked (shared) by each process that serves the version
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.errors import CorruptModel, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Framework
 from stoker.models.model_files import FileRecord, check_files
+from stoker.settings.yaml_file import parse_json, settings_text
 from stoker.system.durable import lock_file
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = ["FILES_FOLDER", "LEASE_FILE", "MANIFEST", "Registered", "read_registe
 MANIFEST: Final = "manifest.json"
 FILES_FOLDER: Final = "model"
 LEASE_FILE: Final = ".lease"
+_MOST_MANIFEST_BYTES: Final = 256 << 20
 
 _KINDS = {
     "name": str,
@@ -167,9 +168,9 @@ def read_registered(folder: Path, name: str, version: int) -> Registered:
         CorruptModel: The manifest cannot be read, or is that of another version.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = parse_json(settings_text(folder / MANIFEST, _MOST_MANIFEST_BYTES))
         registered = _from_manifest(folder, manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if not folder.exists():
             raise UnknownModel.deleted(f"{name}:{version}") from error
         raise CorruptModel(

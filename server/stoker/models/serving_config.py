@@ -12,12 +12,13 @@ from typing import Any, Final, TypeVar
 
 from stoker.echo import cut
 from stoker.errors import InvalidSettings
-from stoker.models.pbtxt import PbtxtError, parse
+from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_config import version_settings
 from stoker.names import SERVICE_RULE, is_service_name
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings
+from stoker.settings.yaml_file import settings_text
 
 __all__ = ["read_batching_parameters", "read_model_config"]
 
@@ -152,7 +153,7 @@ def _wrapped(fields: Fields, name: str) -> int | None:
 def _read(file: Path, meaning: Callable[[Fields], _T]) -> _T:
     """What a file in protobuf's text format means."""
     try:
-        return meaning(Fields(parse(file.read_text(encoding="utf-8-sig")), ""))
+        return meaning(Fields(parse(settings_text(file, MOST_CHARACTERS)), ""))
     except PbtxtError as error:
         raise InvalidSettings(f"{file}, {error}") from None
     except WrongField as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import LoadFailed
+from stoker.settings.yaml_file import parse_json, settings_text
 
 __all__ = ["find_swagger_files", "read_swagger_file"]
 
@@ -50,7 +50,7 @@ def read_swagger_file(file: Path) -> dict[str, Any]:
         LoadFailed: The file cannot be read or holds no JSON object.
     """
     try:
-        content = json.loads(file.read_bytes())
+        content = parse_json(settings_text(file))
     except (OSError, ValueError) as error:
         raise LoadFailed(f"{file} is to describe the service, and cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -14,11 +14,12 @@ from typing import Any, Final
 from stoker.declaration import Declaration, DeclaredTensor
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.frameworks import Framework
-from stoker.models.pbtxt import PbtxtError, parse
+from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_sequences import sequence_settings
 from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.yaml_file import settings_text
 
 __all__ = ["CONFIG_FILE", "TritonConfig", "batching_settings", "read_triton_config", "version_settings"]
 
@@ -114,7 +115,7 @@ def read_triton_config(base: Path) -> TritonConfig | None:
     try:
         if not file.is_file():
             return None
-        fields = Fields(parse(file.read_text(encoding="utf-8-sig")), "")
+        fields = Fields(parse(settings_text(file, MOST_CHARACTERS)), "")
         return _config(fields, source, base)
     except PbtxtError as error:
         raise RepositoryError(f"{source}, {error}") from None

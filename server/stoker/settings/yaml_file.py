@@ -1,8 +1,14 @@
-"""YAML files with settings in them: reading without silent losses."""
+"""Files with settings in them, YAML and JSON: reading without silent losses, and within bounds.
+
+Whoever reads such a file wants one sentence if it is wrong. So what parsers do without end (nesting, aliases of
+aliases, numbers of any length) has an end here, which no file with settings reaches.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import errno
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -11,13 +17,56 @@ from stoker.errors import InvalidSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read_yaml"]
+__all__ = ["MOST_BYTES", "MOST_NUMBER", "SettingsLoader", "parse_json", "read_yaml", "settings_text"]
+
+MOST_BYTES: Final = 4 << 20
+"""How long a file with settings may be."""
+MOST_NUMBER: Final = 1 << 64
+"""Numbers are smaller than this, and larger than its negative."""
+_MOST_LEVELS: Final = 100
+_MOST_VALUES: Final = 1_000_000
+_TOO_DEEP: Final = f"it is nested more than {_MOST_LEVELS} levels deep"
+_TOO_LARGE: Final = "a number has more than 64 bits; put it into quotes if it is a text"
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without silent losses: of a key that stands twice, PyYAML would keep the last value."""
+class SettingsLoader(yaml.SafeLoader):
+    """YAML without silent losses: of a key that stands twice, PyYAML would keep the last value.
+
+    All that is wrong is a `yaml.YAMLError`: also what is nested too deeply, stands for too many values by its
+    aliases, or is no value of its type.
+    """
+
+    _level = 0
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The whole content."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _measure(node, {}, set())
+        return node
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """A node with what is within it."""
+        if self._level >= _MOST_LEVELS:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML has no types
+            raise yaml.constructor.ConstructorError(None, None, _TOO_DEEP, mark)
+        self._level += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node."""
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, OverflowError) as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+        if isinstance(value, int) and abs(value) >= MOST_NUMBER:
+            raise yaml.constructor.ConstructorError(None, None, _TOO_LARGE, node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The value of a mapping."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
@@ -26,6 +75,80 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
+    """How many values a node stands for, and how many levels it has; raises ConstructorError if they are too many."""
+    if id(node) in known:
+        return known[id(node)]
+    problem = ""
+    values, levels = 1, 1
+    if id(node) in above:
+        problem = "it contains itself"
+    elif not isinstance(node, yaml.ScalarNode):
+        above.add(id(node))
+        inner = (
+            node.value
+            if isinstance(node, yaml.SequenceNode)
+            else [one for pair in node.value for one in pair]
+        )
+        sizes = [_measure(one, known, above) for one in inner]
+        above.discard(id(node))
+        values += sum(each for each, _ in sizes)
+        levels += max((each for _, each in sizes), default=0)
+        if values > _MOST_VALUES:
+            problem = f"it stands for more than {_MOST_VALUES} values"
+        elif levels > _MOST_LEVELS:
+            problem = _TOO_DEEP
+    if problem:
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    known[id(node)] = values, levels
+    return values, levels
+
+
+def settings_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Return the text of a file with settings.
+
+    Raises:
+        OSError: It cannot be read, or is longer than `most_bytes`.
+        UnicodeDecodeError: It is not UTF-8.
+    """
+    with file.open("rb") as opened:
+        content = opened.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(file))
+    # Editors on Windows begin files with a byte-order mark.
+    return content.decode("utf-8-sig")
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: It is none, it is nested too deeply, or a number is too large.
+    """
+
+    def whole(digits: str) -> int:
+        if len(digits) > len(str(-MOST_NUMBER)) or abs(number := int(digits)) >= MOST_NUMBER:
+            raise ValueError(_TOO_LARGE)
+        return number
+
+    try:
+        value = json.loads(text, parse_int=whole)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level, levels = [value], 0
+    while level := [inner for one in level for inner in _within(one)]:
+        levels += 1
+        if levels > _MOST_LEVELS:
+            raise ValueError(_TOO_DEEP)
+    return value
+
+
+def _within(value: Any) -> list[Any]:
+    """The lists and objects directly within a list or an object."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [one for one in inner if isinstance(one, dict | list)]
 
 
 def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
@@ -40,8 +163,7 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
         InvalidSettings: It cannot be read, or holds something else.
     """
     try:
-        # Editors on Windows begin files with a byte-order mark.
-        content = yaml.load(file.read_text(encoding="utf-8-sig"), _Loader)  # noqa: S506  # a SafeLoader
+        content = yaml.load(settings_text(file), SettingsLoader)  # noqa: S506  # a SafeLoader
     except OSError as error:
         raise InvalidSettings(f"the {kind} {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -52,7 +174,7 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or error
-        raise InvalidSettings(f"{file}{line}: this is not YAML: {reason}") from error
+        raise InvalidSettings(f"{file}{line}: this is not YAML: {' '.join(str(reason).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

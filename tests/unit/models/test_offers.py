@@ -15,6 +15,7 @@ from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.deployed import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
+from stoker.models.model_files import source_files
 from stoker.models.offers import find_offers, left_out
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
@@ -202,6 +203,28 @@ def test_fingerprints_change_with_the_files(workspace: Workspace, base: Path) ->
     assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, False]
     (base / "config.pbtxt").write_text("max_batch_size: 4")
     assert all(old != new for old, new in zip(after, look(), strict=True))
+
+
+def test_folders_may_be_deeper_than_calls_can_be(workspace: Workspace, base: Path) -> None:
+    """A file far below belongs to its version; folders of registered models are bounded."""
+    folders = [base / "3"]
+    for _ in range(1100):
+        folders.append(folders[-1] / "d")
+        folders[-1].mkdir()
+    (folders[-1] / "table.txt").touch()
+    try:
+        server = ServerSettings(models=(ModelSettings(path=base),))
+        source = find_offers(server, workspace)["digits"].source(3)
+        before = source.fingerprint()
+        (folders[-1] / "table.txt").write_text("changed")
+        assert source.fingerprint() != before
+        with pytest.raises(RepositoryError, match="has folders that lie more than 100 deep"):
+            source_files(base / "3")
+    finally:
+        (folders[-1] / "table.txt").unlink()
+        # What removes whole trees goes down by calls.
+        for folder in reversed(folders[1:]):
+            folder.rmdir()
 
 
 def test_of_a_script_only_python_counts(workspace: Workspace, tmp_path: Path) -> None:

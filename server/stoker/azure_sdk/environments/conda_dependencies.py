@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import yaml
 
 from stoker.azure.exceptions import UserErrorException
+from stoker.settings.yaml_file import SettingsLoader, settings_text
 
 __all__ = ["CondaDependencies", "pip_lines", "text_of"]
 
@@ -225,7 +226,7 @@ def _name(package: str) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(text_of(file, "conda file"))
+        content = yaml.load(text_of(file, "conda file"), SettingsLoader)  # noqa: S506  # a SafeLoader
     except yaml.YAMLError as error:
         raise UserErrorException(f"{file} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("dependencies") or [], list):
@@ -265,6 +266,6 @@ def text_of(file: Path, what: str) -> str:
         UserErrorException: It cannot be read.
     """
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return settings_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserErrorException(f"the {what} {file} cannot be read: {error}") from error

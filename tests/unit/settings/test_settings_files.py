@@ -1,0 +1,118 @@
+"""Files with settings that no parser should follow to the end: each is refused in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.azure_config.json_file import read_object
+from stoker.environments.conda_file import read_conda_file
+from stoker.errors import OperatorError
+from stoker.mlflow_folder import MLMODEL, MlflowFolder
+from stoker.models.labels import stored_labels
+from stoker.models.registered import read_registered
+from stoker.models.serving_config import read_batching_parameters, read_model_config
+from stoker.models.swagger_files import read_swagger_file
+from stoker.models.triton_config import read_triton_config
+from stoker.settings.yaml_file import MOST_BYTES, parse_json, read_yaml
+
+DEEP = 100_000
+BOMB = "a0: &a0 [x]\n" + "".join(
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 9)}]\n" for number in range(1, 12)
+)
+MERGED = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{number}: &a{number} {{<<: [{', '.join([f'*a{number - 1}'] * 9)}]}}\n" for number in range(1, 12)
+)
+YAML = {
+    "deep lists": "a: " + "[" * DEEP,
+    "closed lists": "a: " + "[" * 150 + "]" * 150,
+    "deep mappings": "a: " + "{a: " * DEEP,
+    "deep blocks": "".join(f"{' ' * level}a:\n" for level in range(1500)),
+    "a bomb of aliases": BOMB,
+    "a bomb of merges": MERGED,
+    "itself": "a: &a [*a]",
+    "many digits": f"a: {'9' * 5000}",
+    "a large number": f"a: {10**30}",
+    "no date": "a: 2026-13-45",
+    "no binary": "a: !!binary x",
+    "a tag": "a: !!python/object:os.system {}",
+    "no text": "a: \x00",
+    "too long": "#" * (MOST_BYTES + 1),
+}
+JSON = {
+    "deep lists": "[" * DEEP,
+    "closed lists": '{"a": ' + "[" * 150 + "]" * 150 + "}",
+    "deep objects": '{"a": ' * DEEP,
+    "many digits": f'{{"a": {"9" * 5000}}}',
+    "a large number": f'{{"a": -{10**30}}}',
+    "a list": "[1]",
+    "too long": " " * (MOST_BYTES + 1),
+}
+PBTXT = {
+    "deep messages": "a {" * DEEP,
+    "deep lists": "a: " + "[" * DEEP,
+    "many digits": "max_batch_size: " + "9" * 5000,
+    "a large number": f"max_batch_size: {10**30}",
+    "a large size": f'input {{ name: "x" data_type: TYPE_FP32 dims: {1 << 64} }}',
+    "hexadecimal digits": "max_batch_size: 0x" + "f" * 5000,
+    "a text": "max_batch_size: " + '"a" ' * 10_000,
+    "too long": "#" * (MOST_BYTES + 1),
+}
+
+
+def _yaml(file: Path) -> Any:
+    return read_yaml(file, "deployment file", "settings by name")
+
+
+def _beside(name: str, read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Read the folder in which a file has its own name."""
+
+    def read_folder(file: Path) -> Any:
+        file.rename(file.with_name(name))
+        return read(file.parent)
+
+    return read_folder
+
+
+READERS: dict[str, tuple[Callable[[Path], Any], dict[str, str]]] = {
+    "deployment": (_yaml, YAML),
+    "conda": (read_conda_file, YAML),
+    "MLmodel": (_beside(MLMODEL, MlflowFolder.read), YAML),
+    "inferenceconfig": (read_object, JSON),
+    "labels": (_beside("labels.json", stored_labels), JSON),
+    "swagger": (read_swagger_file, JSON),
+    "manifest": (_beside("manifest.json", lambda folder: read_registered(folder, "net", 1)), JSON),
+    "config.pbtxt": (_beside("config.pbtxt", read_triton_config), PBTXT),
+    "models.config": (read_model_config, PBTXT),
+    "batching": (read_batching_parameters, PBTXT),
+}
+
+
+@pytest.mark.parametrize(
+    ("reader", "what"), [(reader, what) for reader, (_, texts) in READERS.items() for what in texts]
+)
+def test_what_has_no_end_is_refused_in_a_sentence(tmp_path: Path, reader: str, what: str) -> None:
+    """Depth, aliases, lengths and numbers are bounded in all of them; a message has no line of the parser's."""
+    read, texts = READERS[reader]
+    file = tmp_path / "file"
+    file.write_text(texts[what])
+    with pytest.raises(OperatorError) as refused:
+        read(file)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_aliases_that_are_used_stay(tmp_path: Path) -> None:
+    """What is written once and meant often is what they are for."""
+    file = tmp_path / "file.yaml"
+    file.write_text("a: &a {x: 1, y: [1, 2]}\nb: *a\nc: {<<: *a, x: 2}\nd: 18446744073709551615\n")
+    assert _yaml(file) == {
+        "a": {"x": 1, "y": [1, 2]},
+        "b": {"x": 1, "y": [1, 2]},
+        "c": {"x": 2, "y": [1, 2]},
+        "d": (1 << 64) - 1,
+    }
+    assert parse_json('{"a": [-18446744073709551615, 1e400]}') == {"a": [1 - (1 << 64), float("inf")]}
