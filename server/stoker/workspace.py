@@ -14,12 +14,11 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.system.durable import private_folder, read_regular
 
-__all__ = ["AZURE_FILE", "AZURE_FOLDER", "Workspace", "azure_files", "read_azure_file"]
+__all__ = ["AZURE_FILE", "AZURE_FOLDER", "Workspace", "azure_files", "foreign_writers", "read_azure_file"]
 
 AZURE_FILE: Final = "config.json"
 """What names a workspace on Azure, in a folder or in its `.azureml/`."""
 AZURE_FOLDER: Final = ".azureml"
-
 _WORKSPACE_FOLDER = ".stoker"
 _WORKSPACE_VARIABLE = "STOKER_WORKSPACE"
 
@@ -196,6 +195,22 @@ def _is_ours(folder: Path, file: Path) -> bool:
     except OSError:
         return False
     return mine and read_azure_file(file) is not None
+
+
+def foreign_writers(path: Path) -> str:
+    """Say which others than the user of this process may write a file or folder; empty if nobody may.
+
+    A group counts that this process is not in. What cannot be looked at counts as private.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "everybody"
+    if status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getegid(), *os.getgroups()}:
+        return f"the group with the id {status.st_gid}"
+    return ""
 
 
 def _owner(root: Path) -> int:

@@ -1,6 +1,6 @@
 """One registered version: its manifest, its files and the lease that keeps it from being deleted.
 
-VERSION/manifest.json   what was registered
+VERSION/manifest.json   what was registered, and the checksum of that
 VERSION/model/…         its files, read-only
 VERSION/.lease          locked (shared) by each process that serves the version
 """
@@ -8,6 +8,8 @@ VERSION/.lease          locked (shared) by each process that serves the version
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -20,7 +22,7 @@ from stoker.settings.yaml_file import parse_json, settings_text
 from stoker.system.durable import lock_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["FILES_FOLDER", "LEASE_FILE", "MANIFEST", "Registered", "read_registered"]
@@ -28,6 +30,7 @@ __all__ = ["FILES_FOLDER", "LEASE_FILE", "MANIFEST", "Registered", "read_registe
 MANIFEST: Final = "manifest.json"
 FILES_FOLDER: Final = "model"
 LEASE_FILE: Final = ".lease"
+_CHECKSUM: Final = "checksum"
 _MOST_MANIFEST_BYTES: Final = 256 << 20
 
 _KINDS = {
@@ -136,6 +139,10 @@ class Registered:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's content."""
+        content = self._content()
+        return {**content, _CHECKSUM: _checksum(content)}
+
+    def _content(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "version": self.version,
@@ -165,7 +172,7 @@ def read_registered(folder: Path, name: str, version: int) -> Registered:
 
     Raises:
         UnknownModel: The version was deleted meanwhile.
-        CorruptModel: The manifest cannot be read, or is that of another version.
+        CorruptModel: The manifest cannot be read, was changed after registration, or is that of another version.
     """
     try:
         manifest = parse_json(settings_text(folder / MANIFEST, _MOST_MANIFEST_BYTES))
@@ -177,12 +184,34 @@ def read_registered(folder: Path, name: str, version: int) -> Registered:
             f"{name}:{version}: the file {MANIFEST} of {folder} is missing or malformed; delete the version "
             f"(stoker models delete {name}:{version}) and register it again"
         ) from error
+    # The first manifests had no checksum.
+    if manifest.get(_CHECKSUM, checksum := _checksum(manifest)) != checksum:
+        raise CorruptModel(
+            f"{name}:{version}: the file {MANIFEST} of {folder} was changed after registration; delete the version "
+            f"(stoker models delete {name}:{version}) and register it again"
+        )
     if (registered.name, registered.version) != (name, version):
         raise CorruptModel(
             f"{folder} has the files of {registered.reference}; versions cannot be renamed: move it back, or "
             f"delete it (stoker models delete {name}:{version})"
         )
     return registered
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a manifest says besides."""
+    content = {key: value for key, value in manifest.items() if key != _CHECKSUM}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _check_places(entry: str, files: Iterable[PurePosixPath]) -> None:
+    """Raise ValueError unless all paths of a manifest are in its folder, and the entry has checksums."""
+    listed = list(files)
+    for path in (PurePosixPath(entry), *listed):
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} is not in the folder of the version")
+    if not any(PurePosixPath(entry) in (path, *path.parents) for path in listed):
+        raise ValueError(f"there is no checksum of {entry}")
 
 
 def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
@@ -193,6 +222,11 @@ def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
     for name, kind in _KINDS.items():
         if not isinstance(manifest[name], kind):
             raise TypeError(f"{name} is {manifest[name]!r}")
+    files = {
+        PurePosixPath(path): FileRecord(str(record["sha256"]), int(record["size_bytes"]))
+        for path, record in manifest["files"].items()
+    }
+    _check_places(manifest["entry"], files)
     return Registered(
         name=manifest["name"],
         version=manifest["version"],
@@ -200,10 +234,7 @@ def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
         folder=folder,
         entry=manifest["entry"],
         signature=manifest["signature"],
-        files={
-            PurePosixPath(path): FileRecord(str(record["sha256"]), int(record["size_bytes"]))
-            for path, record in manifest["files"].items()
-        },
+        files=files,
         tags=manifest["tags"],
         description=manifest["description"],
         created_at=manifest["created_at"],

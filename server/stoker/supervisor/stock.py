@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,11 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import AdminKey, Keyring, Keys
 from stoker.keys.mounted import KeysFolder
 from stoker.models.deployed import Deployed, deploy, resolve
+from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import Meant, Offer, find_offers, registered_offer
 from stoker.models.sources import Broken
 from stoker.settings.endpoint import keys_owner
+from stoker.workspace import foreign_writers
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -52,7 +55,8 @@ class Stock:
             meant: What labels meant in the server that this one replaces, by model.
 
         Raises:
-            InvalidSettings: The configured folder of keys lacks keys, or keys are also set elsewhere.
+            InvalidSettings: The configured folder of keys lacks keys, keys are also set elsewhere, or others may
+                write them.
         """
         self._settings = settings
         self._workspace = workspace
@@ -61,6 +65,8 @@ class Stock:
         self._leases: dict[int, ExitStack] = {}
         self._first = ExitStack()
         self._keys_folder = _keys_folder(settings, workspace)
+        if settings.auth or settings.token_auth:
+            _check_private(settings, workspace)
 
     def __enter__(self) -> Self:
         return self
@@ -86,10 +92,30 @@ class Stock:
                 if broken is None:
                     raise
                 broken[model.servable.name, model.servable.version] = error
+        self._warn_of_writers(models)
         names = [model.servable.name for model in models]
         for name in dict.fromkeys((*names, *(pipeline.name for pipeline in self._settings.pipelines))):
             self._provide_keys(name)
         return models
+
+    def _warn_of_writers(self, models: Sequence[Deployed]) -> None:
+        """Warn of what others may write, and this server runs or trusts."""
+        workspace = self._workspace
+        places = {
+            workspace.root: "the workspace",
+            workspace.models_dir: "the folder of the registered models",
+        }
+        for model in models:
+            servable = model.servable
+            if servable.path != ENTRY_SCRIPT:
+                places[servable.path] = f"the model {servable.name}"
+            places.setdefault(servable.model_dir, f"the folder of the model {servable.name}")
+        for place, what in places.items():
+            if writers := foreign_writers(place):
+                logger.warning(
+                    "%s may write %s, %s, and so have code run by this server: chmod go-w %s",
+                    writers, what, place, place,
+                )  # fmt: skip
 
     def offers(self) -> dict[str, Offer]:
         """Return the models that the settings name, as they are now; see `stoker.models.offers.find_offers`."""
@@ -199,6 +225,20 @@ def _keys_folder(settings: ServerSettings, workspace: Workspace) -> KeysFolder |
         where = settings.keys_file or " and ".join(settings.given_keys)
         raise InvalidSettings(f"keys come from {where} and from keys_dir {folder}; leave one out")
     return KeysFolder(folder, workspace.keys_dir, signs=settings.token_auth)
+
+
+def _check_private(settings: ServerSettings, workspace: Workspace) -> None:
+    """Raise InvalidSettings if somebody else may write the keys: whoever can is let in, and may lock others out."""
+    # The folder of a mounted Secret is open to all and cannot be written; its files are not open.
+    mounted = [] if settings.keys_dir is None else settings.keys_dir.glob("*")
+    named = [Path(settings.keys_file)] if settings.keys_file else []
+    for path in (*named, *mounted, workspace.keys_dir, *workspace.keys_dir.glob("*")):
+        writers = foreign_writers(path) if path == workspace.keys_dir or not path.is_dir() else ""
+        if writers:
+            raise InvalidSettings(
+                f"{path} holds keys, and {writers} may write it: take that away (chmod go-w {path}), or keep keys "
+                "elsewhere, with --workspace or --keys-dir"
+            )
 
 
 def _check_keys_dir(workspace: Workspace) -> None:

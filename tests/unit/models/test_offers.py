@@ -218,7 +218,7 @@ def test_folders_may_be_deeper_than_calls_can_be(workspace: Workspace, base: Pat
         before = source.fingerprint()
         (folders[-1] / "table.txt").write_text("changed")
         assert source.fingerprint() != before
-        with pytest.raises(RepositoryError, match="has folders that lie more than 100 deep"):
+        with pytest.raises(RepositoryError, match="lies more than 200 folders deep"):
             source_files(base / "3")
     finally:
         (folders[-1] / "table.txt").unlink()

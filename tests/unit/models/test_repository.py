@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -83,6 +85,7 @@ def test_registering_a_file(repository: Repository, onnx: Path) -> None:
     assert registered.path.read_bytes() == b"weights"
     assert registered.path.name == "mnist.onnx"
     manifest = json.loads((registered.folder / "manifest.json").read_text())
+    assert re.fullmatch("[0-9a-f]{64}", manifest.pop("checksum"))
     assert manifest == {
         "name": "mnist",
         "version": 1,
@@ -554,6 +557,44 @@ def test_what_cannot_be_read_is_listed_apart(repository: Repository, script: Pat
     assert "delete the version (stoker models delete digits:2)" in str(broken["digits", 2])
     with pytest.raises(CorruptModel, match="digits:2"):
         repository.list()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"entry": "../../../../evil.py"},
+        {"entry": "/evil.py"},
+        {"entry": "evil.py"},
+        {"entry": "network/../../../evil.py"},
+        {"files": {"../../evil.py": {"sha256": "0", "size_bytes": 1}}},
+        {"files": {}},
+    ],
+)
+def test_a_manifest_that_leads_out_of_its_folder_is_refused(
+    repository: Repository, script: Path, changed: dict[str, Any]
+) -> None:
+    """What is run is among the files that have checksums, also in a manifest without one of its own."""
+    manifest = registered_script(repository, script).folder / "manifest.json"
+    content = {**json.loads(manifest.read_bytes()), **changed}
+    del content["checksum"]
+    replace_file(manifest, json.dumps(content).encode())
+    with pytest.raises(CorruptModel, match=r"digits:1: the file manifest\.json .* is missing or malformed"):
+        repository.get("digits")
+
+
+def test_a_changed_manifest_is_refused(repository: Repository, script: Path) -> None:
+    """It has a checksum of itself; the first manifests had none."""
+    registered = registered_script(repository, script)
+    manifest = registered.folder / "manifest.json"
+    content = json.loads(manifest.read_bytes())
+    replace_file(manifest, json.dumps({**content, "framework": "files"}).encode())
+    with pytest.raises(
+        CorruptModel, match=r"digits:1: the file manifest\.json .* was changed after registration"
+    ):
+        repository.get("digits")
+    del content["checksum"]
+    replace_file(manifest, json.dumps(content, indent=4).encode())
+    assert repository.get("digits") == registered
 
 
 def test_a_version_without_manifest_and_lease_can_be_deleted(repository: Repository, script: Path) -> None:

@@ -100,6 +100,45 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
     assert any(f"keys     from {folder}, followed" in line for line in lines)
 
 
+@pytest.mark.parametrize("place", ["keys", "keys/doubler.keys", "mounted/primary"])
+def test_keys_that_others_may_write_are_refused(tmp_path: Path, place: str) -> None:
+    """Whoever writes them is let in. The folder of a mounted Secret may be open: nobody can write into it."""
+    workspace = Workspace(tmp_path)
+    take(tmp_path, workspace)
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    mounted.chmod(0o777)
+    for name in ("primary", "secondary"):
+        (mounted / name).write_text(KEY + name)
+    settings = ServerSettings(keys_dir=mounted)
+    with Stock(settings, workspace, print):
+        pass
+    (tmp_path / place).chmod(0o777)
+    with pytest.raises(InvalidSettings, match=f"{place} holds keys, and everybody may write it"):
+        Stock(settings, workspace, print)
+    with Stock(dataclasses.replace(settings, auth=False), workspace, print):
+        pass
+
+
+def test_what_others_may_write_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A workspace and a model; the group of this process is none of the others."""
+    workspace = Workspace(tmp_path / "workspace").create()
+    take(tmp_path, workspace)
+    (tmp_path / "doubler.onnx").chmod(0o664)
+    served = ServerSettings(models=(ModelSettings(path=tmp_path / "doubler.onnx", device=("cpu",)),))
+    with Stock(served, workspace, print) as stock:
+        stock.take_first()
+    assert caplog.messages == []
+    workspace.root.chmod(0o777)
+    (tmp_path / "doubler.onnx").chmod(0o646)
+    with Stock(served, workspace, print) as stock:
+        stock.take_first()
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "everybody may write the workspace",
+        "everybody may write the model doubler",
+    ]
+
+
 def test_keys_come_from_one_place(tmp_path: Path) -> None:
     """A folder and a variable would each say who is let in."""
     settings = ServerSettings(keys_dir=tmp_path, primary_key=KEY)
