@@ -82,7 +82,7 @@ def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
             begins()
             code = int(args.run(args))
     except StokerError as error:
-        sys.stderr.write(f"{name}: {error}\n")
+        _complain(f"{name}: {error}")
         return int(getattr(error, "exit_code", 1))
     except BrokenPipeError:
         # The reader of a pipe, such as `head`, has closed it; the exit code of the command stays.
@@ -90,6 +90,13 @@ def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
     except OSError as error:
         return _told(error, name, workspace)
     return code
+
+
+def _complain(text: str) -> None:
+    """Print an error, which may quote what is in a file of somebody else's."""
+    from stoker.system.logs import escaped_lines
+
+    sys.stderr.write(f"{escaped_lines(text)}\n")
 
 
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
@@ -116,7 +123,7 @@ def _told(error: OSError, name: str, workspace: Path | None) -> int:
     if error.filename is not None:
         # The operator has named a file or folder that cannot be used.
         advice = _advice(workspace, str(error.filename))
-        sys.stderr.write(f"{name}: {error.strerror}: {error.filename}{advice}\n")
+        _complain(f"{name}: {error.strerror}: {error.filename}{advice}")
         return _NO_SUCH_USE
     if not _has_current_folder():
         sys.stderr.write(f"{name}: the current folder has been removed; change to another one\n")

@@ -47,6 +47,21 @@ def test_what_the_system_refuses_is_told_in_a_sentence(
     )
 
 
+def test_what_an_error_quotes_cannot_move_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name of a file, or what it holds."""
+    (tmp_path / "a.yaml").write_text('models: [{"path": x, "\\e]0;t\\a": 1}]')
+    for arguments in (
+        ["serve", str(tmp_path / "no\x1b[2J")],
+        ["serve", "--config", str(tmp_path / "a.yaml")],
+    ):
+        assert main(arguments) != 0
+        told = capsys.readouterr().err
+        assert r"\x1b" in told
+        assert all(letter.isprintable() or letter == "\n" for letter in told)
+
+
 def test_a_mistyped_option_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the command and of those below it; what is near to nothing is only named."""
     for words, said in (

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from stoker.commands import serve
+from stoker.system.logs import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         content = {"ok": well, "checks": [check.to_json() for check in checks]}
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(checks)))
+        sys.stdout.write("".join(f"{escaped(line)}\n" for line in _lines(checks)))
     return 0 if well else 1
 
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 
 from stoker.commands.run_output import common_arguments, found_workspace, note, table, time_text
+from stoker.system.logs import escaped
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -97,5 +98,5 @@ def _show(args: argparse.Namespace) -> int:
         table([("STATUS", "RUNS"), *((status, str(count)) for status, count in counts.most_common())])
     )
     names = index.metric_names(args.experiment)
-    sys.stdout.write(f"metrics: {', '.join(names) or 'none'}\n")
+    sys.stdout.write(escaped(f"metrics: {', '.join(names) or 'none'}") + "\n")
     return 0

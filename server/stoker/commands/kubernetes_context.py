@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from stoker.system.logs import escaped, escaped_lines
+
 if TYPE_CHECKING:
     from stoker.cluster.access import Cluster
     from stoker.cluster.service import ClusterService
@@ -186,9 +188,9 @@ def _delete(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     service = _service(args)
     standing = service.standing()
-    sys.stdout.write(f"{args.name} is {standing.state}: {standing.line}\n")
+    sys.stdout.write(escaped(f"{args.name} is {standing.state}: {standing.line}") + "\n")
     for pod in service.pods():
-        sys.stdout.write(f"  {_of_pod(pod)}\n")
+        sys.stdout.write(f"  {escaped(_of_pod(pod))}\n")
     return 0 if standing.state == "Healthy" else _FAILED
 
 
@@ -204,7 +206,7 @@ def _of_pod(pod: Mapping[str, Any]) -> str:
 
 def _logs(args: argparse.Namespace) -> int:
     for pod, line in _service(args).logs(args.lines, follow=args.follow):
-        sys.stdout.write(f"{pod}  {line}\n")
+        sys.stdout.write(f"{escaped(f'{pod}  {line}')}\n")
         if args.follow:
             sys.stdout.flush()
     return 0
@@ -247,7 +249,7 @@ def _check(args: argparse.Namespace) -> int:
 
     cluster = _cluster(args)
     for line in survey(cluster, args.namespace or cluster.namespace):
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{escaped(line)}\n")
     return 0
 
 
@@ -283,7 +285,7 @@ def _service(args: argparse.Namespace, cluster: Cluster | None = None) -> Cluste
 
 
 def _note(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{escaped_lines(line)}\n")
     sys.stderr.flush()
 
 
@@ -299,6 +301,7 @@ class _Line:
             _note(text)
             return
         # A line that does not fit would be two, of which one stays.
-        shown = text[: shutil.get_terminal_size().columns - 1]
-        _note(f"\x1b[F\x1b[K{shown}" if self._begun else shown)
+        shown = escaped(text)[: shutil.get_terminal_size().columns - 1]
+        sys.stderr.write(f"\x1b[F\x1b[K{shown}\n" if self._begun else f"{shown}\n")
+        sys.stderr.flush()
         self._begun = True

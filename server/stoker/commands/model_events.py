@@ -8,6 +8,7 @@ import sys
 from urllib.parse import quote
 
 from stoker.commands.running_server import add_server_arguments, ask_admin
+from stoker.system.logs import escaped
 
 __all__ = ["add_events_arguments", "print_events"]
 
@@ -30,7 +31,8 @@ def print_events(args: argparse.Namespace) -> int:
     for event in events:
         version = f":{event['version']}" if "version" in event else ""
         text = f"  {event['text']}" if "text" in event else ""
-        sys.stdout.write(f"{event['time']}  {event['model']}{version}  {event['event']}{text}\n")
+        line = f"{event['time']}  {event['model']}{version}  {event['event']}{text}"
+        sys.stdout.write(escaped(line) + "\n")
     if not events:
         sys.stderr.write(f"nothing has happened to {args.name or 'any version'}\n")
     return 0

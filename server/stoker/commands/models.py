@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.commands.model_events import add_events_arguments, print_events
 from stoker.commands.model_weights import add_canary_arguments, shift_weights
+from stoker.commands.run_output import table
 from stoker.commands.running_server import add_server_arguments, ask_admin
 from stoker.commands.sizes import size_text
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
+from stoker.system.logs import escaped_lines
 from stoker.versions import VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tqdm import tqdm
 
@@ -234,7 +236,7 @@ def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
 
 
 def _note(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{escaped_lines(text)}\n")
 
 
 def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
@@ -267,7 +269,7 @@ def _list(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([model.to_json() for model in models], indent=2) + "\n")
     elif models:
         header = ("MODEL", "FRAMEWORK", "SIZE", "REGISTERED", "DESCRIPTION")
-        sys.stdout.write(_table([header, *map(_row, models)]))
+        sys.stdout.write(table([header, *map(_row, models)]))
     elif not broken:
         _note(f"No model is registered in {repository.models_dir}; see: stoker models register --help")
     for error in broken.values():
@@ -278,12 +280,6 @@ def _list(args: argparse.Namespace) -> int:
 def _row(model: Registered) -> tuple[str, ...]:
     description = " ".join(model.description.split())
     return model.reference, model.framework, size_text(model.size_bytes), model.created_at, description
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -303,13 +299,13 @@ def _show(args: argparse.Namespace) -> int:
         *((f"from {name}", value) for name, value in sorted(model.properties.items())),
         ("path", str(model.path)),
     ]
-    sys.stdout.write(_table(facts))
+    sys.stdout.write(table(facts))
     sys.stdout.write("\n")
     files = [
         (str(path), size_text(record.size_bytes), record.sha256)
         for path, record in sorted(model.files.items())
     ]
-    sys.stdout.write(_table([("FILE", "SIZE", "SHA-256"), *files]))
+    sys.stdout.write(table([("FILE", "SIZE", "SHA-256"), *files]))
     return 0
 
 
@@ -370,7 +366,7 @@ def _label(args: argparse.Namespace) -> int:
         if label not in there:
             raise InvalidSettings(f"{args.name} has no label {label}; it has {', '.join(there) or 'none'}")
     labels = change_labels(base, moved, args.remove) if moved or args.remove else there
-    sys.stdout.write(_table([(label, f"{args.name}:{version}") for label, version in sorted(labels.items())]))
+    sys.stdout.write(table([(label, f"{args.name}:{version}") for label, version in sorted(labels.items())]))
     if not labels:
         _note(f"{args.name} has no labels")
     shift_weights(args, base, labels)

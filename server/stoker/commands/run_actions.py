@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from stoker.commands.run_output import exit_code_of, found_workspace, note, stream, write_bytes
 from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.system.logs import escaped
 
 if TYPE_CHECKING:
     import argparse
@@ -176,7 +177,9 @@ def tag(args: argparse.Namespace) -> int:
             raise InvalidSettings(f"{text!r}: expected KEY=VALUE, or KEY= to remove it")
         changes[key] = value or None
     folder.change_tags(changes, _now_ms())
-    sys.stdout.write("".join(f"{key}={value}\n" for key, value in sorted(folder.tags().items())))
+    sys.stdout.write(
+        "".join(f"{escaped(f'{key}={value}')}\n" for key, value in sorted(folder.tags().items()))
+    )
     return 0
 
 

@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.system.logs import escaped, escaped_lines
+
 if TYPE_CHECKING:
     from stoker.runs.folder import RunFolder
     from stoker.runs.states import RunState
@@ -52,13 +54,13 @@ def found_workspace(args: argparse.Namespace) -> Workspace:
 
 def note(text: str) -> None:
     """Say something that is no part of the answer."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{escaped_lines(text)}\n")
     sys.stderr.flush()
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as columns of one width, each on its line; what would break a line is shown as a space."""
-    clean = [[" ".join(cell.split()) for cell in row] for row in rows]
+    """Rows as columns of one width, each on its line; what would break a line is shown as a space, or escaped."""
+    clean = [[escaped(" ".join(cell.split())) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in clean)
     return "".join(f"{line}\n" for line in lines)

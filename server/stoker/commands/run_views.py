@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.commands import sweep_views
 from stoker.commands.run_output import duration_text, found_workspace, note, table, time_text
 from stoker.errors import InvalidSettings
+from stoker.system.logs import escaped, escaped_lines
 
 if TYPE_CHECKING:
     import argparse
@@ -180,7 +181,7 @@ def show_run(args: argparse.Namespace) -> int:
         sys.stdout.write("\n" + table([("METRIC", "LAST", "LEAST", "GREATEST", "COUNT"), *rows]))
     sys.stdout.write(_lists_text(folder))
     if state.error is not None and (traceback := state.error.details.get("traceback")):
-        sys.stdout.write(f"\n{str(traceback).strip()}\n")
+        sys.stdout.write(f"\n{escaped_lines(str(traceback).strip())}\n")
     return 0
 
 
@@ -282,5 +283,5 @@ def list_files(args: argparse.Namespace) -> int:
     from stoker.runs.files import run_files
 
     for name, path in run_files(_found(args, args.reference)).items():
-        sys.stdout.write(f"{path.stat().st_size:>14,}  {name}\n")
+        sys.stdout.write(f"{path.stat().st_size:>14,}  {escaped(str(name))}\n")
     return 0

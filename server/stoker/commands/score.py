@@ -23,6 +23,7 @@ from stoker.commands.running_server import (
 from stoker.commands.score_files import add_file_arguments, score_files
 from stoker.counted_names import told_of_counted_names
 from stoker.errors import InvalidSettings, OperatorError
+from stoker.system.logs import escaped, escaped_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +143,7 @@ def _ask_server(args: argparse.Namespace) -> int:
         except Unauthorized as error:
             raise OperatorError(f"{error}\n{_key_advice(origin)}") from error
         except StokerClientError as error:
-            sys.stderr.write(f"stoker score: {error}\n")
+            sys.stderr.write(f"stoker score: {escaped(str(error))}\n")
             if not urlsplit(uri).path.strip("/"):
                 sys.stderr.write(
                     f"The scoring URI of a server ends in /score: --uri {uri.rstrip('/')}/score\n"
@@ -218,13 +219,13 @@ def _score_data(client: Client, source: str) -> None:
     else:
         answer = client.score_json(body)
     for entry in _entries(_plain(answer), row_count):
-        sys.stdout.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        sys.stdout.write(escaped_json(json.dumps(entry, ensure_ascii=False)) + "\n")
 
 
 def _print_pieces(client: Client, source: str) -> None:
     with client.stream(_read_body(source)) as pieces:
         for piece in pieces:
-            sys.stdout.write(json.dumps(piece, ensure_ascii=False) + "\n")
+            sys.stdout.write(escaped_json(json.dumps(piece, ensure_ascii=False)) + "\n")
             sys.stdout.flush()
 
 
@@ -278,7 +279,7 @@ def _rows_from_csv(path: Path) -> NDArray[np.float64]:
         lines = lines[1:]
     else:
         if lines and (told := told_of_counted_names(path, lines[0])):
-            sys.stderr.write(f"stoker score: {told}\n")
+            sys.stderr.write(f"stoker score: {escaped(told)}\n")
     if not any(line.strip() for line in lines):
         raise ValueError("it has no rows")
     return np.loadtxt(lines, delimiter=",", ndmin=2)

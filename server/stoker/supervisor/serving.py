@@ -28,7 +28,7 @@ from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
 from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.extras import onnx_clash
-from stoker.system.logs import configure_logging
+from stoker.system.logs import configure_logging, escaped
 from stoker.system.process_end import keep_memory_out_of_cores
 from stoker.workspace import Workspace
 
@@ -135,7 +135,7 @@ def _warn_of_memory(settings: ServerSettings) -> None:
 def _say(line: str) -> None:
     """Print a line for the operator; a server serves even if its standard output is closed."""
     try:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(escaped(line) + "\n")
         sys.stdout.flush()
     except OSError as error:
         logger.warning(

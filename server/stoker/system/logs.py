@@ -1,5 +1,7 @@
 """Logging of all processes: text or JSON on standard error, that no caller and no exception can forge or flood.
 
+What commands print of others' texts (descriptions, tags, names of files, errors) goes through the same `escaped`.
+
 A record of the server is one line, whatever its message holds: control characters are escaped, and what is very long
 is cut. As text, the lines of its traceback follow it, indented, so that none of them can be taken for a record; as
 JSON they are a member of it. Records that come faster than a disk should have to take are counted, not written. What
@@ -29,6 +31,8 @@ __all__ = [
     "change_log_settings",
     "configure_logging",
     "escaped",
+    "escaped_json",
+    "escaped_lines",
     "is_ours",
     "json_line",
     "log_format",
@@ -281,6 +285,16 @@ def escaped(text: str, most_chars: int | None = None) -> str:
     if most_chars is not None and len(text) > most_chars:
         text = f"{text[:most_chars]}… ({len(text)} characters)"
     return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def escaped_lines(text: str) -> str:
+    """Return text whose lines stay, and whose other control characters are escaped: for what a command prints."""
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+def escaped_json(text: str) -> str:
+    """Return a line of JSON that is not in ASCII, with control characters as JSON escapes them."""
+    return _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _message(record: logging.LogRecord, line_end: str) -> str:

@@ -68,6 +68,20 @@ def onnx_file(tmp_path: Path) -> Path:
     return path
 
 
+def test_what_others_have_said_of_a_model_cannot_move_a_terminal(
+    workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither can it look like a line of the table."""
+    said = "good\nfake:9  onnx\x1b]0;title\x07\x9b2J\u202e"
+    run("register", "digits", script, "--description", said, "--tag", f"team={said}")
+    for arguments in (["list"], ["show", "digits"]):
+        assert run(*arguments) == 0
+        shown = capsys.readouterr().out
+        assert not any(line.startswith("fake") for line in shown.splitlines())
+        assert set(shown) - {"\n"} == {letter for letter in shown if letter.isprintable()}
+    assert r"\x1b]0;title\x07\x9b2J\u202e" in shown
+
+
 def test_register_prints_the_reference(
     workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

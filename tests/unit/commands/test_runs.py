@@ -177,6 +177,30 @@ def test_lists_are_shown(
         main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(tmp_path / "fib.png")])
 
 
+def test_what_a_run_says_cannot_move_a_terminal(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tags, names of metrics and files, and errors come from scripts; its log alone is as it was."""
+    folder = make(workspace, 1, Status.FAILED)
+    evil = "\x1b[2J\x9b\u202e\r"
+    (folder.attempt(1) / "metrics.jsonl").write_text(json.dumps({"k": f"a{evil}b", "v": 1}) + "\n")
+    (folder.outputs / f"m{evil}").write_text("m")
+    state = folder.state()
+    error = RunFailure("ScriptFailed", evil, evil, {"traceback": f"Tra\n{evil}ceback"})
+    folder.write_state(replace(state, error=error))
+    assert main(["runs", "tag", folder.id, f"team={evil}"]) == 0
+    for command in (
+        ["runs", "list"],
+        ["runs", "show", "@latest"],
+        ["runs", "files", "@latest"],
+        ["runs", "tag", "@latest", "b=c"],
+        ["experiments", "show", "e"],
+    ):
+        assert main(command) == 0, command
+        told = capsys.readouterr()
+        assert all(letter.isprintable() or letter == "\n" for letter in told.out + told.err), command
+
+
 def test_logs_are_bytes_as_they_were(workspace: Workspace, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """What is no text is passed on too, followed or not."""
     make(workspace, 1)

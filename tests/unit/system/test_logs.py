@@ -18,6 +18,8 @@ from stoker.system.logs import (
     LineLimit,
     change_log_settings,
     configure_logging,
+    escaped_json,
+    escaped_lines,
     log_format,
     log_settings,
     with_facts,
@@ -68,6 +70,16 @@ def test_a_record_is_one_line_whatever_it_says(log: Log) -> None:
     assert log.lines() == [
         f"stoker.test - bad\\n{FORGED}\\r\\x1b[2J\\x9b2J\\u2028\\u202e\\x00\\ud800 größe\tµ",
     ]
+
+
+def test_what_a_command_prints_keeps_its_lines_and_its_meaning() -> None:
+    """Of errors the lines, of JSON that is not in ASCII the values."""
+    assert escaped_lines("größe\n\x1b[2J\r\n") == "größe\n\\x1b[2J\\r\n"
+    said = {"ü\x9b": "\u202e\ud800\n"}
+    line = escaped_json(json.dumps(said, ensure_ascii=False))
+    assert line.isprintable()
+    assert "ü" in line
+    assert json.loads(line) == said
 
 
 def test_the_lines_of_a_traceback_cannot_be_taken_for_records(log: Log) -> None:
