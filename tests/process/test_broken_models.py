@@ -32,7 +32,7 @@ def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_p
     bad.write_bytes(b"this is no model")
     file = tmp_path / "deployment.yaml"
     folder = tmp_path / "repository"
-    for name in (ODD, "chain", "no:name"):
+    for name in (ODD, "chain", "no:\x1b[2Jname"):
         (folder / name / "1").mkdir(parents=True)
     shutil.copyfile(doubler, folder / ODD / "1" / "model.onnx")
     (folder / ODD / "config.pbtxt").write_text("max_batch_size: 8 response_cache { enable: true }")
@@ -47,7 +47,7 @@ def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_p
     assert server.get(f"/v2/models/{quote(ODD)}/ready").status == 200
     assert f'model="{ODD}"' in server.get("/metrics").body.decode()
     said = server.output()
-    assert "broken   no:name version 1 is not served: 'no:name' cannot be a model name: " in said
+    assert r"broken   no:\x1b[2Jname version 1 is not served: 'no:\x1b[2Jname' cannot be a model name: " in said
     assert f"broken   absent version 1 is not served: {absent} does not exist" in said
     assert "broken   bad version 1 is not served: " in said
     assert "broken   chain version 1 is not served: config.pbtxt of chain: ensemble_scheduling" in said
