@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import PurePath
 
 from stoker.errors import InvalidSettings
 
@@ -19,6 +20,7 @@ __all__ = [
     "is_name",
     "is_service_name",
     "name_from_file",
+    "name_from_path",
     "parse_reference",
 ]
 
@@ -31,6 +33,8 @@ SERVICE_RULE = (
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _FURTHER = frozenset(" ._-+@=~#&!()")
+_CONVENTIONAL_STEMS = {"score", "model", "main", "saved_model"}
+"""Of files that are always called so: their folder's name says more."""
 _MAX_CHARACTERS = 100
 _MAX_BYTES = 200
 """A file name has 255, and those of a service's files have endings."""
@@ -90,6 +94,23 @@ def checked_name(name: str, kind: str = "model") -> str:
 def name_from_file(stem: str) -> str:
     """Make a valid name from that of a file or folder, preserving what is valid: `my model (1)` -> `my-model-1`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100].rstrip("-") or "model"
+
+
+def name_from_path(path: PurePath, *, is_folder: bool) -> str:
+    """Make the name of a model that is served from a path.
+
+    A file is called as itself, or as its folder where all files are called so; a folder as itself, or as the one
+    above it if it is a numbered version.
+
+    Args:
+        path: The path; absolute, or the folder in which it lies has no name.
+        is_folder: Whether it is a folder.
+    """
+    if not is_folder:
+        if path.stem not in _CONVENTIONAL_STEMS:
+            return name_from_file(path.stem)
+        path = path.parent
+    return name_from_file(path.parent.name if path.name.isdecimal() and path.parent.name else path.name)
 
 
 def parse_reference(reference: str) -> tuple[str, int | None]:

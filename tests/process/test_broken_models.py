@@ -47,7 +47,9 @@ def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_p
     assert server.get(f"/v2/models/{quote(ODD)}/ready").status == 200
     assert f'model="{ODD}"' in server.get("/metrics").body.decode()
     said = server.output()
-    assert r"broken   no:\x1b[2Jname version 1 is not served: 'no:\x1b[2Jname' cannot be a model name: " in said
+    assert (
+        r"broken   no:\x1b[2Jname version 1 is not served: 'no:\x1b[2Jname' cannot be a model name: " in said
+    )
     assert f"broken   absent version 1 is not served: {absent} does not exist" in said
     assert "broken   bad version 1 is not served: " in said
     assert "broken   chain version 1 is not served: config.pbtxt of chain: ensemble_scheduling" in said

@@ -13,7 +13,7 @@ from stoker.cluster.azure import planned
 from stoker.cluster.plan import ClusterPlan
 from stoker.cluster.values import MODELS_FOLDER, read_object_name
 from stoker.errors import InvalidSettings
-from stoker.names import name_from_file
+from stoker.models.layouts import likely_name
 from stoker.settings.fields import converted, settings_of
 from stoker.settings.model import model_settings
 from stoker.settings.pipelines import read_pipelines
@@ -27,7 +27,6 @@ _SECTION: Final = "kubernetes"
 """The key of a deployment file below which a plan stands; a server passes it over."""
 
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")
-_CONVENTIONAL_STEMS: Final = ("score", "model", "main")
 _OF_THE_POD: Final = ("host", "port", "keys_dir")
 _FILES_OF_THE_SERVER: Final = ("tls_cert", "tls_key", "tls_client_ca", "grpc_tls_cert", "grpc_tls_key")
 
@@ -98,14 +97,13 @@ def plan_from(
     given = {name: arguments[name] for name in settings_of(ClusterPlan) if name in arguments}
     fields = {**said.cluster, **converted(ClusterPlan, given, "command line")}
     models = tuple({"path": path} for path in paths) or said.models
-    fields["serves"] = tuple(_in_pod(model) for model in models)
     fields["server"] = said.server
     fields["notes"] = said.notes
     if "name" not in fields:
         fields["name"] = _name(models)
     if azure is not None:
         fields = planned(DeploymentConfig.from_file(azure), fields)
-    fields["serves"] = _named(fields["serves"], str(fields["name"]))
+    fields["serves"] = tuple(_in_pod(model) for model in _named(models, str(fields["name"])))
     return ClusterPlan(**fields)
 
 
@@ -203,11 +201,9 @@ def _named(models: Sequence[Mapping[str, Any]], service: str) -> tuple[Mapping[s
 
 
 def _name_of(said: str) -> str:
-    """The name of a file, or of its folder where all files are called like this one."""
-    path = PurePosixPath(said)
-    return name_from_file(
-        path.parent.name if path.stem in _CONVENTIONAL_STEMS and path.parent.name else path.stem
-    )
+    """What `stoker serve` calls a model that it is given by this path."""
+    # The current folder is what becomes that of the models, and so it is what a file in it may be called after.
+    return likely_name(Path(said))
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ from stoker.models.registered import MANIFEST
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
-from stoker.names import checked_service, name_from_file
+from stoker.names import checked_service, name_from_file, name_from_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["discover", "likely_name"]
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
-# Files that are always called so: their folder's name says more.
-_CONVENTIONAL_STEMS = {"score", "model", "main"}
 # What people save, by the endings of the files, with what to do about it.
 _KERAS = 'export it as a SavedModel (model.export("saved_model"))'
 _PYTORCH = "export it (torch.onnx.export)"
@@ -108,26 +106,21 @@ def _single(path: Path) -> list[ModelSource]:
     if path.is_file() and any(model.framework == "tensorflow" for model in find_models(path)):
         # A saved_model.pb stands for its folder.
         path = path.parent
+    name = name_from_path(path, is_folder=path.is_dir())
     version = path.is_dir() and _VERSION.fullmatch(path.name)
     config = read_triton_config(path.parent) if version else None
     if config is None and not find_models(path):
         return []
     if version:
-        return [_version(name_from_file(path.parent.name), int(path.name), path, config)]
+        return [_version(name, int(path.name), path, config)]
     detected = _servable(detect(path))
-    if not path.is_dir():
-        return [ModelSource(_name_of_file(path), 1, detected.framework, detected.path)]
-    return [ModelSource(name_from_file(path.name), 1, detected.framework, detected.path)]
-
-
-def _name_of_file(path: Path) -> str:
-    return name_from_file(path.parent.name if path.stem in _CONVENTIONAL_STEMS else path.stem)
+    return [ModelSource(name, 1, detected.framework, detected.path)]
 
 
 def likely_name(path: Path) -> str:
     """What a model would be called that cannot be found there now."""
     path = path.resolve()
-    return _name_of_file(path) if path.suffix and not path.is_dir() else name_from_file(path.name)
+    return name_from_path(path, is_folder=path.is_dir() or not path.suffix)
 
 
 def _layout(path: Path, broken: Broken) -> list[ModelSource]:

@@ -31,12 +31,22 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     [
         ("digits.onnx", "digits", "/models/digits.onnx"),
         ("clothes/score.py", "clothes", "/models/clothes/score.py"),
-        ("model.onnx", "model", "/models/model.onnx"),
+        ("clothes", "clothes", "/models/clothes"),
+        ("clothes/3", "clothes", "/models/clothes/3"),
+        ("net/3/saved_model.pb", "net", "/models/net/3/saved_model.pb"),
+        ("score.py", "here", "/models/score.py"),
+        ("model.onnx", "here", "/models/model.onnx"),
         ("/models/Churn", "churn", "/models/Churn"),
     ],
 )
-def test_a_model_gives_its_name_and_place(path: str, name: str, inside: str) -> None:
-    """The only model names the service, and is below /models in the pod."""
+def test_a_model_gives_its_name_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, name: str, inside: str
+) -> None:
+    """The only model names the service, as `stoker serve` calls it here, and is below /models in the pod."""
+    here = tmp_path / "here"
+    (here / "clothes" / "3").mkdir(parents=True)
+    (here / "clothes" / "score.py").touch()
+    monkeypatch.chdir(here)
     plan = plan_from({"image": "stoker:1"}, [path], None, None)
     assert (plan.name, plan.serves[0]["path"]) == (name, inside)
 

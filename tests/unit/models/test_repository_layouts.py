@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import RepositoryError
 from stoker.models.frameworks import Detected, detect
-from stoker.models.layouts import discover
+from stoker.models.layouts import discover, likely_name
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
 
@@ -392,6 +392,26 @@ def test_a_folder_that_cannot_be_read_is_broken_alone(
         ("shut", 1): True,
         ("net", 2): True,
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "served", "name"),
+    [
+        ("digits.onnx", "digits.onnx", "digits"),
+        ("here/score.py", "here/score.py", "here"),
+        ("here/main.py", "here/main.py", "here"),
+        ("here/my.model.onnx", "here/my.model.onnx", "my.model"),
+        ("net.v2/saved_model.pb", "net.v2/saved_model.pb", "net.v2"),
+        ("net.v2/saved_model.pb", "net.v2", "net.v2"),
+        ("net/3/saved_model.pb", "net/3/saved_model.pb", "net"),
+        ("net/3/model.onnx", "net/3", "net"),
+        ("net/3/model.onnx", "net/3/model.onnx", "net"),
+    ],
+)
+def test_a_path_has_one_name(tmp_path: Path, file: str, served: str, name: str) -> None:
+    """Whether the model is found there, or is to be found there later or elsewhere, such as in a pod."""
+    (source,) = discover(touch(tmp_path, file) / served)
+    assert source.name == likely_name(tmp_path / served) == name
 
 
 def test_of_one_number_the_folder_without_zeros_counts(tmp_path: Path) -> None:
