@@ -47,6 +47,7 @@ _DTYPES: Final = {
     "TYPE_STRING": "string",
 }  # fmt: skip
 _MOST_BATCH_ROWS: Final = 65536
+_MOST_ELEMENTS: Final = (1 << 31) - 1
 _THREADS: Final = ("intra_op_thread_count", "TF_NUM_INTRA_THREADS")
 _DEVICES: Final = {"KIND_CPU": ("cpu",)}
 _PASSED_OVER: Final = {
@@ -211,6 +212,8 @@ def _tensor(fields: Fields, pass_over: Callable[[str], None], base: Path, *, bat
         pass_over(f"format of {name}")
     axis = (-1,) if batched else ()
     shape = fields.sizes("dims")
+    if math.prod(size for size in shape if size > 0) > _MOST_ELEMENTS:
+        raise WrongField(f"{fields.place}dims of {name} hold more than {_MOST_ELEMENTS} elements")
     reshape = fields.message("reshape")
     model_shape = None if reshape is None else reshape.sizes("shape")
     if model_shape is not None and not _same_elements(shape, model_shape):

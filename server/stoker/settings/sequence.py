@@ -18,6 +18,7 @@ _MAX_IDLE_S: Final = 60.0
 _MAX_SEQUENCES: Final = 1000
 _MOST_SEQUENCES: Final = 1 << 20
 _MOST_IDLE_S: Final = 86_400.0
+_MOST_ELEMENTS: Final = (1 << 31) - 1
 _MOST_AXES: Final = 8
 _KEYS: Final = ("state", "dims", "constants", "controls", "max_idle_s", "max_sequences")
 _STATE_KEYS: Final = ("input_name", "output_name", "dims", "batch_axis", "initial", "dtype")
@@ -178,8 +179,11 @@ def _sizes(value: Any, what: str) -> tuple[int, ...]:
         or isinstance(value, str)
         or len(value) > _MOST_AXES
         or not all(type(size) is int and size > 0 for size in value)
+        or math.prod(value) > _MOST_ELEMENTS
     ):
-        raise ValueError(f"has {what} that are no list of sizes above 0")
+        raise ValueError(
+            f"has {what} that are no list of sizes above 0, with at most {_MOST_ELEMENTS} elements"
+        )
     return tuple(value)
 
 

@@ -249,6 +249,10 @@ def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str
             "data_type of x must be one of .*, not TYPE_BF16",
         ),
         ('input { name: "x" data_type: TYPE_FP32 }', "dims of x are missing"),
+        (
+            'input { name: "x" data_type: TYPE_FP32 dims: [ 65536, -1, 65536 ] }',
+            "dims of x hold more than 2147483647 elements",
+        ),
         ('input { name: "x" data_type: TYPE_FP32 dims: -2 }', r"input\[0\].dims must be whole numbers"),
         (
             'input { name: "x" data_type: TYPE_FP32 dims: [2, 3] reshape { shape: [5] } }',

@@ -70,6 +70,8 @@ def test_what_a_model_is_told_is_kept() -> None:
         ({"state": [{**STATE[0], "axes": 1}]}, "a state with no 'axes'"),
         ({"state": [{**STATE[0], "batch_axis": -1}]}, "no number of an axis"),
         ({"state": [{**STATE[0], "dims": [0]}]}, "no list of sizes above 0"),
+        ({"state": [{**STATE[0], "dims": [65536, 65536]}]}, "with at most 2147483647 elements"),
+        ({"state": [{**STATE[0], "dtype": 32}]}, "has a dtype of .* that is no name"),
         ({"state": [*STATE, {"input_name": "c", "output_name": "hn"}]}, "has 'hn' twice"),
         ({"state": STATE, "dims": {"x": "512"}}, "no list of sizes above 0"),
         ({"state": STATE, "dims": [512]}, "no mapping of inputs"),
