@@ -12,7 +12,15 @@ from stoker.settings.acceleration import Acceleration
 from stoker.settings.sequence import SequenceSettings
 from stoker.terms import Terms
 
-__all__ = ["SAMPLE_FILES", "SAMPLE_INPUT", "Device", "Servable", "WarmUpInput", "WarmUpRequest"]
+__all__ = [
+    "SAMPLE_FILES",
+    "SAMPLE_INPUT",
+    "Device",
+    "Servable",
+    "WarmUpInput",
+    "WarmUpRequest",
+    "library_of_booster",
+]
 
 SAMPLE_INPUT: Final = "sample_input.json"
 """Name of a file with a request that a model is known to answer."""
@@ -22,6 +30,14 @@ SAMPLE_FILES: Final = (
     *(f"sample_input{suffix}" for suffix in (".npy", ".npz", ".png", ".jpg", ".jpeg", ".webp")),
 )
 """Names of such a file beside a model; the first existing one is used."""
+
+_BOOSTERS: Final = {
+    b'{"learner":': "xgboost",
+    b"{L\x00\x00\x00\x00": "xgboost",
+    b"tree\nversion=": "lightgbm",
+}
+"""How the files of boosters begin."""
+_BOOSTER_SUFFIXES: Final = (".bst", ".json", ".txt", ".ubj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +167,15 @@ class Servable:
             return self.sample_input
         beside = (folder / name for folder in (self.model_dir, self.path.parent) for name in SAMPLE_FILES)
         return next(filter(Path.is_file, beside), None)
+
+
+def library_of_booster(path: Path) -> str | None:
+    """Return `xgboost` or `lightgbm` for a booster in that library's own format; None for other files."""
+    if path.suffix not in _BOOSTER_SUFFIXES:
+        return None
+    try:
+        with path.open("rb") as file:
+            begin = file.read(max(map(len, _BOOSTERS)))
+    except OSError:
+        return None
+    return next((library for start, library in _BOOSTERS.items() if begin.startswith(start)), None)

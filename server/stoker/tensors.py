@@ -138,6 +138,9 @@ class TensorInfo:
         any_rank: Whether it may have any number of axes; then `shape` is empty.
         labels: See `TensorSpec`.
         as_objects: See `TensorSpec`.
+        nullable: Whether it is of a table, in which null stands for a missing value: NaN among numbers, and
+            `wire.packed.MISSING` among strings.
+        example: The JSON of an element that the model answers; empty where it does not say.
     """
 
     name: str
@@ -146,6 +149,8 @@ class TensorInfo:
     any_rank: bool = False
     labels: tuple[str, ...] = ()
     as_objects: bool = False
+    nullable: bool = False
+    example: str = ""
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape fits."""
@@ -171,23 +176,39 @@ class ModelTensors:
         outputs: The outputs; -1 for sizes that the model does not declare.
         batched: Whether the first axis of all of them is the batch axis, so that requests may be concatenated.
         sequences: Whether requests continue from the state of a sequence, which is not an input.
+        estimator: Whether they are those of an estimator of scikit-learn: a request is for one output, which is a
+            method and the first if none is named, and inputs may come as what converts without loss.
+        table: The columns of the table that it was fitted on, where each is an input or is not looked at; else empty.
     """
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     batched: bool
     sequences: bool = False
+    estimator: bool = False
+    table: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it in JSON types."""
         return {
             side: [
-                [info.name, info.dtype, list(info.shape), info.any_rank, list(info.labels), info.as_objects]
+                [
+                    info.name,
+                    info.dtype,
+                    list(info.shape),
+                    info.any_rank,
+                    list(info.labels),
+                    info.as_objects,
+                    info.nullable,
+                    info.example,
+                ]
                 for info in infos
             ]
             for side, infos in (("inputs", self.inputs), ("outputs", self.outputs))
         } | {
             "batched": self.batched,
+            "estimator": self.estimator,
+            "table": list(self.table),
         }
 
     @classmethod
@@ -195,13 +216,19 @@ class ModelTensors:
         """Inverse of `to_json`."""
         inputs, outputs = (
             tuple(
-                TensorInfo(name, dtype, tuple(shape), any_rank, tuple(labels), *as_objects)
-                # Models registered by earlier versions lack this entry.
-                for name, dtype, shape, any_rank, labels, *as_objects in value[side]
+                TensorInfo(name, dtype, tuple(shape), any_rank, tuple(labels), *later)
+                # Models registered by earlier versions lack the later entries.
+                for name, dtype, shape, any_rank, labels, *later in value[side]
             )
             for side in ("inputs", "outputs")
         )
-        return cls(inputs, outputs, value["batched"])
+        return cls(
+            inputs,
+            outputs,
+            value["batched"],
+            estimator=bool(value.get("estimator", False)),
+            table=tuple(value.get("table", ())),
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from stoker.errors import RepositoryError
 from stoker.mlflow_folder import MLMODEL, MlflowFolder
+from stoker.servable import library_of_booster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,10 +39,11 @@ ONNX_FILE = "model.onnx"
 _OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
 _PICKLES = (".joblib", ".pkl", ".pickle")
 
+
 LOOKED_FOR = (
     f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
     "an ONNX model (model.onnx, or one *.onnx), a model of MLflow (MLmodel), "
-    "a model of scikit-learn (model.joblib, model.pkl, or one such file), "
+    "a model of scikit-learn, XGBoost or LightGBM (model.joblib, model.pkl, or one such file), "
     "a TensorFlow 1 checkpoint (one *.meta with its *.index)"
 )
 
@@ -131,7 +133,7 @@ def find_models(path: Path) -> list[Detected]:
         return [Detected("script", path)]
     if path.name in _SAVED_MODEL_FILES:
         return [Detected("tensorflow", path.parent)]
-    if path.suffix in _PICKLES:
+    if path.suffix in _PICKLES or library_of_booster(path) is not None:
         return [Detected("sklearn", path)]
     return []
 
@@ -170,11 +172,16 @@ def _onnx_models(folder: Path) -> list[Path]:
 
 
 def _pickles(folder: Path) -> list[Path]:
-    """The pickle with the usual name, else all; those beside folders may belong to what is in these."""
-    conventional = [folder / f"model{suffix}" for suffix in _PICKLES if (folder / f"model{suffix}").is_file()]
+    """The pickle or booster with the usual name, else all; those beside folders may belong to what is in these."""
+    found = sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file() and (path.suffix in _PICKLES or library_of_booster(path) is not None)
+    )
+    conventional = [path for path in found if path.stem == "model"]
     if conventional or any(entry.is_dir() and not entry.name.startswith("_") for entry in folder.iterdir()):
         return conventional
-    return sorted(path for path in folder.iterdir() if path.suffix in _PICKLES and path.is_file())
+    return found
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -36,6 +36,7 @@ def as_runtime(
     read: Callable[[], Reading] | None = None,
     *,
     sampled: bool = True,
+    examples: Feeds | None = None,
 ) -> Runtime:
     """Choose how a model is served; the verdict on its rows is a part of its signature.
 
@@ -46,6 +47,7 @@ def as_runtime(
         rows_runtime: Makes the runtime for rows of a fixed shape.
         read: Reads its graph; None if there is nothing to read.
         sampled: Whether what is declared of it, and the requests that it is known to answer, are for this function.
+        examples: Rows that the model itself says it answers, where its operator gives none; None if it says nothing.
 
     Raises:
         LoadFailed: It is not what was declared of it, its inputs cannot be padded, its sample input does not fit it,
@@ -54,7 +56,7 @@ def as_runtime(
     if sampled:
         run, tensors = as_declared(servable.declaration, run, tensors)
     sample = find_sample_feeds(servable, tensors.inputs) if sampled else None
-    rows = sample.feeds if sample is not None and sample.rows else None
+    rows = sample.feeds if sample is not None and sample.rows else examples
     tried = _Tried(run)
     begun_s = time.perf_counter()
     verdict = judge(servable, tried, tensors, read, rows)

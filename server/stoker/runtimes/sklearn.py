@@ -1,7 +1,8 @@
 """Models of scikit-learn without a script: an estimator in a pickle, or in a file of joblib.
 
-Whatever has its methods is one, such as the classifiers of XGBoost and LightGBM. Each method is a signature. There is
-no graph to read, so whether rows see each other is known by trying alone.
+Whatever has its methods is one, such as the classifiers of XGBoost and LightGBM, and so are their boosters, also in
+files of these libraries. Each method is a signature. There is no graph to read, so whether rows see each other is
+known by trying alone.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+import pickle
+import struct
 import sys
 import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +23,14 @@ import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import Outputs, Runtime
+from stoker.runtimes.boosters import as_estimator, read_booster
+from stoker.runtimes.estimator_columns import Table, Taken, ways_to_take
 from stoker.runtimes.packed import Feeds, PackedRuntime
 from stoker.runtimes.serving_way import as_runtime
 from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.scripts.former_names import provide_former_names
 from stoker.scripts.load_advice import load_advice
-from stoker.servable import Device, Servable
+from stoker.servable import Device, Servable, library_of_booster
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 
@@ -32,12 +38,20 @@ __all__ = ["SklearnRuntime", "load_sklearn"]
 
 logger = logging.getLogger(__name__)
 
-_INPUT: Final = "data"
 _METHODS: Final = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")
 _BY_DEFAULT: Final = ("predict", "predict_proba")
 _OF_SCORES: Final = ("predict_proba", "predict_log_proba")
 """Methods whose columns are the classes."""
-_TEXTS: Final = np.array([b"one text", b"another one"], object)
+_DAMAGED: Final = (
+    pickle.UnpicklingError,
+    EOFError,
+    zlib.error,
+    IndexError,
+    KeyError,
+    struct.error,
+    UnicodeError,
+)
+"""What pickle and joblib raise for files that are cut, changed, or something else."""
 
 
 def load_sklearn(servable: Servable, device: Device, threads: int) -> Runtime:
@@ -52,10 +66,10 @@ def load_sklearn(servable: Servable, device: Device, threads: int) -> Runtime:
 
     Raises:
         LoadFailed: A package is missing, the file cannot be loaded or holds no estimator, it has no such method, or
-            it takes neither rows of numbers nor texts.
+            what it takes is not known.
     """
     del device
-    estimator = _read(servable)
+    estimator = _read(servable, threads)
     _limit_threads(estimator, threads)
     present = [name for name in _METHODS if callable(getattr(estimator, name, None))]
     if not present:
@@ -66,7 +80,8 @@ def load_sklearn(servable: Servable, device: Device, threads: int) -> Runtime:
     named = servable.signatures or [name for name in present if name in _BY_DEFAULT] or present[:1]
     wanted = named if named[0] in _METHODS else [present[0], *named]
     names = chosen_signatures(servable.path, present, wanted)
-    methods = [_Method(estimator, name, servable) for name in names]
+    taken = _taken(estimator, names[0], servable)
+    methods = [_made(estimator, name, servable, taken) for name in names]
     runtime = _single(methods[0], servable) if len(methods) == 1 else _several(methods, servable)
     # Azure's server calls it where the model has it and the request names nothing.
     of_azure = "predict_proba" if "predict_proba" in names and not servable.signatures else names[0]
@@ -75,10 +90,16 @@ def load_sklearn(servable: Servable, device: Device, threads: int) -> Runtime:
 
 
 def _single(method: _Method, servable: Servable) -> Runtime:
-    runtime = as_runtime(servable, method.run, method.tensors, lambda rows: SklearnRuntime(method, rows))
+    runtime = as_runtime(
+        servable,
+        method.run,
+        method.tensors,
+        lambda rows: SklearnRuntime(method, rows),
+        examples=method.examples,
+    )
     tensors = runtime.signature.model_tensors
     assert tensors is not None, "only scripts have none"
-    named = NamedSignature(method.name, tensors)
+    named = NamedSignature(method.name, _as_estimators(tensors, method))
     runtime.signature = dataclasses.replace(runtime.signature, signatures=(named,))
     return runtime
 
@@ -98,12 +119,34 @@ def _packed(method: _Method, servable: Servable, *, is_default: bool) -> PackedR
 
     def pack_rows(rows: Signature) -> Runtime:
         assert rows.model_tensors is not None, "rows of numbers have them"
-        return PackedRuntime(method.run, rows.model_tensors, own, rows.verdict)
+        return PackedRuntime(method.run, _as_estimators(rows.model_tensors, method), own, rows.verdict)
 
     # What is declared of the model, is declared of its default.
-    runtime = as_runtime(own, method.run, method.tensors, pack_rows, sampled=is_default)
+    runtime = as_runtime(
+        own, method.run, method.tensors, pack_rows, sampled=is_default, examples=method.examples
+    )
     assert isinstance(runtime, PackedRuntime), "made here, or for what is packed anyway"
     return runtime
+
+
+def _as_estimators(tensors: ModelTensors, method: _Method) -> ModelTensors:
+    """The tensors of a runtime with what rows of numbers do not say of an estimator's."""
+    own = method.tensors
+    nullable = {info.name: info.nullable for info in own.inputs}
+    inputs = tuple(dataclasses.replace(info, nullable=nullable[info.name]) for info in tensors.inputs)
+    return dataclasses.replace(tensors, inputs=inputs, estimator=True, table=own.table)
+
+
+def _made(estimator: Any, name: str, servable: Servable, taken: Taken) -> _Method:
+    try:
+        return _Method(estimator, name, servable, taken)
+    except LoadFailed:
+        raise
+    except Exception as error:
+        raise LoadFailed(
+            f"{name} of {servable.path} does not take {taken}, as its other methods do ({type(error).__name__}: "
+            f"{_in_one_line(error)}); choose the methods that are served with the setting signature (--signature)"
+        ) from error
 
 
 class SklearnRuntime:
@@ -111,11 +154,14 @@ class SklearnRuntime:
 
     def __init__(self, method: _Method, signature: Signature) -> None:
         self._method = method
+        (info,) = method.tensors.inputs
+        self._input = info.name
         self.signature = signature
 
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Run one batch; see `Runtime.run`."""
-        return [self._method.of_rows(inputs[0])]
+        (given,) = self._method.run({self._input: inputs[0]}).values()
+        return [given]
 
     def fork(self) -> SklearnRuntime:
         """A further one of the same estimator."""
@@ -127,24 +173,22 @@ class _Method:
 
     Attributes:
         name: Its name, which is that of its output.
-        tensors: What it takes and gives: rows of numbers as float64, or texts.
+        tensors: What it takes and gives: rows of numbers as float64, texts, or the columns of a table.
+        examples: Rows that it answers, where the estimator says what it was fitted with.
     """
 
-    def __init__(self, estimator: Any, name: str, servable: Servable) -> None:
-        """Find out what it takes and gives, by two rows.
+    def __init__(self, estimator: Any, name: str, servable: Servable, taken: Taken) -> None:
+        """Find out what it gives, by two rows.
 
         Raises:
-            LoadFailed: It takes neither rows of numbers nor texts, or gives no array with an entry for each row.
+            LoadFailed: It gives no array with an entry for each row.
+            Exception: What the estimator raises.
         """
         self.name = name
         self._call = getattr(estimator, name)
-        self._columns = _columns(estimator, servable.path)
-        width = getattr(estimator, "n_features_in_", None)
-        self._texts = width is None
-        try:
-            given = self.of_rows(_TEXTS if width is None else np.zeros((2, width)))
-        except Exception as error:
-            raise LoadFailed(_refused(servable.path, estimator, name, error)) from error
+        self._taken = taken
+        examples = taken.examples()
+        given = self.run({key: array[:2] for key, array in examples.items()})[name]
         is_number = given.dtype.name in NUMERIC_DTYPES
         if given.shape[:1] != (2,) or not (is_number or given.dtype == object):
             raise LoadFailed(
@@ -153,47 +197,55 @@ class _Method:
             )
         classes = getattr(estimator, "classes_", None) if name in _OF_SCORES else None
         labels = () if classes is None else tuple(map(str, np.asarray(classes).tolist()))
-        inputs = (
-            TensorInfo(_INPUT, "string", (-1,))
-            if width is None
-            else TensorInfo(_INPUT, "float64", (-1, int(width)), labels=self._columns)
-        )
         dtype = given.dtype.name if is_number else "string"
         output = TensorInfo(name, dtype, (-1, *given.shape[1:]), labels=labels)
-        self.tensors = ModelTensors((inputs,), (output,), batched=True)
+        self.tensors = ModelTensors(taken.inputs, (output,), batched=True, estimator=True, table=taken.table)
+        self.examples = examples if taken.are_known else None
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Run one batch.
 
         Raises:
-            InvalidInput: The estimator does not take these numbers, such as NaN.
+            InvalidInput: The estimator does not take these values, such as NaN.
         """
-        return {self.name: self.of_rows(feeds[_INPUT])}
-
-    def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return what the method gives for rows `[rows, columns]`, or texts `[rows]`; raises as `run`."""
-        given: Any = self._taken(rows)
+        given = self._taken.value(feeds)
         try:
             # Rows that are tried, and those of callers, may be too large: that is in the answer.
             with np.errstate(all="ignore"):
                 result = self._call(given)
         except ValueError as error:
-            # As the checks of its inputs say it.
-            if str(error).startswith("Input "):
+            # As the checks of its inputs, and those of its encoders, say it.
+            if str(error).startswith(("Input ", "Found unknown categories")):
                 raise InvalidInput.refused_by_model(str(error).partition("\n")[0]) from error
             raise
-        return _array(result)
+        return {self.name: _array(result)}
 
-    def _taken(self, rows: np.ndarray) -> Any:
-        if self._texts:
-            return [text.decode(errors="replace") for text in rows.tolist()]
-        # Some write into what they are given, and the batch is not theirs.
-        copied = np.array(rows)
-        if not self._columns:
-            return copied
-        import pandas as pd
 
-        return pd.DataFrame(copied, columns=list(self._columns), copy=False)
+def _taken(estimator: Any, name: str, servable: Servable) -> Taken:
+    """How a method, and so all others, is given its rows.
+
+    Raises:
+        LoadFailed: It takes them in no way that is known.
+    """
+    first: tuple[Taken, Exception] | None = None
+    for taken in ways_to_take(estimator, servable.path, servable.sample_file):
+        try:
+            _Method(estimator, name, servable, taken)
+        except LoadFailed:
+            raise
+        except Exception as error:  # noqa: BLE001  # an estimator may raise anything for what it was not fitted on
+            first = first or (taken, error)
+        else:
+            if isinstance(taken, Table):
+                logger.info("%s takes %s", servable.name, taken)
+            return taken
+    assert first is not None, "there is one way at least"
+    plausible, refusal = first
+    raise LoadFailed(
+        f"{name} of {servable.path} does not take {plausible} ({type(refusal).__name__}: {_in_one_line(refusal)}); "
+        "give it a sample input with a row that it takes (sample_input.json beside it, or --sample-input), or serve "
+        "it by a score.py"
+    ) from refusal
 
 
 def _array(result: Any) -> np.ndarray:
@@ -208,13 +260,15 @@ def _array(result: Any) -> np.ndarray:
     return texts.reshape(array.shape)
 
 
-def _read(servable: Servable) -> Any:
+def _read(servable: Servable, threads: int) -> Any:
     """Load the file.
 
     Raises:
         LoadFailed: It cannot be loaded, or scikit-learn is not installed.
     """
     path = servable.path
+    if (library := library_of_booster(path)) is not None:
+        return read_booster(path, library, threads)
     if importlib.util.find_spec("sklearn") is None:
         raise LoadFailed(
             f"{path} is a model of scikit-learn, which is not installed; {how_to_install('sklearn')}"
@@ -229,10 +283,29 @@ def _read(servable: Servable) -> Any:
             warnings.simplefilter("always")
             estimator = joblib.load(path)
     except Exception as error:
-        advice = load_advice(error).strip()
-        raise LoadFailed(f"{path} cannot be loaded: {error!r}{advice and f'. {advice}'}") from error
+        raise LoadFailed(_why_unreadable(path, error)) from error
     _tell(path, caught)
-    return estimator
+    return as_estimator(estimator, threads)
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    """Why a pickle cannot be loaded, in a sentence, and what to do."""
+    if isinstance(error, _DAMAGED):
+        return (
+            f"{path} cannot be loaded: it is damaged, cut short, or no pickle ({_in_one_line(error)}); copy it anew "
+            "from where it was saved"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "").partition(".")[0]
+        reason = f"it needs the package {missing}, which is not installed"
+    else:
+        reason = f"its code fails with {type(error).__name__}: {_in_one_line(error)}"
+    advice = load_advice(error).strip()
+    return f"{path} cannot be loaded: {reason}{advice and f'. {advice}'}"
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _tell(path: Path, caught: Sequence[warnings.WarningMessage]) -> None:
@@ -255,19 +328,6 @@ def _tell(path: Path, caught: Sequence[warnings.WarningMessage]) -> None:
         )
 
 
-def _columns(estimator: Any, path: Path) -> tuple[str, ...]:
-    """The names of the columns that it was fitted on; empty if it was fitted on an array."""
-    names = getattr(estimator, "feature_names_in_", None)
-    if names is None:
-        return ()
-    if importlib.util.find_spec("pandas") is None:
-        raise LoadFailed(
-            f"{path} was fitted on a table with the columns {', '.join(map(str, names))}, for which pandas is "
-            "needed: pip install pandas"
-        )
-    return tuple(map(str, names))
-
-
 def _limit_threads(estimator: Any, threads: int) -> None:
     import threadpoolctl
 
@@ -281,18 +341,6 @@ def _limit_threads(estimator: Any, threads: int) -> None:
     }
     if several:
         estimator.set_params(**several)
-
-
-def _refused(path: Path, estimator: Any, name: str, error: Exception) -> str:
-    taken = (
-        "texts, and does not say how many numbers a row has (n_features_in_)"
-        if getattr(estimator, "n_features_in_", None) is None
-        else f"rows of {estimator.n_features_in_} numbers"
-    )
-    return (
-        f"{name} of {path} does not take {taken}: {error!r}; serve it as a model of MLflow with a signature of its "
-        "columns, or by a score.py"
-    )
 
 
 def _kind(value: Any) -> str:

@@ -358,10 +358,15 @@ def _made_up(signature: Signature) -> Any:
     if tensors is None or any(-1 in info.shape[1:] for info in tensors.inputs):
         return None
     data: Any = {
-        info.name: _zeros([max(size, 1) for size in info.shape], info.dtype) for info in tensors.inputs
+        info.name: [json.loads(info.example)]
+        if info.example
+        else _zeros([max(size, 1) for size in info.shape], info.dtype)
+        for info in tensors.inputs
     }
     if len(data) == 1:
         (data,) = data.values()
+    elif tensors.table:
+        data = [{name: value for name, (value,) in data.items()}]
     return {"data": data}
 
 

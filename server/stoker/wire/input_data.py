@@ -1,14 +1,19 @@
-"""Azure's `{"input_data": …}`, in which it sends requests to models of MLflow: arrays, or tables."""
+"""Tables in JSON, such as Azure's `{"input_data": …}`, in which it sends requests to models of MLflow.
+
+An estimator that was fitted on a table with texts has an input for each column (`runtimes.estimator_columns`). Its
+rows may be lists, objects, a table in pandas' orientation `split`, or an object of columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.echo import quoted
 from stoker.errors import InvalidInput
-from stoker.tensors import TensorInfo, TensorSpec
+from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
 
-__all__ = ["columns_of", "data_of", "is_table", "named_rows"]
+__all__ = ["columns_of", "columns_of_rows", "data_of", "is_columns", "is_table", "named_rows"]
 
 Inputs = Sequence[TensorInfo] | Sequence[TensorSpec]
 
@@ -51,7 +56,10 @@ def columns_of(table: Any, inputs: Inputs) -> dict[str, list[Any]]:
     columns, rows = table["columns"], table["data"]
     labels = _labels(inputs)
     names = labels or [spec.name for spec in inputs]
-    if not isinstance(columns, list) or sorted(map(str, columns)) != sorted(names):
+    given = [*map(str, columns)] if isinstance(columns, list) else []
+    # Of a table with texts, columns that the estimator does not know are left out, as of rows that are objects.
+    others = {*given} - {*names} if is_columns(inputs) else ()
+    if sorted(given) != sorted([*names, *others]):
         raise InvalidInput(
             f"The columns of a table must be the inputs of the model ({', '.join(names)}); "
             'arrays are sent as "inputs" or "instances".'
@@ -61,10 +69,63 @@ def columns_of(table: Any, inputs: Inputs) -> dict[str, list[Any]]:
     ):
         raise InvalidInput("All rows of a table must be lists with one value for each column.")
     if labels:
-        given = [*map(str, columns)]
         places = [given.index(label) for label in labels]
         return {inputs[0].name: [[row[place] for place in places] for row in rows]}
-    return {name: [row[place] for row in rows] for place, name in enumerate(columns)}
+    return {
+        name: [row[place] for row in rows] for place, name in enumerate(columns) if str(name) not in others
+    }
+
+
+def is_columns(inputs: Inputs) -> bool:
+    """Whether each input is a column of a table that an estimator was fitted on."""
+    return bool(inputs) and all(
+        isinstance(info, TensorInfo) and info.nullable and info.shape == (-1,) for info in inputs
+    )
+
+
+def columns_of_rows(rows: Any, tensors: ModelTensors) -> dict[str, Any]:
+    """Return the inputs of a model of which `is_columns` holds, by name.
+
+    Args:
+        rows: Lists with a value for each input, or for each column that the estimator was fitted on; objects by the
+            names of the inputs; or an object of columns. Values by other names are left out. The values of the only
+            input need no list around each.
+        tensors: What the model takes.
+
+    Raises:
+        InvalidInput: They are something else, or a column is missing.
+    """
+    names = [info.name for info in tensors.inputs]
+    if isinstance(rows, dict):
+        if missing := [name for name in names if name not in rows]:
+            raise InvalidInput(
+                f"The column {quoted(missing[0])} is missing; the columns are {', '.join(names)}."
+            )
+        return {name: rows[name] for name in names}
+    if not isinstance(rows, list):
+        raise InvalidInput(f"Expected a list of rows with the columns {', '.join(names)}.")
+    kinds = set(map(type, rows))
+    if kinds == {dict}:
+        for index, row in enumerate(rows):
+            if missing := [name for name in names if name not in row]:
+                raise InvalidInput(
+                    f"Row {index} has no column {quoted(missing[0])}; the columns are {', '.join(names)}."
+                )
+        return {name: [row[name] for row in rows] for name in names}
+    if kinds == {list}:
+        order = tensors.table if len(rows[0]) == len(tensors.table) else names
+        for index, row in enumerate(rows):
+            if len(row) != len(order):
+                raise InvalidInput(
+                    f"Row {index} has {len(row)} values; a row has {len(order)}: {', '.join(order)}."
+                )
+        places = {name: place for place, name in enumerate(order)}
+        return {name: [row[places[name]] for row in rows] for name in names}
+    if len(names) == 1 and not kinds & {list, dict}:
+        return {names[0]: rows}
+    raise InvalidInput(
+        f"Rows must all be lists of the values of {', '.join(names)}, or all objects with these names."
+    )
 
 
 def named_rows(rows: Any, inputs: Inputs) -> Any:

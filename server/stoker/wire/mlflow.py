@@ -14,7 +14,7 @@ import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
-from stoker.wire.input_data import columns_of, is_table, named_rows
+from stoker.wire.input_data import columns_of, columns_of_rows, is_columns, is_table, named_rows
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
 
@@ -57,7 +57,9 @@ def decode_invocation(signature: NamedSignature, body: bytes) -> Invocation:
         raise InvalidInput("This model takes no params.")
     inputs = signature.tensors.inputs
     value = document[kind]
-    if kind == "dataframe_records":
+    if kind in ("dataframe_records", "instances") and is_columns(inputs):
+        body = orjson.dumps({"inputs": columns_of_rows(value, signature.tensors)})
+    elif kind == "dataframe_records":
         body = orjson.dumps({"instances": named_rows(value, inputs)})
     elif kind in ("dataframe_split", "input_data"):
         given = columns_of(value, inputs) if kind == "dataframe_split" or is_table(value) else value

@@ -82,17 +82,20 @@ def fits_kind(item: Any, kind: str) -> bool:
     return type(item) in _TYPES[kind]
 
 
-def numbers(elements: Elements, kind: str) -> np.ndarray:
+def numbers(elements: Elements, kind: str, *, nullable: bool = False) -> np.ndarray:
     """Return elements as a vector of the widest dtype of a kind; their shape is still to be checked, and given to it.
 
     Args:
         elements: They are not coerced; see `fits_kind`.
         kind: The kind of a numpy dtype: `b`, `i`, `u` or `f`.
+        nullable: Whether None among numbers of the kind `f` becomes NaN.
 
     Raises:
         TypeError: There are others among them.
         OverflowError: A number does not fit the dtype.
     """
-    if not elements.types <= _TYPES[kind]:
+    others = elements.types - _TYPES[kind]
+    if others and not (nullable and kind == "f" and others == {type(None)}):
         raise TypeError("other elements than wanted")
+    # numpy makes NaN of None where numbers are wanted.
     return np.array(elements.items, _WIDEST[kind])

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ from stoker.wire.json_bodies import check_slow, check_text, check_values, finite
 from stoker.wire.oip_parameters import flag, identifier, parameters_of, tier, timeout_ns
 from stoker.wire.oip_regions import RegionReader, RegionSpan, from_region, span_of
 from stoker.wire.oip_sequences import sequence_of
-from stoker.wire.oip_tensors import check_fit, checked_shape, from_raw
+from stoker.wire.oip_tensors import as_sent, check_fit, checked_shape, fitted_inputs, from_raw
 from stoker.wire.tensor_json import as_dtype, as_tensor, check_rows
 
 __all__ = [
@@ -205,10 +205,8 @@ def decode_inputs(
     arrays: dict[str, np.ndarray] = {}
     start = 0
     for entry in listed:
-        name = entry.get("name")
-        info = infos.get(name) if isinstance(name, str) else None
-        if info is None:
-            raise InvalidInput(f"unexpected inference input {quoted(name)} for model '{model}'")
+        info = _info_of(model, tensors, infos, entry)
+        name = info.name
         if name in arrays:
             raise InvalidInput(f"input '{name}' is given twice for model '{model}'")
         shape = checked_shape(model, info, entry.get("datatype"), entry.get("shape"))
@@ -228,6 +226,22 @@ def decode_inputs(
     return all_inputs(model, tensors, arrays)
 
 
+def _info_of(
+    model: str, tensors: ModelTensors, infos: Mapping[str, TensorInfo], entry: Mapping[str, Any]
+) -> TensorInfo:
+    """What an input of a request is read as; those of an estimator are read as they are sent, and fitted later."""
+    name = entry.get("name")
+    info = infos.get(name) if isinstance(name, str) else None
+    if tensors.estimator and isinstance(name, str):
+        sent = as_sent(model, name, entry.get("datatype"))
+        if isinstance(entry.get("data"), np.ndarray) and (info is None or info.dtype != sent.dtype):
+            raise InvalidInput(f"the numbers of input '{name}' have been read as others than they are")
+        return sent
+    if info is None:
+        raise InvalidInput(f"unexpected inference input {quoted(name)} for model '{model}'")
+    return info
+
+
 def _from_binary(
     model: str, info: TensorInfo, shape: tuple[int, ...], content: memoryview, size: int
 ) -> np.ndarray:
@@ -240,11 +254,13 @@ def _from_binary(
 
 
 def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs in the model's order.
+    """Return the inputs in the model's order; those of an estimator may come in other tensors than it declares.
 
     Raises:
         InvalidInput: Some are missing, or they have different numbers of rows.
     """
+    if tensors.estimator:
+        arrays = fitted_inputs(model, tensors, arrays)
     if len(arrays) < len(tensors.inputs):
         missing = ", ".join(f"'{info.name}'" for info in tensors.inputs if info.name not in arrays)
         raise InvalidInput(
@@ -296,7 +312,7 @@ def _listed_data(info: TensorInfo, shape: tuple[int, ...], data: Any) -> np.ndar
     nested = bool(data) and isinstance(data[0], list)
     if info.dtype == "bool" and not nested:
         data = [bool(item) if type(item) is int and item in (0, 1) else item for item in data]
-    return as_tensor(data, TensorInfo(info.name, info.dtype, shape if nested else (-1,)))
+    return as_tensor(data, replace(info, shape=shape if nested else (-1,), any_rank=False))
 
 
 def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
@@ -323,14 +339,14 @@ def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
             row_bytes = np.dtype(info.dtype).itemsize * math.prod(size for size in sizes if size >= 0)
             sizes[free[0]] = len(body) // row_bytes if row_bytes else 0
         array = from_raw(model, info, tuple(sizes), body)
-    wanted = tuple(WantedOutput(output.name, binary=True) for output in tensors.outputs)
+    wanted = decode_wanted(model, tensors, [], binary_default=True)
     return InferRequest("", {info.name: array}, wanted)
 
 
 def decode_wanted(
     model: str, tensors: ModelTensors, listed: Any, *, binary_default: bool, regions: bool = False
 ) -> tuple[WantedOutput, ...]:
-    """Return the outputs that a request asks for, which are all if it names none.
+    """Return the outputs that a request asks for. If it names none, those are all; of an estimator the first.
 
     Args:
         model: The model's name, for error messages.
@@ -341,14 +357,18 @@ def decode_wanted(
 
     Raises:
         MalformedBody: A parameter has the wrong type.
-        InvalidInput: An output is unknown, or asked for twice.
+        InvalidInput: An output is unknown, or asked for twice; or several methods of an estimator are.
     """
     labels = {info.name: info.labels for info in tensors.outputs}
     names = list(labels)
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise MalformedBody("'outputs' must be a list of objects")
     if not listed:
-        return tuple(WantedOutput(name, binary_default) for name in names)
+        return tuple(WantedOutput(name, binary_default) for name in names[: 1 if tensors.estimator else None])
+    if tensors.estimator and len(listed) > 1:
+        raise InvalidInput(
+            f"the outputs of model '{model}' are its methods, of which a request asks one; send a request for each"
+        )
     wanted: dict[str, WantedOutput] = {}
     for entry in listed:
         name = entry.get("name")

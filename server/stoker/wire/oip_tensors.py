@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.echo import cut
+from stoker.echo import cut, quoted
 from stoker.errors import InvalidInput, MalformedBody
-from stoker.tensors import TensorInfo
+from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
 
-__all__ = ["DATATYPES", "MAX_AXES", "check_fit", "checked_shape", "datatype_of", "from_raw", "to_raw"]
+__all__ = [
+    "DATATYPES",
+    "MAX_AXES",
+    "as_sent",
+    "check_fit",
+    "checked_shape",
+    "datatype_of",
+    "fitted_inputs",
+    "from_raw",
+    "to_raw",
+]
 
 DATATYPES: Final = {
     "bool": "BOOL",
@@ -35,6 +45,10 @@ DATATYPES: Final = {
 _BY_DTYPE: Final = {
     np.dtype(object if name == "string" else name): datatype for name, datatype in DATATYPES.items()
 }
+
+_DTYPES: Final = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+_EXACT: Final = 1 << 53
+"""Up to this all integers are numbers of float64."""
 
 MAX_AXES: Final = 32
 """The most axes of an input: no array has more than 64, and the product of a million sizes takes hours."""
@@ -82,6 +96,87 @@ def check_fit(model: str, info: TensorInfo, shape: tuple[int, ...]) -> None:
             f"unexpected shape for input '{info.name}' for model '{model}'. "
             f"Expected {_listed(info.shape)}, got {_listed(shape)}"
         )
+
+
+def as_sent(model: str, name: str, datatype: Any) -> TensorInfo:
+    """Return an input of an estimator as its request describes it; `fitted_inputs` says whether the model takes it.
+
+    Raises:
+        InvalidInput: The datatype is none.
+    """
+    dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if dtype is None:
+        raise InvalidInput(
+            f"inference input '{name}' data-type is '{cut(datatype)}', but model '{model}' expects one of "
+            f"{', '.join(_DTYPES)}"
+        )
+    return TensorInfo(name, dtype, (), any_rank=True, nullable=True)
+
+
+def fitted_inputs(
+    model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarray]
+) -> Mapping[str, np.ndarray]:
+    """Return the inputs of an estimator from the tensors of a request.
+
+    The only input may have any name, as KServe's and MLServer's clients call it. A table may come as a tensor a
+    column, `[rows]` or `[rows, 1]`, also where the model declares one matrix of all; and one matrix as all columns of
+    a table. Other numbers are converted where no digit is lost.
+
+    Raises:
+        InvalidInput: They are not what the model takes.
+    """
+    infos = tensors.inputs
+    first = infos[0]
+    if first.labels and arrays.keys() == {*first.labels} != {first.name}:
+        columns = {name: TensorInfo(name, first.dtype, (-1,)) for name in first.labels}
+        made = {name: _fitted(model, columns[name], array) for name, array in arrays.items()}
+        if len({len(array) for array in made.values()}) > 1:
+            raise InvalidInput.different_rows((name, len(array)) for name, array in made.items())
+        return {first.name: np.stack([made[name] for name in first.labels], axis=1)}
+    if len(arrays) == 1:
+        (array,) = arrays.values()
+        if len(infos) == 1:
+            return {first.name: _fitted(model, first, array)}
+        order = next(
+            (
+                names
+                for names in (tensors.table, tuple(info.name for info in infos))
+                if array.ndim == 2 and array.shape[1] == len(names)
+            ),
+            (),
+        )
+        # Copies: what is remembered of a request are the places of whole tensors.
+        arrays = {name: np.ascontiguousarray(array[:, place]) for place, name in enumerate(order)} or arrays
+    known = {info.name for info in infos}
+    if unknown := [name for name in arrays if name not in known and name not in tensors.table]:
+        raise InvalidInput(
+            f"unexpected inference input {quoted(unknown[0])} for model '{model}', which takes a tensor for each of "
+            f"the columns {', '.join(info.name for info in infos)}"
+        )
+    return {info.name: _fitted(model, info, arrays[info.name]) for info in infos if info.name in arrays}
+
+
+def _fitted(model: str, info: TensorInfo, array: np.ndarray) -> np.ndarray:
+    """An array as an input of an estimator."""
+    if array.shape[1:] == (1,) and info.shape == (-1,):
+        array = array[:, 0]
+    check_fit(model, info, array.shape)
+    wanted, kind = np.dtype(object if info.dtype == "string" else info.dtype), array.dtype.kind
+    if array.dtype == wanted:
+        return array
+    if wanted.kind == "f" and kind in "bfiu":
+        if kind in "iu" and array.size and not -_EXACT <= int(array.min()) <= int(array.max()) <= _EXACT:
+            raise InvalidInput(
+                f"inference input '{info.name}' of model '{model}' has an integer that {datatype_of(array)} holds "
+                f"and {DATATYPES[info.dtype]} does not"
+            )
+        return array.astype(wanted)
+    if wanted.kind == "b" and kind in "iu" and np.isin(array, (0, 1)).all():
+        return array.astype(wanted)
+    raise InvalidInput(
+        f"inference input '{info.name}' data-type is '{datatype_of(array)}', but model '{model}' expects "
+        f"'{DATATYPES[info.dtype]}'"
+    )
 
 
 def _listed(shape: Sequence[int]) -> str:

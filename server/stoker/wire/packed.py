@@ -20,6 +20,7 @@ import orjson
 from stoker.errors import BodyTooLarge
 
 __all__ = [
+    "MISSING",
     "check_string_count",
     "has_too_many_elements",
     "join_strings",
@@ -28,6 +29,9 @@ __all__ = [
     "split_strings",
     "unpack",
 ]
+
+MISSING: Final = b"\xff"
+"""Stands for a string that is missing in a table's column: no text is encoded so in UTF-8."""
 
 # The lengths of the head and of the signature's name.
 _HEAD: Final = struct.Struct("=II")

@@ -16,10 +16,11 @@ from stoker.echo import quoted_names
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.input_data import data_of
+from stoker.wire.input_data import columns_of_rows, data_of, is_columns, named_rows
 from stoker.wire.json_bodies import kind_of, parse_document
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, numbers
 from stoker.wire.non_finite import rewritten
+from stoker.wire.packed import MISSING
 
 __all__ = [
     "as_dtype",
@@ -29,6 +30,7 @@ __all__ = [
     "encode_tensors",
     "from_base64",
     "is_base64",
+    "is_missing",
     "tensors_of",
     "to_lists",
     "writable",
@@ -55,6 +57,9 @@ def tensors_of(document: Any, tensors: ModelTensors) -> dict[str, np.ndarray]:
         )
     names = [info.name for info in tensors.inputs]
     data = document["data"] if "data" in document else data_of(document, tensors.inputs)
+    if is_columns(tensors.inputs):
+        data = columns_of_rows(data, tensors)
+    data = named_rows(data, tensors.inputs)
     if len(names) == 1 and not isinstance(data, dict):
         data = {names[0]: data}
     if not isinstance(data, dict) or set(data) != set(names):
@@ -101,7 +106,7 @@ def as_tensor(value: Any, info: TensorInfo, *, encoded: bool = False) -> np.ndar
 def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
     kind = np.dtype(info.dtype).kind
     try:
-        return as_dtype(numbers(elements, kind), info)
+        return as_dtype(numbers(elements, kind, nullable=info.nullable), info)
     except TypeError:
         raise InvalidInput(f"{info.name}: expected {_WORDS[kind]} as {info}, got something else.") from None
     except OverflowError:
@@ -134,13 +139,22 @@ def _strings(elements: Elements, info: TensorInfo, *, encoded: bool) -> np.ndarr
         array[:] = list(map(str.encode, elements.items))
         return array
     for item in elements.items:
-        if not isinstance(item, str) and not (encoded and is_base64(item)):
+        if not isinstance(item, str) and not (encoded and is_base64(item)) and not is_missing(item, info):
             raise InvalidInput(f"{info.name}: expected strings as {info}, got {kind_of(item)}.")
     array[:] = [
-        item.encode() if isinstance(item, str) else from_base64(item["b64"], info.name)
+        item.encode()
+        if isinstance(item, str)
+        else MISSING
+        if item is None
+        else from_base64(item["b64"], info.name)
         for item in elements.items
     ]
     return array
+
+
+def is_missing(item: Any, info: TensorInfo) -> bool:
+    """Whether an element is null, and that stands for a missing value; there is none among booleans."""
+    return item is None and info.nullable and info.dtype.startswith(("string", "float"))
 
 
 def is_base64(value: Any) -> bool:

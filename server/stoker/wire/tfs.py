@@ -19,10 +19,12 @@ from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.column_names import named_columns
+from stoker.wire.input_data import columns_of_rows, is_columns
 from stoker.wire.json_bodies import check_slow, check_values, finite, load, nests_deeper
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
 from stoker.wire.non_finite import rewritten
-from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64
+from stoker.wire.packed import MISSING
+from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64, is_missing
 
 __all__ = [
     "PredictRequest",
@@ -140,6 +142,9 @@ def _from_rows(tensors: ModelTensors, instances: Any) -> dict[str, np.ndarray]:
     if not instances:
         raise InvalidInput("No values in 'instances' array")
     infos = tensors.inputs
+    if is_columns(infos):
+        columns = columns_of_rows(instances, tensors)
+        return {info.name: tensor_of(columns[info.name], info) for info in infos}
     if len(infos) == 1 and not (_is_named(instances[0], infos)):
         return {infos[0].name: tensor_of(instances, infos[0])}
     names = [info.name for info in infos]
@@ -158,6 +163,8 @@ def _is_named(instance: Any, infos: Sequence[TensorInfo]) -> bool:
 
 def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
     infos = tensors.inputs
+    if is_columns(infos):
+        inputs = columns_of_rows(inputs, tensors)
     if len(infos) == 1 and not _is_named(inputs, infos):
         return {infos[0].name: tensor_of(inputs, infos[0])}
     if not isinstance(inputs, dict):
@@ -197,9 +204,9 @@ def tensor_of(value: Any, info: TensorInfo) -> np.ndarray:
 def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
     kind = np.dtype(info.dtype).kind
     try:
-        return as_dtype(numbers(elements, kind), info)
+        return as_dtype(numbers(elements, kind, nullable=info.nullable), info)
     except TypeError:
-        other = next(item for item in elements.items if not fits_kind(item, kind))
+        other = next(i for i in elements.items if not fits_kind(i, kind) and not is_missing(i, info))
         raise InvalidInput(
             f"JSON Value: {json_beginning(other)} Type: {_type(other)} is not of expected type: {info.dtype}"
         ) from None
@@ -209,7 +216,7 @@ def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
 
 def _strings(leaves: list[Any], info: TensorInfo) -> np.ndarray:
     array = np.empty(len(leaves), object)
-    array[:] = [string_of(leaf, info.name) for leaf in leaves]
+    array[:] = [MISSING if is_missing(leaf, info) else string_of(leaf, info.name) for leaf in leaves]
     return array
 
 

@@ -94,6 +94,31 @@ def test_a_pickle_is_the_model_of_its_folder(tmp_path: Path, files: tuple[str, .
     assert detect(touch(tmp_path, *files)) == Detected("sklearn", tmp_path / entry)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "is_one"),
+    [
+        ("model.json", b'{"learner":{"attributes":{}', True),
+        ("model.ubj", b"{L\x00\x00\x00\x00\x00\x00\x00\x07learner", True),
+        ("model.txt", b"tree\nversion=v4\n", True),
+        ("model.bst", b"tree\nversion=v4\n", True),
+        ("model.json", b'{"data": [[1]]}', False),
+        ("model.txt", b"", False),
+    ],
+)
+def test_boosters_are_told_by_their_beginning(
+    tmp_path: Path, name: str, content: bytes, is_one: bool
+) -> None:
+    """Many files have their names; one that begins as XGBoost or LightGBM writes it is a model, also in a folder."""
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "sample_input.json").write_text('{"data": [[1]]}')
+    for path in (tmp_path, tmp_path / name):
+        if is_one:
+            assert detect(path) == Detected("sklearn", tmp_path / name)
+        else:
+            with pytest.raises(RepositoryError, match="holds no model"):
+                detect(path)
+
+
 def test_a_pickle_beside_another_model_is_a_file_of_that(tmp_path: Path) -> None:
     """As a vocabulary may be: neither a model of the folder nor versions in it become anything else by it."""
     assert detect(touch(tmp_path / "a", "model.onnx", "model.pkl")).framework == "onnx"

@@ -18,7 +18,7 @@ from stoker.wire.oip_parameters import check_parameters, tier, timeout_ns
 from stoker.wire.oip_regions import RegionReader, from_region, span_of
 from stoker.wire.oip_requests import InferRequest, WantedOutput, all_inputs, decode_wanted
 from stoker.wire.oip_sequences import sequence_of
-from stoker.wire.oip_tensors import MAX_AXES, checked_shape, from_raw
+from stoker.wire.oip_tensors import DATATYPES, MAX_AXES, as_sent, checked_shape, from_raw
 
 __all__ = ["FINAL_ASKED", "PlainRow", "RequestDecoder"]
 
@@ -68,7 +68,7 @@ class RequestDecoder:
         request = message.parsed(_MAX_TYPED_BYTES)
         decoded = self.decode_parsed(message, request, regions)
         if message.raw and _REGION not in message.form and decoded.sequence is None:
-            self._remember(message.form, [tensor.name for tensor in request.inputs], decoded)
+            self._remember(message.form, request.inputs, decoded)
         return decoded
 
     def plain_row(self, message: RequestMessage) -> PlainRow | None:
@@ -118,7 +118,7 @@ class RequestDecoder:
         position = 0
         for tensor in given:
             name = tensor.name
-            info = infos.get(name)
+            info = as_sent(model, name, tensor.datatype) if self._tensors.estimator else infos.get(name)
             if info is None:
                 raise InvalidInput(f"unexpected inference input {quoted(name)} for model '{model}'")
             if name in arrays:
@@ -158,9 +158,16 @@ class RequestDecoder:
                 f"for model '{self._model}'"
             )
 
-    def _remember(self, key: bytes, names: list[str], decoded: InferRequest) -> None:
+    def _remember(self, key: bytes, given: Any, decoded: InferRequest) -> None:
         if len(key) > _MAX_REMEMBERED_BYTES or not all(map(_is_taken_as_it_is, self._tensors.inputs)):
             return
+        sent = {tensor.name: tensor.datatype for tensor in given}
+        if self._tensors.estimator and sent != {
+            info.name: DATATYPES[info.dtype] for info in self._tensors.inputs
+        }:
+            # They have been converted.
+            return
+        names = list(sent)
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
         places = tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -127,7 +128,9 @@ def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> Non
         call.sequence = request.sequence
         if not all(map(len, request.inputs.values())):
             raise InvalidInput("A request of a sequence has one row, not 0.")
-    submit_tensors(call, exchange, request.inputs)
+    # The output of an estimator is the method, which is a signature.
+    method = request.wanted[0].name if exchange.arena.signature.method else ""
+    submit_tensors(call, exchange, request.inputs, method)
 
 
 def tell_urgency(call: Call, request: InferRequest) -> None:
@@ -173,5 +176,12 @@ def signatures_of(service: Scorer) -> tuple[NamedSignature, ...]:
 
 
 def tensors_of(service: Scorer) -> ModelTensors:
-    """Return the tensors of a model by its default signature; raises as `signatures_of`."""
-    return signatures_of(service)[0].tensors
+    """Return the tensors of a model by its default signature, with the outputs of all methods of an estimator.
+
+    Raises as `signatures_of`.
+    """
+    signatures = signatures_of(service)
+    tensors = signatures[0].tensors
+    if not tensors.estimator:
+        return tensors
+    return replace(tensors, outputs=tuple(out for one in signatures for out in one.tensors.outputs))

@@ -136,6 +136,22 @@ def test_the_form_of_a_request_is_checked_as_often_as_it_changes() -> None:
         decode(memory, request((X, [1, 3]), raw=(floats(1, 2, 3),)))
 
 
+def test_tensors_of_an_estimator_are_converted_each_time() -> None:
+    """Integers of as many bytes as the model's numbers are not taken for these, though all else is as it was."""
+    info = TensorInfo("data", "float64", (-1, 2), nullable=True)
+    scores = TensorInfo("predict_proba", "float64", (-1, 2))
+    labels = TensorInfo("predict", "int64", (-1,))
+    memory = RequestDecoder("m", ModelTensors((info,), (labels, scores), batched=True, estimator=True))
+    sent = TensorInfo("input-0", "int64", (-1, 2))
+    for _ in range(3):
+        for numbers in (np.array([[1, 2]]), np.array([[1.0, 2.0]])):
+            kind = TensorInfo(sent.name, numbers.dtype.name, sent.shape)
+            decoded = decode(memory, request((kind, [1, 2]), raw=(numbers.tobytes(),)))
+            assert decoded.inputs["data"].tolist() == [[1, 2]]
+            assert decoded.inputs["data"].dtype == np.float64
+            assert [one.name for one in decoded.wanted] == ["predict"]
+
+
 def test_forms_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many forms are remembered, and none that is long."""
     monkeypatch.setattr("stoker.gateway.grpc.requests._MAX_FORMS", 3)
