@@ -19,6 +19,7 @@ __all__ = [
     "Servable",
     "WarmUpInput",
     "WarmUpRequest",
+    "code_of_load",
     "library_of_booster",
 ]
 
@@ -167,6 +168,19 @@ class Servable:
             return self.sample_input
         beside = (folder / name for folder in (self.model_dir, self.path.parent) for name in SAMPLE_FILES)
         return next(filter(Path.is_file, beside), None)
+
+
+def code_of_load(servable: Servable) -> str:
+    """Return what code a file of a model runs while it is loaded, in words; empty for those that run none."""
+    match servable.framework:
+        case "script":
+            return f"the code of {servable.path.name}"
+        case "mlflow":
+            return f"the code that the pickles of {servable.path.name} hold"
+        case "sklearn" if library_of_booster(servable.path) is None:
+            return f"the code that the pickle {servable.path.name} holds"
+        case _:
+            return ""
 
 
 def library_of_booster(path: Path) -> str | None:

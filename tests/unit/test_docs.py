@@ -44,6 +44,8 @@ FOREIGN_OPTIONS = {
     *("--build-arg", "--shm-size", "--only", "--resume-from"),
     # Of curl.
     "--resolve",
+    # Of pip.
+    *("--extra-index-url", "--find-links", "--no-binary"),
     # Of perf_analyzer.
     *("--collect-metrics", "--metrics-url"),
     # Of tensorflow_model_server.

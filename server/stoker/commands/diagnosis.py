@@ -30,7 +30,7 @@ from stoker.gpu.devices import choose_device
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.repository import Repository
-from stoker.servable import Servable
+from stoker.servable import Servable, code_of_load
 from stoker.settings.server import ServerSettings
 from stoker.supervisor.binding import bind
 from stoker.supervisor.body_memory import body_memory
@@ -338,8 +338,10 @@ def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[st
     text = f"version {servable.version} ({servable.framework}), {servable.path}"
     lacking = _lacking(model)
     effects = _effects(servable) if servable.framework == "tensorflow" else ()
+    code = code_of_load(servable)
+    notes = (*effects, *((f"loading it runs {code}: serve what you trust",) if code else ()))
     outcome: Outcome = "wrong" if lacking else "note" if effects else "ok"
-    yield Check(f"model {servable.name}", outcome, text, (*lacking, *effects))
+    yield Check(f"model {servable.name}", outcome, text, (*lacking, *notes))
     if model.environment is None:
         return
     name = f"packages of {servable.name}"
@@ -384,7 +386,8 @@ def _effects(servable: Servable) -> tuple[str, ...]:
 
 def _environment(name: str, environment: ModelEnvironment) -> Check:
     findings = environment.findings()
-    items = (*(f"{finding.kind} {finding.text}" for finding in findings), *environment.notes())
+    code = (f"from elsewhere than the usual index: {line}" for line in environment.runs_code())
+    items = (*(f"{finding.kind} {finding.text}" for finding in findings), *environment.notes(), *code)
     text = environment.summary()
     if environment.managed_by_system:
         if environment.built is not None:

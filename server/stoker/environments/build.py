@@ -196,6 +196,8 @@ class _Builder:
             f"building an environment for {specification.path} with {self._installer} and Python "
             f"{self._recipe.python}, {len(specification.lines)} requirement{'s' * (len(specification.lines) != 1)}"
         )
+        if code := specification.runs_code():
+            self._say(f"packages and code from elsewhere than the usual index: {'; '.join(code)}")
         if self._recipe.needs:
             self._create_with_needs()
         else:

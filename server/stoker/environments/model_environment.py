@@ -93,6 +93,10 @@ class ModelEnvironment:
         python = [self.built.note] if self.built is not None and self.built.note else []
         return [*python, *notes(self.specification)]
 
+    def runs_code(self) -> list[str]:
+        """What its installation runs and trusts, if the system installs it; see `Specification.runs_code`."""
+        return self.specification.runs_code() if self.managed_by_system else []
+
     def summary(self) -> str:
         """Its state in one line."""
         name = self.specification.path.name

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -11,6 +13,8 @@ from packaging.version import InvalidVersion, Version
 
 __all__ = ["Entry", "Place", "Specification", "stays_below"]
 
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#]+)", re.IGNORECASE)
+_SOURCES: Final = ("--index-url", "--extra-index-url", "--find-links", "--trusted-host")
 _UPPER_BOUNDS = {"==", "===", "~=", "<", "<="}
 
 
@@ -79,12 +83,41 @@ class Specification:
         """Lines of the requirements file that installs it, each once, in alphabetical order."""
         return sorted({entry.line for entry in self.entries if entry.line})
 
+    def runs_code(self) -> list[str]:
+        """What its installation runs and trusts beyond the usual index, in words; nothing for wheels.
+
+        Addresses are told by their hosts: they may hold passwords.
+        """
+        found = []
+        for entry in self.entries:
+            target = entry.line.removeprefix("--editable ")
+            host = _host_of(target)
+            is_local = host is None and target.startswith(("/", "file:"))
+            if (host is not None or is_local) and not target.partition("#")[0].endswith(".whl"):
+                where = entry.text if host is None else f"a project of {host}"
+                found.append(f"{where} ({entry.place.short}) is built by its own setup.py or pyproject.toml")
+        for option in self.options:
+            name, _, value = option.partition(" ")
+            # A folder of wheels on this machine is nobody else's.
+            source = value if name == "--trusted-host" else _host_of(value)
+            if name in _SOURCES and source is not None:
+                found.append(f"packages come from {source} ({name})")
+            elif name == "--no-binary":
+                found.append(f"{value} is built by its own setup.py or pyproject.toml ({name})")
+        return found
+
     @property
     def python_text(self) -> str:
         """`python` as people write it: `3.6.2`, `>=3.8`."""
         text = str(self.python)
         exact = len(self.python) == 1 and text.startswith("==")
         return text[2:].removesuffix(".*") if exact else text
+
+
+def _host_of(address: str) -> str | None:
+    """The host of a URL, without what stands before an `@`; None for what is none, or has no host."""
+    found = _URL.search(address)
+    return found[1].rpartition("@")[2] if found else None
 
 
 def stays_below(specifier: SpecifierSet, bound: str) -> bool:

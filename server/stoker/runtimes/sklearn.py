@@ -30,7 +30,7 @@ from stoker.runtimes.serving_way import as_runtime
 from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.scripts.former_names import provide_former_names
 from stoker.scripts.load_advice import load_advice
-from stoker.servable import Device, Servable, library_of_booster
+from stoker.servable import Device, Servable, code_of_load, library_of_booster
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 
@@ -275,6 +275,7 @@ def _read(servable: Servable, threads: int) -> Any:
         )
     import joblib
 
+    logger.info("loading %s runs %s", servable.name, code_of_load(servable))
     provide_former_names()
     # Classes of its own are in modules beside it.
     sys.path.extend(folder for folder in [str(path.parent)] if folder not in sys.path)

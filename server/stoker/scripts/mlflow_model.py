@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import io
 import json
+import logging
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from stoker.errors import LoadFailed, RequestError
 from stoker.mlflow_folder import Column, MlflowFolder, TensorInput
 
 __all__ = ["MlflowModel"]
+
+logger = logging.getLogger(__name__)
 
 _FORMATS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs", "input_data")
 _EXPECTED: Final = f"expected an object with one of {', '.join(_FORMATS)}, or CSV"
@@ -273,6 +276,7 @@ def _common_names(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _loaded(model: MlflowFolder) -> Callable[..., Any]:
     """The function that predicts."""
+    logger.info("loading %s runs the code that its pickles hold", model.folder.name)
     if importlib.util.find_spec("mlflow") is not None:
         import mlflow.pyfunc
 

@@ -282,6 +282,28 @@ def test_a_model_that_is_not_there_is_wrong(workspace: Workspace) -> None:
     assert (check.outcome, "nobody" in check.text) == ("wrong", True)
 
 
+def test_what_runs_code_is_listed(tmp_path: Path, workspace: Workspace) -> None:
+    """A pickle, and what an environment is installed from; passwords of addresses are not."""
+    (tmp_path / "churn.pkl").touch()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "setup.py").touch()
+    (tmp_path / "packages.txt").write_text(
+        "--extra-index-url https://me:secret@packages.test/simple\n./own\n"
+    )
+    model = ModelSettings(
+        path=tmp_path / "churn.pkl", environment=tmp_path / "packages.txt", environment_managed="system"
+    )
+    checks = checks_of(workspace, model)
+    assert checks["model churn"].items == (
+        "loading it runs the code that the pickle churn.pkl holds: serve what you trust",
+    )
+    assert checks["packages of churn"].items == (
+        "from elsewhere than the usual index: ./own (packages.txt, line 2) is built by its own setup.py or "
+        "pyproject.toml",
+        "from elsewhere than the usual index: packages come from packages.test (--extra-index-url)",
+    )
+
+
 @pytest.mark.parametrize("managed", ["user", "system"])
 def test_a_saved_model_without_tensorflow_is_wrong(
     tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, managed: str

@@ -128,6 +128,18 @@ def test_what_cannot_be_installed_is_told_and_leaves_nothing(ask: Ask, home: Pat
     assert [entry.name for entry in home.iterdir() if entry.is_dir()] == []
 
 
+def test_code_of_others_is_told_before_it_runs(ask: Ask, home: Path, tmp_path: Path) -> None:
+    """A project that is built says so in the line behind the first, whatever becomes of it."""
+    ask()
+    own = tmp_path / "model" / "own"
+    own.mkdir()
+    (own / "setup.py").write_text("raise SystemExit('it ran')\n")
+    said: list[str] = []
+    with pytest.raises(EnvironmentUnusable):
+        built(ask("./own"), home, said.append)
+    assert "./own (requirements.txt, line 3) is built by its own setup.py or pyproject.toml" in said[1]
+
+
 def test_an_old_numpy_is_refused_before_anything_is_done(ask: Ask, home: Path) -> None:
     """The line that asks for it is named, and no folder is made."""
     with pytest.raises(

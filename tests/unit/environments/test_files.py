@@ -345,3 +345,53 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_bounds_are_seen(specifier: str, bound: str, below: bool) -> None:
     """Only a clause that keeps all versions under the bound counts."""
     assert stays_below(SpecifierSet(specifier), bound) is below
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("./own", "./own (requirements.txt, line 1) is built by its own setup.py or pyproject.toml"),
+        ("-e ./own", "-e ./own (requirements.txt, line 1) is built by its own setup.py or pyproject.toml"),
+        (
+            "own-1.tar.gz",
+            "own-1.tar.gz (requirements.txt, line 1) is built by its own setup.py or pyproject.toml",
+        ),
+        (
+            "git+https://me:secret@git.test/own.git#egg=own",
+            "a project of git.test (requirements.txt, line 1) is built by its own setup.py or pyproject.toml",
+        ),
+        (
+            "own @ https://files.test/own.zip",
+            "a project of files.test (requirements.txt, line 1) is built by its own",
+        ),
+        (
+            "--index-url=https://me:secret@packages.test/simple",
+            "packages come from packages.test (--index-url)",
+        ),
+        (
+            "--extra-index-url http://packages.test:81",
+            "packages come from packages.test:81 (--extra-index-url)",
+        ),
+        ("--trusted-host packages.test", "packages come from packages.test (--trusted-host)"),
+        ("--no-binary numpy", "numpy is built by its own setup.py or pyproject.toml (--no-binary)"),
+    ],
+)
+@pytest.mark.parametrize("in_conda", [False, True])
+def test_what_runs_code_of_others_is_told(tmp_path: Path, line: str, said: str, in_conda: bool) -> None:
+    """Projects that are built, and other sources, of requirements files and of conda's; never with a password."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "setup.py").touch()
+    (tmp_path / "own-1.tar.gz").touch()
+    text = f"dependencies:\n- pip:\n  - {line}\n" if in_conda else f"{line}\n"
+    (told,) = read(tmp_path, text, "conda.yaml" if in_conda else "requirements.txt").runs_code()
+    assert told.startswith(
+        said.replace("requirements.txt, line 1", "conda.yaml, line 3") if in_conda else said
+    )
+    assert "secret" not in told
+
+
+def test_wheels_and_packages_of_the_index_run_nothing(tmp_path: Path) -> None:
+    """Nothing is said of what everybody has."""
+    (tmp_path / "own-1-py3-none-any.whl").touch()
+    lines = ("numpy>=2", "./own-1-py3-none-any.whl", "https://files.test/own-1-py3-none-any.whl", "--pre")
+    assert read_pip(tmp_path, *lines).runs_code() == []

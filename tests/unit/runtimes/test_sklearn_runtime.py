@@ -225,6 +225,19 @@ def test_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load(save(regression(), tmp_path / "model.pkl"), signatures=("predict_proba",))
 
 
+def test_that_code_runs_is_said_before_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In one line, with the name of the file; a pickle may do what it likes once it is loaded."""
+    file = tmp_path / "model.pkl"
+    # Calls a function of this process with a text, as a pickle may call any.
+    file.write_bytes(b"clogging\nwarning\n(Vthe pickle runs\ntR.")
+    with caplog.at_level(logging.INFO), pytest.raises(LoadFailed, match=r"holds builtins\.NoneType"):
+        load(file)
+    said = [record.getMessage() for record in caplog.records]
+    assert said.index("loading homes runs the code that the pickle model.pkl holds") < said.index(
+        "the pickle runs"
+    )
+
+
 def test_a_damaged_pickle_is_told_in_a_sentence(tmp_path: Path) -> None:
     """What is wrong and what to do, and no repr of an exception."""
     file = save(regression(), tmp_path / "model.pkl")
