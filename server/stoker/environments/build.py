@@ -27,6 +27,7 @@ from typing import Final
 from packaging.version import Version
 
 import stoker
+import stoker_run
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import (
     Interpreter,
@@ -134,7 +135,8 @@ def _recipe(specification: Specification, python: Interpreter, framework: str) -
         return _Recipe(specification, python, server_paths(), ())
     # Another interpreter cannot use compiled packages of this one, so it needs its own.
     needs = device_needs(framework, named_packages(specification))
-    return _Recipe(specification, python, (str(Path(stoker.__file__).parent),), needs)
+    paths = tuple(str(Path(str(package.__file__)).parent) for package in (stoker, stoker_run))
+    return _Recipe(specification, python, paths, needs)
 
 
 def _ready(environments_dir: Path, recipe: _Recipe, note: str) -> Built | None:
@@ -236,7 +238,8 @@ class _Builder:
         """Create it for another Python, and install there what the device process imports, and Stoker itself."""
         server = self._folder / "server"
         server.mkdir()
-        (server / "stoker").symlink_to(self._recipe.server_paths[0], target_is_directory=True)
+        for path in self._recipe.server_paths:
+            (server / Path(path).name).symlink_to(path, target_is_directory=True)
         try:
             self._create()
             self._show([str(server)])

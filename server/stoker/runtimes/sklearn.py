@@ -28,11 +28,11 @@ from stoker.runtimes.estimator_columns import Table, Taken, ways_to_take
 from stoker.runtimes.packed import Feeds, PackedRuntime
 from stoker.runtimes.serving_way import as_runtime
 from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
-from stoker.scripts.former_names import provide_former_names
 from stoker.scripts.load_advice import load_advice
 from stoker.servable import Device, Servable, code_of_load, library_of_booster
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
+from stoker_run.former_names import provide_former_names
 
 __all__ = ["SklearnRuntime", "load_sklearn"]
 
@@ -276,7 +276,7 @@ def _read(servable: Servable, threads: int) -> Any:
     import joblib
 
     logger.info("loading %s runs %s", servable.name, code_of_load(servable))
-    provide_former_names()
+    provide_former_names(logger.info)
     # Classes of its own are in modules beside it.
     sys.path.extend(folder for folder in [str(path.parent)] if folder not in sys.path)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import logging
 import os
 import sys
 import traceback
@@ -21,11 +22,13 @@ from stoker.azure import finder
 from stoker.azure.raw_http import raw_http_requested
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
-from stoker.scripts.former_names import provide_former_names
 from stoker.scripts.load_advice import load_advice
 from stoker.system.tracebacks import frames_of_script
+from stoker_run.former_names import provide_former_names
 
 __all__ = ["EntryScript"]
+
+logger = logging.getLogger(__name__)
 
 _MODULE: Final = "entry_module"
 _LISTED_FILES: Final = 200
@@ -55,7 +58,7 @@ class EntryScript:
         self._path = path
         self._model_dir = model_dir
         finder.install()
-        provide_former_names()
+        provide_former_names(logger.info)
         module = _execute(path, model_dir)
         self._init = _function(module, "init", path)
         self.run = _function(getattr(module, "driver_module", module), "run", path)

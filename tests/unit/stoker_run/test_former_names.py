@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +12,13 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+from tests.patience import PROGRAM_S
 
-from stoker.scripts import former_names
-from stoker.scripts.former_names import FORMER_NAMES, provide_former_names
+from stoker_run import former_names
+from stoker_run.archive import unpack
+from stoker_run.attempt import VERSION, read_start
+from stoker_run.environ import variables
+from stoker_run.former_names import FORMER_NAMES, provide_former_names
 
 X, Y = np.array([[0.0, 1], [1, 0], [2, 3], [3, 2]]), np.array([0, 0, 1, 1])
 
@@ -31,7 +37,7 @@ def withdraw_former_names() -> None:
 @pytest.fixture(autouse=True)
 def names() -> Iterator[None]:
     """Former names can be imported in a test, and nowhere else."""
-    provide_former_names()
+    provide_former_names(lambda _: None)
     yield
     withdraw_former_names()
 
@@ -121,3 +127,70 @@ def test_what_is_installed_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert importlib.import_module("sklearn.externals.joblib").mine
     # It was not provided, so it is not withdrawn by its finder alone.
     sys.modules.pop("sklearn.externals.joblib")
+
+
+def test_each_name_is_told_once() -> None:
+    """In one line, with the version and what stands for it; modules of a copied project count as that."""
+    said: list[str] = []
+    former_names._FINDER._said.clear()
+    provide_former_names(said.append)
+    for name in (
+        "sklearn.externals.joblib.numpy_pickle",
+        "sklearn.linear_model.logistic",
+        "sklearn.linear_model.logistic",
+    ):
+        sys.modules.pop(name, None)
+        importlib.import_module(name)
+    version = importlib.import_module("sklearn").__version__
+    assert said == [
+        f"scikit-learn {version} has no sklearn.externals.joblib; it is joblib for this process",
+        f"scikit-learn {version} has no sklearn.linear_model.logistic; it is sklearn.linear_model._logistic for this "
+        "process",
+    ]
+
+
+OLD_SCRIPT = """\
+import os, subprocess, sys
+from sklearn.externals import joblib
+from sklearn.linear_model.logistic import LogisticRegression
+import joblib as today
+print(joblib is today, LogisticRegression.__module__, os.environ["OWN"])
+if "child" not in sys.argv:
+    subprocess.check_call([sys.executable, __file__, "child"])
+"""
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_scripts_of_runs_have_them_too(tmp_path: Path, relaxed: bool) -> None:
+    """Each process of a run, strict or relaxed, beside a sitecustomize of its own; the log says so once."""
+    modules = {
+        "sklearn/__init__.py": "__version__ = '1.9'",
+        "sklearn/externals/__init__.py": "",
+        "sklearn/linear_model/__init__.py": "",
+        "sklearn/linear_model/_logistic.py": "class LogisticRegression: pass",
+        "joblib.py": "",
+        "sitecustomize.py": "import os; os.environ['OWN'] = 'imported'",
+    }
+    for name, text in modules.items():
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).write_text(text)
+    (tmp_path / "train.py").write_text(OLD_SCRIPT)
+    unpack(tmp_path / "agent")
+    given = {"run_id": "r", "experiment": "e", "attempt": 1, "command": ["python"], "directory": "."}
+    (tmp_path / "start.json").write_text(json.dumps({"version": VERSION, **given, "relaxed": relaxed}))
+    found = variables(read_start(tmp_path), tmp_path, 0, [], {"PYTHONPATH": str(tmp_path / "own")})
+    ran = subprocess.run(
+        [sys.executable, "train.py"],
+        check=False,
+        cwd=tmp_path,
+        env=found,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+    )
+    assert ran.stdout.splitlines() == ["True sklearn.linear_model._logistic imported"] * 2, ran.stderr
+    assert ran.stderr.splitlines() == [
+        "stoker_run: scikit-learn 1.9 has no sklearn.externals.joblib; it is joblib for this process",
+        "stoker_run: scikit-learn 1.9 has no sklearn.linear_model.logistic; it is sklearn.linear_model._logistic for "
+        "this process",
+    ]

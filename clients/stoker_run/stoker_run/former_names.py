@@ -1,4 +1,4 @@
-"""Names that scikit-learn has given up, for scripts and pickles of their age.
+"""Names that scikit-learn has given up, for scripts and pickles of their age: entry scripts, and those of runs.
 
 Scripts of the years before 2020 have `from sklearn.externals import joblib`, and pickles name the module of each
 class as it was called then. scikit-learn 0.22 gave most of its modules an underscore, and 0.23 removed what it had
@@ -6,25 +6,22 @@ copied from others. The finder stands last in `sys.meta_path`, so what is instal
 very module of today, so a class has one identity under both names.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from types import MappingProxyType, ModuleType
-from typing import Final
+from types import ModuleType
+from typing import Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 __all__ = ["FORMER_NAMES", "provide_former_names"]
 
-_TOP: Final = "sklearn."
+_TOP = "sklearn."
 # Projects of their own, of which scikit-learn had copies.
-_COPIED: Final = {"sklearn.externals.joblib": "joblib", "sklearn.externals.six": "six"}
+_COPIED = {"sklearn.externals.joblib": "joblib", "sklearn.externals.six": "six"}
 # Modules that got an underscore before their name, and lost one behind it. `decomposition.dict_learning` is left out:
 # there is a function of that name, which the module would hide.
-_UNDERSCORED: Final = {
+_UNDERSCORED = {
     "cluster": "affinity_propagation_ bicluster birch dbscan_ mean_shift_ optics_ spectral",
     "covariance": "elliptic_envelope empirical_covariance_ graph_lasso_ robust_covariance shrunk_covariance_",
     "cross_decomposition": "pls_",
@@ -53,7 +50,7 @@ _UNDERSCORED: Final = {
     "svm": "base bounds classes liblinear libsvm libsvm_sparse",
     "tree": "export",
 }
-_RENAMED: Final = {
+_RENAMED = {
     "cluster.hierarchical": "cluster._agglomerative",
     "cluster._hierarchical": "cluster._agglomerative",
     "cluster.k_means_": "cluster._kmeans",
@@ -68,7 +65,7 @@ _RENAMED: Final = {
 }
 
 
-def _names() -> Iterator[tuple[str, str]]:
+def _names() -> Iterator[Tuple[str, str]]:
     for package, modules in _UNDERSCORED.items():
         for module in modules.split():
             yield f"{_TOP}{package}.{module}", f"{_TOP}{package}._{module.rstrip('_')}"
@@ -76,14 +73,18 @@ def _names() -> Iterator[tuple[str, str]]:
         yield _TOP + former, _TOP + present
 
 
-FORMER_NAMES: Final[Mapping[str, str]] = MappingProxyType(dict(_names()))
+FORMER_NAMES: Dict[str, str] = dict(_names())
 """Former names of modules of scikit-learn, and what they are called today."""
 
 
 class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self) -> None:
+        self.say: Callable[[str], None] = lambda _: None
+        self._said: Set[str] = set()
+
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
         del path, target
         if not fullname.startswith(_TOP):
             return None
@@ -99,10 +100,21 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         found = importlib.util.find_spec(present) if present else None
         if found is None:
             return None
+        self._tell(fullname, present)
         # With an empty path: Python must not load what lies in the folder a second time, under the former name.
         return ModuleSpec(
             fullname, self, origin=present, is_package=found.submodule_search_locations is not None
         )
+
+    def _tell(self, former: str, present: str) -> None:
+        """Say once in a process that a name was needed; of a copied project once for all of its modules."""
+        for name, project in _COPIED.items():
+            if former.startswith(f"{name}."):
+                former, present = name, project
+        if former not in self._said:
+            self._said.add(former)
+            version = getattr(sys.modules.get("sklearn"), "__version__", "of today")
+            self.say(f"scikit-learn {version} has no {former}; it is {present} for this process")
 
     def exec_module(self, module: ModuleType) -> None:
         spec = module.__spec__
@@ -117,18 +129,23 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             vars(module).update(kept, __all__=getattr(present, "__all__", [*kept]))
 
 
-def _of_project(fullname: str) -> tuple[str, str]:
+def _of_project(fullname: str) -> Tuple[str, str]:
     """The project of which this was a copy, and the name of the module there; empty where there is none."""
     for former, project in _COPIED.items():
         if fullname == former or fullname.startswith(f"{former}."):
-            return project, project + fullname.removeprefix(former)
+            return project, project + fullname[len(former) :]
     return "", ""
 
 
-_FINDER: Final = _FormerNames()
+_FINDER = _FormerNames()
 
 
-def provide_former_names() -> None:
-    """Let former names be imported; calling it again changes nothing."""
+def provide_former_names(say: Callable[[str], None]) -> None:
+    """Let former names be imported; calling it again changes nothing but who is told.
+
+    Args:
+        say: Is told in a line of each name that is imported, once.
+    """
+    _FINDER.say = say
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
