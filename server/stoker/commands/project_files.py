@@ -35,7 +35,7 @@ def read_project_configuration(
         What it says, and whether further arguments follow those of the file.
 
     Raises:
-        InvalidSettings: There is none, or it has a key or value that it cannot have.
+        InvalidSettings: There is none, or it has a value that it cannot have; a file of Stoker also a key.
     """
     from stoker.launch.configuration import read_configuration
     from stoker.launch.run_config_files import find_run_config, read_run_config
@@ -45,46 +45,63 @@ def read_project_configuration(
         configuration = read_configuration(path)
         if target is not None:
             configuration["target"] = target
-        compute = take_compute(Path.cwd(), configuration.get("target"), workspace)
-        return _with_compute(configuration, compute), False
+        return take_compute(Path.cwd(), configuration, workspace)[0], False
     file = read_run_config(found, scratch)
     for line in file.notes:
         note(line)
     configuration = dict(file.configuration)
     configuration["target"] = target or configuration["target"]
-    compute = take_compute(file.project, configuration["target"], workspace)
-    if compute is None:
+    configuration, known = take_compute(file.project, configuration, workspace)
+    if not known:
         _take_stand_in(configuration, file.cluster, workspace)
     _leave_containers(configuration, workspace)
-    return _with_compute(configuration, compute), file.fixed
+    return configuration, file.fixed
 
 
-def take_compute(project: Path, target: str | None, workspace: Workspace) -> ComputeFile | None:
-    """Make the target of a project's `.compute` file one of the workspace; None where the project has none.
+def take_compute(
+    project: Path, configuration: dict[str, Any], workspace: Workspace
+) -> tuple[dict[str, Any], bool]:
+    """Make the target that a project's `.compute` file describes one of the workspace.
+
+    Args:
+        project: The project's folder.
+        configuration: What is said of the run, its target among that.
+        workspace: Where the target becomes one.
+
+    Returns:
+        The same with what the file says of the runs on its target, where they do not say it; whether there is a file.
 
     Raises:
-        InvalidSettings: The file has a key or value that it cannot have.
+        InvalidSettings: The file has a value that it cannot have.
     """
     from stoker.launch.compute_files import find_compute, keep_target, read_compute
 
+    target = configuration.get("target")
     path = None if target is None else find_compute(project, target)
     if path is None:
-        return None
+        return configuration, False
     compute = read_compute(path)
     keep_target(compute, workspace, note)
-    return compute
+    return _with_compute(configuration, compute), True
 
 
-def _with_compute(configuration: dict[str, Any], compute: ComputeFile | None) -> dict[str, Any]:
+def _with_compute(configuration: dict[str, Any], compute: ComputeFile) -> dict[str, Any]:
     """What a `.compute` file says of the runs on its target, where they do not say it."""
-    if compute is None:
-        return configuration
     environment = dict(configuration.get("environment", {}))
     if compute.image:
         environment.setdefault("image", compute.image)
-    if compute.python is not None:
+    if compute.user_managed and compute.python:
         environment.pop("file", None)
         environment["python"] = compute.python
+    elif compute.user_managed:
+        environment.pop("file", None)
+    elif compute.python and "file" not in environment:
+        environment.setdefault("python", compute.python)
+    elif compute.python:
+        note(
+            f"pythonLocation is not used: the packages are those of {environment['file']}; write "
+            f"userManagedEnvironment: true into {compute.name}.compute to use its own"
+        )
     if compute.gpus is not None:
         configuration.setdefault("gpus", compute.gpus)
     if compute.nodes > 1:

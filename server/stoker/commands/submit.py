@@ -176,17 +176,17 @@ def request_of(
     from stoker.commands.project_files import read_project_configuration, take_compute
     from stoker.launch.submission import Request
     from stoker.runs.snapshots import DEFAULT_LIMIT_BYTES
+    from stoker.targets.definitions import LOCAL
 
     config: dict[str, Any] = dict(settings or {})
-    if settings is not None:
-        take_compute(Path.cwd(), args.target or config.get("target"), workspace)
-    elif args.config is not None:
+    if settings is None and args.config is not None:
         scratch = Path(cleanup.enter_context(_scratch()))
         config, fixed = read_project_configuration(args.config, args.target, workspace, scratch)
         if fixed:
             args.arguments = [*config["arguments"], *args.arguments]
     else:
-        take_compute(Path.cwd(), args.target, workspace)
+        config["target"] = args.target or config.get("target") or LOCAL
+        config, _ = take_compute(Path.cwd(), config, workspace)
     environment = config.get("environment", {})
     script = args.script or config.get("script")
     if script is None:

@@ -1,8 +1,11 @@
-"""Keys of Azure's files: each may be written in several cases, and one that is none is named with the nearest."""
+"""Keys of the files that Azure's tools write: each may be written in several cases, and an unknown one has no effect.
+
+Newer and older versions of these tools write keys that Stoker does not know, so such a key gets a line, and no error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,16 +19,17 @@ def folded(key: object) -> str:
     return str(key).replace("_", "").replace("-", "").lower()
 
 
-def known_keys(content: Any, known: Iterable[str], where: str) -> dict[str, Any]:
-    """Return a mapping with its keys folded.
+def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSequence[str]) -> dict[str, Any]:
+    """Return the known keys of a mapping, folded, with their values.
 
     Args:
         content: The mapping; None is an empty one.
         known: All keys that it may have, as they are usually written.
         where: File and section, for messages.
+        notes: Gets a line for each unknown key, with the nearest known one.
 
     Raises:
-        InvalidSettings: It is no mapping, or has a key that is none; the message has the nearest one.
+        InvalidSettings: It is no mapping, or has a key twice.
     """
     names = {folded(name): name for name in known}
     found: dict[str, Any] = {}
@@ -33,12 +37,9 @@ def known_keys(content: Any, known: Iterable[str], where: str) -> dict[str, Any]
         name = folded(key)
         if name not in names:
             near = get_close_matches(name, names, 1)
-            hint = (
-                f"did you mean {names[near[0]]}?"
-                if near
-                else f"there are {', '.join(sorted(names.values()))}"
-            )
-            raise InvalidSettings(f"{where}: there is no key {key!r}; {hint}")
+            hint = f"; did you mean {names[near[0]]}?" if near else ""
+            notes.append(f"{where}: the key {key!r} is unknown and has no effect{hint}")
+            continue
         if name in found:
             raise InvalidSettings(f"{where}: the key {key!r} stands there twice, in different cases")
         found[name] = value

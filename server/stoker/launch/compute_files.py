@@ -36,12 +36,15 @@ _TYPES: Final[Mapping[str, str]] = {
 _KEYS: Final = (
     *("type", "address", "username", "password", "baseDockerImage", "nvidiaDocker", "sharedVolumes"),
     *("nativeSharedDirectory", "userManagedEnvironment", "pythonLocation", "yarnDeployMode", "nodeCount"),
-    *("priority", "useSSHKey", "privateKeyFile"),
+    *("priority", "useSSHKey", "privateKeyFile", "sparkSubmitLocation"),
 )
 _NOT_USED: Final = {
     "yarndeploymode": "yarnDeployMode is for Spark on a cluster",
     "priority": "priority is not used: who comes first is served first",
 }
+_DEFAULT_PYTHON: Final = "python"
+"""What Workbench writes where nobody has chosen an interpreter."""
+_SPARK_SUBMIT: Final = "spark-submit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ class ComputeFile:
         settings: What the file of the target has to say, `type` among that.
         image: The image of its containers; empty for none.
         gpus: How many GPUs its runs hold where they do not say it; None leaves that to the target.
-        python: The interpreter whose packages the user has installed; None where they are made.
+        python: The interpreter that it names; empty for the target's own.
+        user_managed: Whether the packages of that interpreter are used, and not those of a conda file.
         nodes: How many machines its runs have.
         notes: What it says that has no effect here, a line each.
     """
@@ -62,7 +66,8 @@ class ComputeFile:
     settings: Mapping[str, Any]
     image: str = ""
     gpus: int | None = None
-    python: str | None = None
+    python: str = ""
+    user_managed: bool = False
     nodes: int = 1
     notes: tuple[str, ...] = ()
 
@@ -77,15 +82,18 @@ def read_compute(path: Path) -> ComputeFile:
     """Read a `.compute` file.
 
     Raises:
-        InvalidSettings: It has a key or a value that it cannot have.
+        InvalidSettings: It has a value that it cannot have.
     """
-    content = known_keys(read_yaml(path, "compute file", "names with values"), _KEYS, str(path))
+    notes: list[str] = []
+    content = known_keys(read_yaml(path, "compute file", "names with values"), _KEYS, str(path), notes)
     word = text(content.get("type"))
     kind = _TYPES.get(word.lower())
     if kind is None:
         raise InvalidSettings(f"{path}: type is {word!r}, and can be {', '.join(_TYPES)}")
     settings: dict[str, Any] = {"type": kind}
-    notes = [words for key, words in _NOT_USED.items() if content.get(key) is not None]
+    notes += [words for key, words in _NOT_USED.items() if content.get(key) is not None]
+    if text(content.get("sparksubmitlocation")) not in ("", _SPARK_SUBMIT):
+        notes.append("sparkSubmitLocation is not used: Python runs the script, with the package pyspark")
     image = text(content.get("basedockerimage"))
     in_docker = "docker" in word.lower()
     if kind == SSH:
@@ -104,7 +112,8 @@ def read_compute(path: Path) -> ComputeFile:
         settings,
         image if in_docker else "",
         (1 if wants_gpu else 0) if in_docker else None,
-        _python(path, content),
+        _python(content, word),
+        flag(content.get("usermanagedenvironment"), f"{path}: userManagedEnvironment"),
         whole(content.get("nodecount") or 1, f"{path}: nodeCount"),
         tuple(notes),
     )
@@ -124,10 +133,11 @@ def _address(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _python(path: Path, content: Mapping[str, Any]) -> str | None:
-    if not flag(content.get("usermanagedenvironment"), f"{path}: userManagedEnvironment"):
-        return None
-    return text(content.get("pythonlocation"))
+def _python(content: Mapping[str, Any], word: str) -> str:
+    python = text(content.get("pythonlocation"))
+    if python == _DEFAULT_PYTHON:
+        return ""
+    return str(Path(python).expanduser()) if word.lower() == LOCAL and python.startswith("~") else python
 
 
 def keep_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str], None]) -> None:

@@ -39,6 +39,7 @@ _SDK: Final = (
         "identity",
     ),
     *("sourceDirectoryDataStore", "autoPrepareEnvironment", "datacaches", "instanceType", "instanceCount"),
+    *("paralleltask", "services", "kubernetescompute", "autoClusterComputeSpecification"),
 )
 _ENVIRONMENT: Final = (
     *("name", "version", "environmentVariables", "python", "docker", "spark", "databricks", "r"),
@@ -50,7 +51,8 @@ _PYTHON: Final = (
 )
 _DOCKER: Final = (
     *("enabled", "useDocker", "baseImage", "baseDockerfile", "sharedVolumes", "shmSize", "arguments"),
-    *("baseImageRegistry", "platform", "gpuSupport", "enableGpu"),
+    *("baseImageRegistry", "platform", "gpuSupport", "enableGpu", "buildContext", "cudaVersion"),
+    "extraDockerfileSteps",
 )
 _COMMUNICATORS: Final = {
     "": "none",
@@ -110,7 +112,7 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
         scratch: A folder for files whose content it has in itself.
 
     Raises:
-        InvalidSettings: It has a key or a value that it cannot have.
+        InvalidSettings: It has a value that it cannot have.
     """
     content = read_yaml(path, "run configuration", "names with values")
     inside = path.parent.name in CONFIG_FOLDERS
@@ -122,20 +124,21 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
         and "script" in content
     ):
         return _SdkFile(path, project, scratch).read(content)
-    return _of_workbench(path, project, known_keys(content, _WORKBENCH, str(path)))
+    return _of_workbench(path, project, content)
 
 
-def _of_workbench(path: Path, project: Path, content: Mapping[str, Any]) -> RunConfigFile:
+def _of_workbench(path: Path, project: Path, written: Mapping[str, Any]) -> RunConfigFile:
+    notes: list[str] = []
+    content = known_keys(written, _WORKBENCH, str(path), notes)
     vector = content.get("argumentvector")
     if not isinstance(vector, list) or not vector or text(vector[0]) == "":
         raise InvalidSettings(f"{path}: ArgumentVector is empty; its first item is the script, or $file")
     target = text(content.get("target")) or "local"
     environment: dict[str, Any] = {"variables": _variables(content.get("environmentvariables"), path)}
-    notes = []
     conda = text(content.get("condadependenciesfile"))
     if target == "local":
         if conda and _found(path, project, conda):
-            notes.append("the target local takes the Python that is here as it is, without the conda file")
+            notes.append("the target local takes its Python as it is, without the conda file")
     elif conda == CONDA_FILE and _found(path, project, conda) is None:
         notes.append(f"there is no {conda}, so the script gets no packages by it")
     elif conda:
@@ -146,7 +149,7 @@ def _of_workbench(path: Path, project: Path, content: Mapping[str, Any]) -> RunC
         spark = text(content.get("sparkdependenciesfile"))
         if spark == SPARK_FILE and _found(path, project, spark) is None:
             spark = ""
-        lines = _spark_arguments(_existing(path, project, spark)) if spark else ""
+        lines = _spark_arguments(_existing(path, project, spark), notes) if spark else ""
         environment["variables"].setdefault("PYSPARK_SUBMIT_ARGS", f"{lines}pyspark-shell")
         notes.append(
             "the framework is PySpark: Python runs the script, and pyspark has to be among its packages"
@@ -180,12 +183,13 @@ def _existing(path: Path, project: Path, file: str) -> Path:
     return found
 
 
-def _spark_arguments(path: Path) -> str:
+def _spark_arguments(path: Path, notes: list[str]) -> str:
     """What a file of Spark's dependencies means on its command line."""
     content = known_keys(
         read_yaml(path, "Spark dependencies", "names with values"),
         ("configuration", "repositories", "packages", "precachePackages"),
         str(path),
+        notes,
     )
     words = [
         f'--conf "{key}={value}"' for key, value in mapping(content.get("configuration"), str(path)).items()
@@ -213,7 +217,7 @@ class _SdkFile:
         self._notes: list[str] = []
 
     def read(self, content: Mapping[str, Any]) -> RunConfigFile:
-        found = known_keys(content, _SDK, str(self._path))
+        found = known_keys(content, _SDK, str(self._path), self._notes)
         if text(found.get("command")):
             raise InvalidSettings(
                 f"{self._path}: a command in the place of a script is not offered: name a script"
@@ -251,7 +255,10 @@ class _SdkFile:
         where = f"{self._path}: nodeCount"
         nodes = whole(found.get("nodecount") or 1, where)
         mpi = known_keys(
-            found.get("mpi"), ("processCountPerNode", "nodeCount", "processCount"), f"{self._path}: mpi"
+            found.get("mpi"),
+            ("processCountPerNode", "nodeCount", "processCount"),
+            f"{self._path}: mpi",
+            self._notes,
         )
         if _COMMUNICATORS[word] == "mpi":
             nodes = max(nodes, whole(mpi.get("nodecount") or 1, where))
@@ -264,7 +271,7 @@ class _SdkFile:
         if isinstance(said, str):
             file = _existing(self._path, self._project, said)
             said = read_yaml(file, "environment", "names with values")
-        section = known_keys(said, _ENVIRONMENT, f"{self._path}: environment")
+        section = known_keys(said, _ENVIRONMENT, f"{self._path}: environment", self._notes)
         name = text(section.get("name"))
         if name.startswith("AzureML-"):
             raise InvalidSettings(
@@ -278,7 +285,7 @@ class _SdkFile:
 
     def _packages(self, section: Mapping[str, Any]) -> dict[str, Any]:
         where = f"{self._path}: environment.python"
-        python = known_keys(section.get("python"), _PYTHON, where)
+        python = known_keys(section.get("python"), _PYTHON, where, self._notes)
         if flag(python.get("usermanageddependencies"), f"{where}.userManagedDependencies"):
             interpreter = text(python.get("interpreterpath"))
             return {"python": interpreter} if interpreter not in ("", "python") else {}
@@ -293,8 +300,8 @@ class _SdkFile:
 
     def _image(self, section: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
         """What is said of a container, which counts where the target has containers."""
-        docker = known_keys(section.get("docker"), _DOCKER, f"{self._path}: environment.docker")
-        besides = known_keys(found.get("docker"), _DOCKER, f"{self._path}: docker")
+        docker = known_keys(section.get("docker"), _DOCKER, f"{self._path}: environment.docker", self._notes)
+        besides = known_keys(found.get("docker"), _DOCKER, f"{self._path}: docker", self._notes)
         if docker.get("baseimageregistry") and mapping(docker["baseimageregistry"], "registry").get(
             "password"
         ):

@@ -1,6 +1,7 @@
 """`stoker az ml`: Azure's command lines, as files and as commands of Stoker."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,6 +202,44 @@ def test_a_configuration_of_azure_is_one_of_submit(project: Path, capsys: Output
     )
     assert main(["submit", "--dry-run", "--config", "old", "train.py", "--epochs", "2"]) == 0
     assert "command      train.py --lr 1 --epochs 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [[], ["--target", "local"], ["--config", "local"]])
+def test_the_interpreter_of_a_compute_file_runs_the_script(
+    project: Path, capsys: Output, options: list[str]
+) -> None:
+    """However the target is named; what Workbench writes where nobody has chosen is the Python that is here."""
+    config = project / "aml_config"
+    (config / "local.runconfig").write_text(
+        "ArgumentVector: [$file]\nTarget: local\nFramework: Python\n"
+        "CondaDependenciesFile: aml_config/conda_dependencies.yml\n"
+    )
+    for location, shown in (("/opt/py/bin/python", "/opt/py/bin/python"), ("python", sys.executable)):
+        (config / "local.compute").write_text(f"type: local\npythonLocation: {location}\n")
+        assert main(["submit", "--dry-run", *options, "train.py"]) == 0
+        assert f"environment  {shown} as it is" in capsys.readouterr().out
+    (config / "local.compute").write_text("type: local\npythonLocation: ~/py/bin/python\n")
+    assert main(["submit", "--dry-run", *options, "train.py"]) == 0
+    assert f"environment  {Path.home()}/py/bin/python as it is" in capsys.readouterr().out
+
+
+def test_the_interpreter_of_a_compute_file_gives_way_to_packages(project: Path, capsys: Output) -> None:
+    """Where a conda file is installed, a line says so; with userManagedEnvironment there is no conda file."""
+    config = project / "aml_config"
+    (config / "box.runconfig").write_text(
+        "ArgumentVector: [$file]\nTarget: box\nFramework: Python\n"
+        "CondaDependenciesFile: aml_config/conda_dependencies.yml\n"
+    )
+    lines = "type: remote\naddress: host.lab\nusername: me\npythonLocation: /opt/python\n"
+    (config / "box.compute").write_text(lines)
+    assert main(["submit", "--dry-run", "--config", "box", "train.py"]) == 0
+    captured = capsys.readouterr()
+    assert "environment  exact: " in captured.out
+    assert "pythonLocation is not used: the packages are those of " in captured.err
+    assert "userManagedEnvironment: true into box.compute" in captured.err
+    (config / "box.compute").write_text(lines + "userManagedEnvironment: true\n")
+    assert main(["submit", "--dry-run", "--config", "box", "train.py"]) == 0
+    assert "environment  /opt/python as it is" in capsys.readouterr().out
 
 
 def test_a_target_of_azure_is_told_by_its_kind(project: Path, capsys: Output) -> None:

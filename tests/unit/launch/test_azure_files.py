@@ -171,11 +171,9 @@ def test_a_run_configuration_names_files_of_the_project(project: Path, tmp_path:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (OLD.replace("UseSampling", "UseSamplin"), "no key 'UseSamplin'; did you mean UseSampling"),
         (OLD.replace("- $file\n- --rate\n- 0.5", "[]").replace(":\n[]", ": []"), "ArgumentVector is empty"),
         (OLD.replace('"Python"', '"Caffe"'), "framework is 'Caffe'"),
         (OLD.replace("conda_dependencies", "none"), "names the file aml_config/none.yml, which is not there"),
-        (NEW.replace("baseImage", "baseImagen"), "no key 'baseImagen'; did you mean baseImage"),
         (NEW.replace("OpenMpi", "Gossip"), "communicator is 'gossip'"),
         (NEW.replace("name: digits", "name: AzureML-TensorFlow-2.0-GPU"), "environment of Azure's own"),
         (NEW + "command: echo\n", "a command in the place of a script"),
@@ -190,6 +188,43 @@ def test_what_a_run_configuration_cannot_say_is_named(
     with pytest.raises(InvalidSettings, match=r"box\.runconfig") as caught:
         read_run_config(path, tmp_path)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "near"),
+    [
+        (OLD.replace("UseSampling", "UseSamplin"), "box.runconfig: the key 'UseSamplin'", "UseSampling"),
+        (NEW.replace("baseImage", "baseImagen"), "environment.docker: the key 'baseImagen'", "baseImage"),
+        (NEW.replace("interpreterPath", "interpreterPat"), "environment.python: the key", "interpreterPath"),
+        (NEW.replace("  name: digits", "  nam: digits"), "environment: the key 'nam'", "name"),
+        (NEW + "docker: {shmSizes: 1g}\n", "docker: the key 'shmSizes'", "shmSize"),
+        (NEW.replace("processCountPerNode", "processCountPerNod"), "mpi: the key", "processCountPerNode"),
+        (NEW.replace("nodeCount: 1\nenv", "nodeCounts: 1\nenv"), "the key 'nodeCounts'", "nodeCount"),
+    ],
+)
+def test_an_unknown_key_of_another_tool_has_a_line(
+    project: Path, tmp_path: Path, content: str, where: str, near: str
+) -> None:
+    """It has no effect and refuses nothing, in each section; the line names the nearest key."""
+    (line,) = [
+        line
+        for line in read_run_config(write(project, "box.runconfig", content), tmp_path).notes
+        if "is unknown" in line
+    ]
+    assert where in line
+    assert line.endswith(f"has no effect; did you mean {near}?")
+
+
+def test_each_key_of_workbenchs_own_compute_files_is_known(project: Path) -> None:
+    """The files that it has made for every project, and what its documents add; an unknown key has a line."""
+    lines = 'type: "local"\npythonLocation: "python"\nsparkSubmitLocation: "spark-submit"\n'
+    assert read_compute(write(project, "local.compute", lines)).notes == ()
+    other = lines.replace('"spark-submit"', "/opt/spark/bin/spark-submit") + "baseDockerImag: x\n"
+    notes = read_compute(write(project, "local.compute", other)).notes
+    assert [note.partition(": ")[2] for note in notes[:1]] == [
+        "the key 'baseDockerImag' is unknown and has no effect; did you mean baseDockerImage?"
+    ]
+    assert notes[1].startswith("sparkSubmitLocation is not used")
 
 
 def test_a_compute_file_becomes_a_target(project: Path, tmp_path: Path) -> None:
@@ -235,7 +270,6 @@ def test_local_gets_a_shared_folder_and_an_interpreter(project: Path, tmp_path: 
     [
         ("type: fpga", "type is 'fpga', and can be local, docker"),
         ("type: remotedocker", "address is missing"),
-        ("type: docker\nbaseDockerImag: x", "did you mean baseDockerImage"),
         ("type: docker\nnvidiaDocker: perhaps", "can be true or false"),
     ],
 )
