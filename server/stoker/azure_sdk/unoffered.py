@@ -8,11 +8,13 @@ have been written for. A class takes its names from one of the mixins here, a mo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from difflib import get_close_matches
+from typing import Any, ClassVar, Final, NoReturn
 
 from stoker.azure.exceptions import NotOffered
 
 __all__ = [
+    "KnownAttributes",
     "NotAClass",
     "UnofferedByAuthentication",
     "UnofferedByComputeTarget",
@@ -97,6 +99,31 @@ class NotAClass(type):
         if name.startswith("_"):
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
         return _raising(f"{cls.__name__}.{name}", cls.INSTEAD)
+
+
+class KnownAttributes:
+    """Refuses to set an attribute that Azure's class does not have either, as Azure does: it is misspelt.
+
+    A class has in `WITHOUT_EFFECT` the attributes of Azure's that may be set and change nothing here. Its constructor
+    ends with `self._is_complete = True`.
+    """
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
+    _is_complete = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute.
+
+        Raises:
+            AttributeError: There is none of this name; the message has the nearest one.
+        """
+        if self._is_complete and not name.startswith("_"):
+            known = {one for one in dir(self) if not one.startswith("_")} | self.WITHOUT_EFFECT
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+        super().__setattr__(name, value)
 
 
 _AGAIN: Final = (

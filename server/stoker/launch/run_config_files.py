@@ -12,7 +12,15 @@ from stoker.launch.azure_keys import flag, folded, known_keys, mapping, text, wh
 from stoker.launch.compute_files import CONFIG_FOLDERS
 from stoker.settings.yaml_file import read_yaml
 
-__all__ = ["CONDA_FILE", "SPARK_FILE", "RunConfigFile", "find_run_config", "read_run_config"]
+__all__ = [
+    "COMMUNICATORS",
+    "CONDA_FILE",
+    "FRAMEWORKS",
+    "SPARK_FILE",
+    "RunConfigFile",
+    "find_run_config",
+    "read_run_config",
+]
 
 CONDA_FILE: Final = "aml_config/conda_dependencies.yml"
 """The file with the packages of a project of Workbench, which may be written after the files that name it."""
@@ -54,14 +62,14 @@ _DOCKER: Final = (
     *("baseImageRegistry", "platform", "gpuSupport", "enableGpu", "buildContext", "cudaVersion"),
     "extraDockerfileSteps",
 )
-_COMMUNICATORS: Final = {
+COMMUNICATORS: Final = {
     "": "none",
     "none": "none",
     "parameterserver": "tensorflow",
     "openmpi": "mpi",
     "intelmpi": "mpi",
 }
-_FRAMEWORKS: Final = ("python", "pyspark", "cntk", "tensorflow", "pytorch")
+FRAMEWORKS: Final = ("python", "pyspark", "cntk", "tensorflow", "pytorch")
 _NOT_USED: Final = {
     "batchai": "batchai is of a service that there is no more: target and nodeCount say where the script runs",
     "containerinstance": "containerInstance is Azure's: a compute target of type docker runs scripts in containers",
@@ -163,8 +171,8 @@ def _of_workbench(path: Path, project: Path, written: Mapping[str, Any]) -> RunC
 
 def _framework(path: Path, said: Any, default: str) -> str:
     word = (text(said) or default).lower()
-    if word not in _FRAMEWORKS:
-        raise InvalidSettings(f"{path}: framework is {said!r}, and can be {', '.join(_FRAMEWORKS)}")
+    if word not in FRAMEWORKS:
+        raise InvalidSettings(f"{path}: framework is {said!r}, and can be {', '.join(FRAMEWORKS)}")
     return word
 
 
@@ -248,7 +256,7 @@ class _SdkFile:
     def _several(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """How many machines and processes."""
         word = text(found.get("communicator")).lower()
-        if word not in _COMMUNICATORS:
+        if word not in COMMUNICATORS:
             raise InvalidSettings(
                 f"{self._path}: communicator is {word!r}, and can be None, OpenMpi or IntelMpi"
             )
@@ -260,10 +268,10 @@ class _SdkFile:
             f"{self._path}: mpi",
             self._notes,
         )
-        if _COMMUNICATORS[word] == "mpi":
+        if COMMUNICATORS[word] == "mpi":
             nodes = max(nodes, whole(mpi.get("nodecount") or 1, where))
-        each = whole(mpi.get("processcountpernode") or 1, where) if _COMMUNICATORS[word] == "mpi" else 1
-        said = {"nodes": nodes, "processes_per_node": each, "communicator": _COMMUNICATORS[word]}
+        each = whole(mpi.get("processcountpernode") or 1, where) if COMMUNICATORS[word] == "mpi" else 1
+        said = {"nodes": nodes, "processes_per_node": each, "communicator": COMMUNICATORS[word]}
         return {name: value for name, value in said.items() if value not in (1, "none")}
 
     def _environment(self, found: Mapping[str, Any]) -> dict[str, Any]:

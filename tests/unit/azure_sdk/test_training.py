@@ -38,6 +38,7 @@ from azureml.widgets import RunDetails
 
 from stoker.azure.exceptions import NotOffered
 from stoker.azure_sdk.training import experiment as experiments
+from stoker.azure_sdk.training import request as request_module
 from stoker.azure_sdk.training import waiting
 from stoker.launch.submission import Request
 from stoker.runs.failures import RunFailure
@@ -205,6 +206,127 @@ def test_estimators_are_configurations(asked: Asked) -> None:
         asked(
             TensorFlow("src", entry_script="train.py", worker_count=2, parameter_server_count=1, node_count=2)
         )
+
+
+def test_estimators_take_packages_of_files_and_refuse_unknown_arguments(asked: Asked, tmp_path: Path) -> None:
+    """Files relative to the script's folder, the Python as it is; a misspelt name is an error."""
+    (tmp_path / "src" / "conda.yml").write_text("dependencies: [python=3.11, scipy]")
+    (tmp_path / "src" / "pip.txt").write_text("pandas==2.2.2\n")
+    asked(
+        Estimator(
+            "src",
+            entry_script="train.py",
+            conda_dependencies_file="conda.yml",
+            pip_requirements_file="pip.txt",
+            pip_packages=["rich"],
+            vm_size="STANDARD_NC6",
+        )
+    )
+    packages = asked.packages  # type: ignore[attr-defined]
+    assert all(name in packages for name in ("python=3.11", "scipy", "pandas==2.2.2", "rich"))
+    request = asked(Estimator("src", entry_script="train.py", conda_packages=["scipy"], user_managed=True))
+    assert request.environment == ""
+    with pytest.raises(TypeError, match="no argument 'use_gpus'; did you mean use_gpu"):
+        Estimator("src", entry_script="train.py", use_gpus=True)
+    with pytest.raises(TypeError, match="Estimator has no argument 'framework_version'"):
+        Estimator("src", entry_script="train.py", framework_version="1.13")
+
+
+def _set_docker(config: RunConfiguration) -> None:
+    config.environment.docker.enable = True
+
+
+def _set_conda(config: RunConfiguration) -> None:
+    config.environment.python.conda_dependancies = CondaDependencies()
+
+
+def _set_variables(config: RunConfiguration) -> None:
+    config.enviroment_variables = {"A": "1"}
+
+
+def _set_nodes(config: RunConfiguration) -> None:
+    config.mpi.node_counts = 2
+
+
+def _set_size(config: RunConfiguration) -> None:
+    config.amlcompute.vmsize = "STANDARD_NC6"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (_set_docker, "DockerSection has no attribute 'enable'; did you mean enabled?"),
+        (_set_conda, "'conda_dependancies'; did you mean conda_dependencies?"),
+        (_set_variables, "'enviroment_variables'; did you mean environment_variables?"),
+        (_set_nodes, "'node_counts'; did you mean node_count?"),
+        (_set_size, "'vmsize'; did you mean vm_size?"),
+    ],
+)
+def test_a_misspelt_attribute_is_refused(setting: Callable[[RunConfiguration], None], message: str) -> None:
+    """In each section of a run configuration, as on Azure, with the nearest name."""
+    with pytest.raises(AttributeError) as caught:
+        setting(RunConfiguration())
+    assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("ws")
+def test_attributes_of_azure_that_change_nothing_here_may_be_set() -> None:
+    """Those that older code sets; copies may be changed too, and a conda file by its path is read."""
+    config = RunConfiguration()
+    config.auto_prepare_environment = config.prepare_environment = True
+    config.environment.docker.gpu_support = config.environment.docker.shared_volumes = True
+    config.amlcompute.cluster_max_node_count = config.amlcompute._cluster_max_node_count = 2
+    other = config.environment.clone("other")
+    other.docker.enabled = True
+    with pytest.raises(AttributeError, match="did you mean enabled"):
+        other.docker.enable = True
+    Path("conda.yml").write_text("dependencies: [scipy]")
+    config.environment.python.conda_dependencies_file = "conda.yml"
+    assert config.environment.python.conda_dependencies.conda_packages == ["scipy"]
+
+
+def test_words_that_azure_does_not_have_are_refused(ws: Workspace, asked: Asked) -> None:
+    """Frameworks and communicators, with the nearest; data that nobody would give the script."""
+    experiment = Experiment(ws, "digits")
+    for wrong, message in (
+        ({"framework": "pysparc"}, "framework is 'pysparc'; did you mean pyspark"),
+        ({"communicator": "OpenMpl"}, "communicator is 'OpenMpl'; did you mean openmpi"),
+    ):
+        with pytest.raises(UserErrorException, match=message):
+            experiment.submit(ScriptRunConfig("src", "train.py", run_config=RunConfiguration(**wrong)))
+    config = RunConfiguration(command="echo")
+    with pytest.raises(NotOffered, match="write it into a script"):
+        experiment.submit(ScriptRunConfig("src", "train.py", run_config=config))
+    config = RunConfiguration()
+    config.data = {"digits": object()}
+    with pytest.raises(NotOffered, match="put the data set among the arguments"):
+        experiment.submit(ScriptRunConfig("src", "train.py", run_config=config))
+    store = ws.get_default_datastore()
+    store.upload("src", "digits", show_progress=False)
+    config = RunConfiguration()
+    config.data_references = {"digits": store.path("digits", "digits").as_download().to_config()}
+    definition = asked(ScriptRunConfig("src", "train.py", run_config=config)).definition
+    assert definition.inputs == {"digits": str(store.root / "digits")}
+
+
+def test_pyspark_that_is_not_there_has_a_line(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Among packages that are installed and in this Python; another Python is not looked into."""
+    config = RunConfiguration(framework="pyspark")
+    config.environment.python.conda_dependencies.add_conda_package("numpy")
+    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    assert "pyspark is not among the packages of the environment" in capsys.readouterr().out
+    config.environment.python.conda_dependencies.add_pip_package("pyspark==3.5")
+    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    assert capsys.readouterr().out == ""
+    config.environment.python.user_managed_dependencies = True
+    monkeypatch.setattr(request_module, "find_spec", lambda _: None)
+    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    assert "pyspark is not among the packages of this Python" in capsys.readouterr().out
+    config.environment.python.interpreter_path = "/opt/python"
+    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    assert capsys.readouterr().out == ""
 
 
 def test_what_cannot_run_is_refused_before_anything_is_written(ws: Workspace, tmp_path: Path) -> None:

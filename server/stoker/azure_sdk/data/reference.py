@@ -93,6 +93,10 @@ class DataReference:
         del path_on_compute, overwrite
         return self._with("upload")
 
+    def to_config(self) -> Self:
+        """Its entry in `RunConfiguration.data_references`."""
+        return self
+
     def to_path(self) -> Path:
         """Where it is on this machine."""
         return self.datastore.place(self.path_on_datastore)

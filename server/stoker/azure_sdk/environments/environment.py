@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from stoker.azure.exceptions import UserErrorException
 from stoker.azure_sdk.environments.conda_dependencies import CondaDependencies, pip_lines, text_of
 from stoker.azure_sdk.environments.container_registry import ContainerRegistry
 from stoker.azure_sdk.failures import raised_as
-from stoker.azure_sdk.unoffered import UnofferedByEnvironment
+from stoker.azure_sdk.unoffered import KnownAttributes, UnofferedByEnvironment
 from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.registered_environments import registered_names
 from stoker.names import checked_name
@@ -33,7 +33,7 @@ _DOCKER: Final = {
 }
 
 
-class PythonSection:
+class PythonSection(KnownAttributes):
     """The Python of an environment.
 
     Attributes:
@@ -45,6 +45,18 @@ class PythonSection:
         self.conda_dependencies: CondaDependencies | None = CondaDependencies()
         self.interpreter_path = "python"
         self._user_managed: bool | None = None
+        self._file: str | None = None
+        self._is_complete = True
+
+    @property
+    def conda_dependencies_file(self) -> str | None:
+        """A conda file whose packages it has."""
+        return self._file
+
+    @conda_dependencies_file.setter
+    def conda_dependencies_file(self, path: str | None) -> None:
+        self.conda_dependencies = CondaDependencies(path)
+        self._file = path
 
     @property
     def user_managed_dependencies(self) -> bool:
@@ -69,7 +81,7 @@ class PythonSection:
         return content
 
 
-class DockerSection:
+class DockerSection(KnownAttributes):
     """The image of an environment. No image is built here: all of it is kept for the cluster.
 
     Attributes:
@@ -81,6 +93,10 @@ class DockerSection:
         arguments: Further arguments of `docker run`.
     """
 
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"gpu_support", "shared_volumes", "platform", *_DOCKER}
+    )
+
     def __init__(self) -> None:
         self.base_image: str | None = DEFAULT_CPU_IMAGE
         self.base_dockerfile: str | None = None
@@ -88,6 +104,7 @@ class DockerSection:
         self.enabled = False
         self.shm_size: str | None = None
         self.arguments: list[str] = []
+        self._is_complete = True
 
     def to_json(self) -> dict[str, Any]:
         """The section as `inferenceconfig.json` has it; without the default image, for which nobody has asked."""
@@ -97,7 +114,7 @@ class DockerSection:
         return {name: value for name, value in content.items() if value}
 
 
-class Environment(UnofferedByEnvironment):
+class Environment(KnownAttributes, UnofferedByEnvironment):
     """An environment.
 
     Attributes:
@@ -108,6 +125,8 @@ class Environment(UnofferedByEnvironment):
         docker: Its image.
     """
 
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"asset_id", "databricks", "r", "spark"})
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.version: str | None = None
@@ -115,6 +134,7 @@ class Environment(UnofferedByEnvironment):
         self.python = PythonSection()
         self.docker = DockerSection()
         self.inferencing_stack_version: str | None = None
+        self._is_complete = True
 
     def __repr__(self) -> str:
         return f"Environment(name={self.name!r}, version={self.version!r})"

@@ -7,6 +7,8 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from stoker.azure_sdk.data.reference import DataPath, DataReference
 from stoker.azure_sdk.environments.environment import DEFAULT_CPU_IMAGE, Environment
 from stoker.azure_sdk.training.run_configuration import LONGEST_S, RunConfiguration, ScriptRunConfig
 from stoker.azure_sdk.workspace import Workspace
+from stoker.launch.run_config_files import COMMUNICATORS, FRAMEWORKS
 from stoker.launch.submission import Request
 from stoker.runs.definition import Definition
 from stoker.targets.definitions import LOCAL, find_target, list_targets
@@ -44,20 +47,21 @@ def requested(
         UserErrorException: It is incomplete, or has an argument that is none.
         NotOffered: It asks for what only Azure has.
     """
-    if config.command is not None:
+    run_config = config.run_config
+    if config.command is not None or run_config.command is not None:
         raise NotOffered("a command in the place of a script is not offered: write it into a script")
     if not config.script:
         raise UserErrorException("the configuration names no script")
+    _check_words(run_config)
     data = _Data(workspace)
     arguments = [data.argument(one) for one in config.arguments]
-    for one in getattr(config, "inputs", ()):
+    for one in (*getattr(config, "inputs", ()), *run_config.data_references.values()):
         data.argument(one)
     if isinstance(config.resume_from, DataPath) and isinstance(config.resume_from.datastore, Datastore):
         place = config.resume_from.datastore.place(config.resume_from.path_on_datastore)
         arguments += ["--resume-from", data.read("resume_from", place)]
     target, variables = _target(workspace, config)
     variables |= data.variables
-    run_config = config.run_config
     variables |= {**run_config.environment.environment_variables, **run_config.environment_variables}
     definition = Definition(
         config.script.replace(os.sep, "/"),
@@ -70,6 +74,9 @@ def requested(
         **_several(config.distributed_job_config),
     )
     with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
+        packages = _environment(run_config.environment, Path(folder))
+        if run_config.framework.lower() == "pyspark":
+            _say_of_spark(run_config.environment, packages)
         yield Request(
             definition,
             Path(config.source_directory),
@@ -77,8 +84,42 @@ def requested(
             tags=dict(tags),
             parent=parent,
             dockerfile=_dockerfile(workspace, target, run_config.environment, Path(folder)),
-            **_environment(run_config.environment, Path(folder)),
+            **packages,
         )
+
+
+def _check_words(run_config: RunConfiguration) -> None:
+    """Refuse what Azure has no word for, and data that nobody would give the script."""
+    for what, word, known in (
+        ("framework", run_config.framework, FRAMEWORKS),
+        ("communicator", run_config.communicator, (*COMMUNICATORS, "nccl", "gloo")),
+    ):
+        if str(word).lower() not in known:
+            near = get_close_matches(str(word).lower(), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(filter(None, known))}"
+            raise UserErrorException(f"{what} is {word!r}; {hint}")
+    if run_config.data or run_config.output_data:
+        raise NotOffered(
+            "data and output_data of a RunConfiguration are not offered: put the data set among the arguments, as by "
+            "dataset.as_mount()"
+        )
+
+
+def _say_of_spark(environment: Environment, packages: Mapping[str, Any]) -> None:
+    """Say that there is no PySpark, where that can be seen."""
+    conda = environment.python.conda_dependencies
+    if packages.get("python"):
+        return
+    if "environment" in packages and conda is not None:
+        there = any(
+            name.lower().startswith("pyspark") for name in (*conda.conda_packages, *conda.pip_packages)
+        )
+        where = "the packages of the environment: conda_dependencies.add_pip_package('pyspark') adds it"
+    else:
+        there = find_spec("pyspark") is not None
+        where = "the packages of this Python: pip install pyspark"
+    if not there:
+        print(f"the framework is PySpark, which Python runs here, and pyspark is not among {where}")
 
 
 class _Data:

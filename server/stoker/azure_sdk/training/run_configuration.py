@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from stoker.azure_sdk.environments.environment import DEFAULT_CPU_IMAGE, DEFAULT_GPU_IMAGE, Environment
-from stoker.azure_sdk.unoffered import UnofferedMethod
+from stoker.azure_sdk.unoffered import KnownAttributes, UnofferedMethod
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
@@ -27,7 +27,7 @@ LONGEST_S: Final = 2_592_000
 _FILES: Final = "files of run configurations are read by 'stoker submit', not by the SDK's objects"
 
 
-class MpiConfiguration:
+class MpiConfiguration(KnownAttributes):
     """Processes that MPI would start; here they find each other by its variables.
 
     Args:
@@ -40,9 +40,10 @@ class MpiConfiguration:
     def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
         self.process_count_per_node = process_count_per_node
         self.node_count = node_count
+        self._is_complete = True
 
 
-class TensorflowConfiguration:
+class TensorflowConfiguration(KnownAttributes):
     """Workers that find each other by `TF_CONFIG`.
 
     Args:
@@ -56,6 +57,7 @@ class TensorflowConfiguration:
     def __init__(self, worker_count: int = 1, parameter_server_count: int = 0) -> None:
         self.worker_count = worker_count
         self.parameter_server_count = parameter_server_count
+        self._is_complete = True
 
     @property
     def node_count(self) -> int:
@@ -63,7 +65,7 @@ class TensorflowConfiguration:
         return self.worker_count
 
 
-class PyTorchConfiguration:
+class PyTorchConfiguration(KnownAttributes):
     """Processes that find each other by `RANK` and `MASTER_ADDR`.
 
     Args:
@@ -80,6 +82,7 @@ class PyTorchConfiguration:
         self.communication_backend = communication_backend
         self.process_count = process_count
         self.node_count = node_count
+        self._is_complete = True
 
     @property
     def process_count_per_node(self) -> int:
@@ -87,7 +90,7 @@ class PyTorchConfiguration:
         return max(1, (self.process_count or self.node_count) // self.node_count)
 
 
-class DockerConfiguration:
+class DockerConfiguration(KnownAttributes):
     """Whether the script is to run in a container; kept, and not used on this machine.
 
     Args:
@@ -108,10 +111,13 @@ class DockerConfiguration:
         self.shared_volumes = shared_volumes
         self.arguments = list(arguments or [])
         self.shm_size = shm_size
+        self._is_complete = True
 
 
-class AmlComputeSection:
+class AmlComputeSection(KnownAttributes):
     """A cluster that would be made for one run; the slots of this machine stand for it."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"cluster_max_node_count", "location"})
 
     def __init__(self) -> None:
         self.vm_size: str | None = None
@@ -119,9 +125,10 @@ class AmlComputeSection:
         self.name: str | None = None
         self.retain_cluster = False
         self._cluster_max_node_count = 1
+        self._is_complete = True
 
 
-class RunConfiguration:
+class RunConfiguration(KnownAttributes):
     """How a script is to run.
 
     Attributes:
@@ -135,7 +142,19 @@ class RunConfiguration:
         environment_variables: Further variables.
         mpi: Processes of each machine, for MPI.
         max_run_duration_seconds: How long it may take.
+        data_references: Paths in data stores that the script reads or writes, by name.
+        data: Not offered.
+        output_data: Not offered.
+        command: A command line instead of a script; not offered.
     """
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("auto_prepare_environment", "prepare_environment", "gpu_support", "history", "spark", "hdi"),
+            *("paralleltask", "datacaches", "source_directory_data_store", "kubernetescompute", "services"),
+            *("credential_passthrough", "priority", "auto_cluster_compute_specification"),
+        }
+    )
 
     def __init__(
         self,
@@ -144,9 +163,12 @@ class RunConfiguration:
         framework: str | None = None,
         communicator: str | None = None,
         conda_dependencies: Any = None,
+        _history_enabled: Any = None,
+        _path: Any = None,
         _name: str | None = None,
-        **_kept: Any,
+        command: Any = None,
     ) -> None:
+        del _history_enabled, _path
         self.script = script
         self.arguments = list(arguments or [])
         self.framework = framework or "Python"
@@ -163,7 +185,11 @@ class RunConfiguration:
         self.tensorflow = TensorflowConfiguration()
         self.pytorch = PyTorchConfiguration()
         self.data_references: dict[str, Any] = {}
+        self.data: Mapping[str, Any] = {}
+        self.output_data: Mapping[str, Any] = {}
+        self.command = command
         self._target: Any = "local"
+        self._is_complete = True
 
     load = UnofferedMethod(_FILES)
     save = UnofferedMethod(_FILES)
