@@ -316,6 +316,7 @@ def print_plan(request: Request, workspace: Workspace) -> None:
     """Print what would be submitted."""
     from stoker.environments.check import compare, notes
     from stoker.environments.discovery import read_environment
+    from stoker.environments.run_environment import as_written
     from stoker.launch.submission import plan
     from stoker.runs.data_digests import measure_data
     from stoker.runs.snapshots import SnapshotStore
@@ -346,7 +347,8 @@ def print_plan(request: Request, workspace: Workspace) -> None:
         specification = read_environment(
             planned.environment_file if planned.environment_file.is_file() else file
         )
-    for line in notes(specification):
+    # Relaxed packages have no versions to compare, but the same names.
+    for line in notes(as_written(specification, definition.gpus or 0) if kind == "exact" else specification):
         sys.stdout.write(f"             note     {line}\n")
     for finding in compare(specification):
         sys.stdout.write(f"             {finding.kind:<8} {finding.text}, compared with this Python\n")

@@ -58,10 +58,12 @@ class RunEnvironment:
     Attributes:
         interpreter: Its Python interpreter.
         variables: Additional environment variables for scripts.
+        packages: The versions of its packages, by name.
     """
 
     interpreter: Path
     variables: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
@@ -87,8 +89,9 @@ def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
             raise EnvironmentUnusable(f"there is no interpreter {interpreter}") from error
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise EnvironmentUnusable(f"the Python {interpreter} cannot be run ({error})") from error
-    write_got(folder, ["the interpreter as it is"], f"Python {version} ({interpreter})", _frozen(paths))
-    return RunEnvironment(interpreter)
+    packages = _frozen(paths)
+    write_got(folder, ["the interpreter as it is"], f"Python {version} ({interpreter})", packages)
+    return RunEnvironment(interpreter, {}, packages)
 
 
 def _frozen(paths: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from stoker.environments.asked import AskedEnvironment
 from stoker.environments.build import Say
 from stoker.environments.dating import date_of_pins, python_of_date
 from stoker.environments.kept import digest_of
+from stoker.environments.run_interpreters import NoPython, PythonChoice
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
@@ -79,7 +80,8 @@ def tries(
         error = yield Wanted(specification, asked.as_of)
     if error is None:
         return
-    if as_asked or remembered or not can_date() or (day := date_of_pins(specification)) is None:
+    hopeless = as_asked or remembered or isinstance(error, NoPython)
+    if hopeless or not can_date() or (day := date_of_pins(specification)) is None:
         raise error
     as_of = day.isoformat()
     say(f"{str(error).splitlines()[0].rstrip(':')}; trying once more as of {as_of}")
@@ -129,8 +131,11 @@ class RememberedDate:
 
 
 def _dated(specification: Specification, as_of: str, *, chooses_python: bool) -> Wanted:
-    if specification.python or not chooses_python:
+    choice = PythonChoice.of(specification)
+    settled = (specification.python and choice.wanted) or specification.tensorflow_1
+    if settled or not chooses_python:
         return Wanted(specification, as_of, _BECAUSE)
     minor = python_of_date(date.fromisoformat(as_of))
-    because = f"{_BECAUSE}; Python 3.{minor} was the one of that time, and none is asked for"
+    asked = "none that runs can have" if specification.python else "none"
+    because = f"{_BECAUSE}; Python 3.{minor} was the one of that time, and {asked} is asked for"
     return Wanted(replace(specification, python=SpecifierSet(f"==3.{minor}.*")), as_of, because)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
@@ -16,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -47,29 +49,30 @@ _SETTLED: Final = timedelta(days=365)
 
 
 def date_of_pins(
-    specification: Specification, uploaded: Callable[[str, Version], date | None] | None = None
+    specification: Specification, uploaded: Callable[[str, SpecifierSet], date | None] | None = None
 ) -> date | None:
     """The date as of which an environment was probably built; None if no pin tells.
 
     Args:
         specification: The requirements; versions of Azure's own packages count too.
-        uploaded: Returns the upload date of a version of a package.
+        uploaded: Returns the upload date of a pinned version of a package, of the newest for `==1.13.*`.
     """
-    dates = [(uploaded or upload_date)(name, version) for name, version in _pins(specification)]
+    dates = [(uploaded or upload_date)(name, pin) for name, pin in _pins(specification)]
     known = [day for day in dates if day is not None]
     return max(known) + _AFTER_A_PIN if known else None
 
 
-def _pins(specification: Specification) -> Iterator[tuple[str, Version]]:
+def _pins(specification: Specification) -> Iterator[tuple[str, SpecifierSet]]:
     for entry in specification.entries:
         for text in (entry.line, entry.text):
             try:
                 asked = Requirement(text)
                 (clause,) = asked.specifier
-                if clause.operator == "==":
-                    yield asked.name, Version(clause.version)
+                # 2.* says too little: it would be dated today.
+                if clause.operator == "==" and not re.fullmatch(r"[0-9]+\.\*", clause.version):
+                    yield asked.name, asked.specifier
                     break
-            except (InvalidRequirement, InvalidVersion, ValueError):
+            except (InvalidRequirement, ValueError):
                 continue
 
 
@@ -79,21 +82,22 @@ def python_of_date(day: date) -> int:
     return max(old, default=_OLDEST)
 
 
-def upload_date(name: str, version: Version) -> date | None:
-    """The upload date of the first file of a version; None if the index does not tell."""
+def upload_date(name: str, pin: SpecifierSet) -> date | None:
+    """The upload date of the first file of the newest pinned version; None if the index does not tell."""
     index = next((found for one in _INDEX_VARIABLES if (found := os.environ.get(one))), _PYPI)
     try:
         request = _request(f"{index.rstrip('/')}/{canonicalize_name(name)}/")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # http alone
             files: list[dict[str, Any]] = json.load(answer)["files"]
         times = [
-            datetime.fromisoformat(file["upload-time"])
+            (version, datetime.fromisoformat(file["upload-time"]))
             for file in files
-            if "upload-time" in file and _version_of(str(file["filename"])) == version
+            if "upload-time" in file and (version := _version_of(str(file["filename"]))) and version in pin
         ]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return min(times).date() if times else None
+    newest = max((version for version, _ in times), default=None)
+    return min(time for version, time in times if version == newest).date() if times else None
 
 
 def _request(address: str) -> urllib.request.Request:

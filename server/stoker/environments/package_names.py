@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from stoker.environments.specification import stays_below
 
-__all__ = ["EQUIVALENTS", "TENSORFLOW_1", "not_applicable", "on_pypi", "translate"]
+__all__ = ["EQUIVALENTS", "TENSORFLOW_1", "TENSORFLOW_GPU", "not_applicable", "on_pypi", "translate"]
 
 _CUDA: Final = "CUDA libraries come from the machine, or from PyPI together with the framework"
 _MATHS: Final = "NumPy and SciPy from PyPI bring their own"
@@ -43,12 +43,15 @@ _NOT_APPLICABLE: Final = (
     ),
 )
 
+TENSORFLOW_GPU: Final = "tensorflow-gpu"
+"""What TensorFlow was called where it is to use GPUs."""
+
 # Names that mislead in a pip list too.
 _RENAMED: Final = {
     "opencv": "opencv-python-headless",
     "pytorch": "torch",
     "sklearn": "scikit-learn",
-    "tensorflow-gpu": "tensorflow",
+    TENSORFLOW_GPU: "tensorflow",
 }
 _RENAMED_FROM_CONDA: Final = {
     "dask-core": "dask",

@@ -13,8 +13,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stoker.environments.conda_spec import conda_specifier
-from stoker.environments.package_names import translate
-from stoker.environments.specification import Entry, Place, Specification
+from stoker.environments.package_names import TENSORFLOW_GPU, translate
+from stoker.environments.specification import Entry, Place, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.yaml_file import settings_text
 
@@ -160,10 +160,16 @@ class PipLines:
         options = _OPTIONS_OF_A_LINE.search(text)
         bare = text[: options.start()] if options else text
         requirement = _requirement(bare, place)
+        asked = Requirement(str(requirement))
+        asked.name = canonicalize_name(asked.name)
+        original = asked if asked.name == TENSORFLOW_GPU or stays_below(asked.specifier, "2") else None
         for wanted, reason in translate(requirement):
             notes = "; ".join(filter(None, (note, reason)))
             line = f"{wanted} {options[1]}" if wanted and options and not reason else str(wanted or "")
-            self.entries.append(Entry(written or text, place, line, wanted, notes))
+            is_tensorflow = wanted is not None and wanted.name == "tensorflow"
+            self.entries.append(
+                Entry(written or text, place, line, wanted, notes, original if is_tensorflow else None)
+            )
 
     def _editable(self, name: str, place: Place) -> Path:
         """A project that is used where it lies: only what decides its installation counts."""

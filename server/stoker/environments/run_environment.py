@@ -30,7 +30,7 @@ from stoker.environments.discovery import read_environment
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter, variables_for
 from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
-from stoker.environments.package_names import TENSORFLOW_1
+from stoker.environments.package_names import TENSORFLOW_1, TENSORFLOW_GPU
 from stoker.environments.run_interpreters import choose_run_interpreter
 from stoker.environments.specification import Entry, Specification, stays_below
 from stoker.environments.trial import import_failed, import_script, named_packages
@@ -38,13 +38,17 @@ from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
 
-__all__ = ["LEGACY_KERAS", "RELAXED_VARIABLES", "prepared_for_run", "relaxed"]
+__all__ = ["as_written", "prepared_for_run", "relaxed", "relaxed_variables"]
 
 _SHOWN_LINES: Final = 30
-RELAXED_VARIABLES: Final = {"TF_USE_LEGACY_KERAS": "1"}
+_KERAS_2: Final = {"TF_USE_LEGACY_KERAS": "1"}
 """What scripts of before have to find beside Keras 2."""
-LEGACY_KERAS: Final = "tf-keras"
+_LEGACY_KERAS: Final = "tf-keras"
 """The package that is Keras 2 beside a TensorFlow of Keras 3."""
+_TENSORFLOW_1_API: Final = {"STOKER_TENSORFLOW_1": "1"}
+"""Has the agent's face give scripts `tensorflow.compat.v1` as `tensorflow`."""
+_FIRST_WITH_CUDA: Final = "2.14"
+"""The first TensorFlow whose packages can bring CUDA, by the extra `and-cuda`."""
 _FIRST_WITH_KERAS_3: Final = "2.16"
 
 
@@ -89,7 +93,7 @@ class _Having:
 
 
 def prepared_for_run(
-    asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say
+    asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
 ) -> RunEnvironment:
     """Have the environment of a run, and write down what it is.
 
@@ -98,14 +102,21 @@ def prepared_for_run(
         folder: `environment/` of the run.
         environments_dir: Where environments are kept.
         say: Is told in a line what takes time, and what is not as asked for.
+        gpus: How many GPUs the run holds.
 
     Raises:
         EnvironmentUnusable: It cannot be had.
     """
-    specification = read_environment(folder / asked.file)
+    written = read_environment(folder / asked.file)
     having = _Having(folder, environments_dir, say)
     if asked.kind == "relaxed":
-        return _relaxed(having.once(Wanted(relaxed(specification), asked.as_of)), folder, say)
+        variables, lines = relaxed_variables(written)
+        built = having.once(Wanted(relaxed(written, gpus), asked.as_of))
+        for line in lines:
+            say(line)
+        write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
+        return RunEnvironment(python_of(built.venv), variables, built.packages)
+    specification = as_written(written, gpus)
     remembered = RememberedDate(environments_dir, specification)
     found = tries(
         specification, asked, remembered.read(), say, can_date=lambda: Installer.find().uv is not None
@@ -113,29 +124,72 @@ def prepared_for_run(
     built, wanted = first_built(found, having.once)
     remembered.keep(wanted)
     write_got(folder, built.differences, f"Python {built.python}", built.packages)
-    return RunEnvironment(python_of(built.venv))
+    return RunEnvironment(python_of(built.venv), {}, built.packages)
 
 
-def _relaxed(built: _Built, folder: Path, say: Say) -> RunEnvironment:
-    legacy = LEGACY_KERAS in built.packages
+def as_written(specification: Specification, gpus: int = 0) -> Specification:
+    """What is installed for a run that takes its file exactly: TensorFlow 1 where that is asked for.
+
+    Args:
+        specification: The file, as it is read for models, which TensorFlow 2 serves in any case.
+        gpus: How many GPUs the run holds: with any, `tensorflow-gpu` brings CUDA.
+    """
+    return replace(specification, entries=tuple(_as_written(entry, gpus) for entry in specification.entries))
+
+
+def _as_written(entry: Entry, gpus: int) -> Entry:
+    asked = entry.original
+    if asked is None or entry.requirement is None:
+        return entry
+    wanted, note = Requirement(str(entry.requirement)), entry.note
+    if stays_below(asked.specifier, "2"):
+        wanted, note = Requirement(str(asked)), ""
+        if asked.name == TENSORFLOW_GPU and not gpus:
+            wanted.name, note = "tensorflow", "tensorflow, for the run holds no GPU"
+    else:
+        wanted, note = _with_cuda(wanted, asked, gpus) or (wanted, note)
+    return replace(entry, requirement=wanted, line=str(wanted), note=note) if note != entry.note else entry
+
+
+def _with_cuda(wanted: Requirement, asked: Requirement, gpus: int) -> tuple[Requirement, str] | None:
+    """TensorFlow with the packages of CUDA, where GPUs are held and it was asked for as `tensorflow-gpu`."""
+    if not gpus or asked.name != TENSORFLOW_GPU or stays_below(asked.specifier, _FIRST_WITH_CUDA):
+        return None
+    wanted = Requirement(str(wanted))
+    wanted.extras = {*wanted.extras, "and-cuda"}
+    return wanted, "called tensorflow[and-cuda] on PyPI"
+
+
+def relaxed_variables(written: Specification) -> tuple[dict[str, str], list[str]]:
+    """What a script finds in its environment where it gets today's packages, and the lines that say so.
+
+    Args:
+        written: What its file asks for.
+    """
+    variables: dict[str, str] = {}
     lines = ["relaxed: today's versions in place of those asked for"]
-    if legacy:
+    names = {entry.requirement.name for entry in written.entries if entry.requirement is not None}
+    if _LEGACY_KERAS in names or any(_means_keras_2(entry) for entry in written.entries):
+        variables |= _KERAS_2
         lines.append("tf.keras is Keras 2, of the package tf-keras: TF_USE_LEGACY_KERAS=1")
-    for line in lines:
-        say(line)
-    write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
-    return RunEnvironment(python_of(built.venv), RELAXED_VARIABLES if legacy else {})
+    if as_written(written).tensorflow_1 is not None:
+        variables |= _TENSORFLOW_1_API
+        lines.append("TensorFlow 1 is asked for: tensorflow is tensorflow.compat.v1 of today's")
+    return variables, lines
 
 
-def relaxed(specification: Specification) -> Specification:
+def relaxed(specification: Specification, gpus: int = 0) -> Specification:
     """The same packages in whatever version there is for today's Python; Keras 2 beside them where it was meant."""
-    entries = [
-        entry if entry.requirement is None else replace(entry, requirement=None, line=_name_alone(entry.line))
-        for entry in specification.entries
-    ]
+    entries = []
+    for entry in specification.entries:
+        line = _name_alone(entry.line)
+        if entry.original is not None:
+            with_cuda = _with_cuda(Requirement(line), Requirement(entry.original.name), gpus)
+            line = str(with_cuda[0]) if with_cuda else line
+        entries.append(entry if entry.requirement is None else replace(entry, requirement=None, line=line))
     if any(_means_keras_2(entry) for entry in specification.entries):
         place = specification.entries[0].place
-        entries.append(Entry(LEGACY_KERAS, place, LEGACY_KERAS))
+        entries.append(Entry(_LEGACY_KERAS, place, _LEGACY_KERAS))
     return replace(specification, entries=tuple(entries), python=SpecifierSet())
 
 

@@ -1,9 +1,13 @@
-"""Which Python a run's environment is made of: any from 3.6 up, for the server is not imported in it."""
+"""Which Python a run's environment is made of: any from 3.6 up, for the server is not imported in it.
+
+One rule on all targets: one that is asked for, else the nearest newer one that the packages allow, with a line.
+"""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from stoker.environments.installers import Installer, uv_command
@@ -16,10 +20,106 @@ from stoker.environments.interpreters import (
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 
-__all__ = ["choose_run_interpreter"]
+__all__ = ["NoPython", "PythonChoice", "choose_run_interpreter"]
 
 _OLDEST: Final = 6
 _NEWEST: Final = 20
+_TENSORFLOW_1_FROM_3_7: Final = ("1.13.1", "1.13.2", "1.14.0", "1.15.0", "1.15.5")
+"""Releases of TensorFlow 1 that Python 3.7 has too; those before stop at 3.6."""
+
+
+class NoPython(EnvironmentUnusable):
+    """There is no Python that the packages of a run allow, so other packages of the same file need not be tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonChoice:
+    """Which Pythons an environment may be made of.
+
+    Attributes:
+        specification: What is asked for.
+        wanted: N of each Python 3.N that is asked for, the newest first.
+        instead: N of those that may stand in for them, the nearest first.
+    """
+
+    specification: Specification
+    wanted: Sequence[int]
+    instead: Sequence[int]
+
+    @classmethod
+    def of(cls, specification: Specification) -> PythonChoice:
+        """What a file leaves to choose from."""
+        allowed = [minor for minor in range(_OLDEST, _NEWEST) if _have_releases(specification, minor)]
+        asked = [minor for minor in range(_NEWEST) if allows_python(specification, minor)]
+        if not asked and specification.python.contains("2.7.18"):
+            # Python 2 is older than each Python 3.
+            asked = [-1]
+        wanted = [minor for minor in reversed(asked) if minor in allowed]
+        newer = [minor for minor in allowed if asked and minor > max(asked)]
+        return cls(specification, wanted, newer)
+
+    def note(self, python: Interpreter | str, minor: int, where: str) -> str:
+        """A line that says why a Python is none of those asked for, or which package chose it; empty where neither.
+
+        Args:
+            python: The Python.
+            minor: N of it.
+            where: Where the one that is asked for is not, such as `on this machine`.
+        """
+        first = self.specification.tensorflow_1
+        if minor in self.wanted:
+            if first is None or self.specification.python:
+                return ""
+            return f"{first} has releases for {self._of_tensorflow_1} alone: Python {python} is used"
+        reason = f"it is not {where}" if self.wanted else f"runs need Python 3.{_OLDEST} or newer"
+        return f"Python {self.specification.python_text} is asked for, but {reason}: Python {python} is used"
+
+    def missing(
+        self,
+        where: str,
+        here: Sequence[str] = (),
+        advice: str = "install one where PATH, pyenv or uv find it",
+    ) -> NoPython:
+        """The error for a machine or an image without any of them.
+
+        Args:
+            where: Where they are not, such as `on this machine`.
+            here: What is there instead, versions of Python.
+            advice: How one can be had.
+        """
+        specification = self.specification
+        first, python = specification.tensorflow_1, f"Python {specification.python_text}"
+        nowhere = f"there is none {where}{_but(here)}: {advice}"
+        if first is None:
+            return NoPython(
+                f"{specification.path.name} asks for {python}, and {nowhere}, ask for another version (runs need "
+                f"Python 3.{_OLDEST} or newer), or take today's packages with --environment relaxed"
+            )
+        asked = f"{first} and {python}" if specification.python else str(first)
+        can_be_had = self.wanted or self.instead
+        return NoPython(
+            f"{specification.path.name} asks for {asked}; {first} has releases for {self._of_tensorflow_1} alone"
+            f"{f', and {nowhere}' if can_be_had else ': ask for one of these'}, or take today's TensorFlow, whose "
+            "tensorflow.compat.v1 then is what the script imports, with --environment relaxed"
+        )
+
+    @property
+    def _of_tensorflow_1(self) -> str:
+        found = [minor for minor in (6, 7) if _have_releases(self.specification, minor)]
+        return "Python " + " and ".join(f"3.{minor}" for minor in found)
+
+
+def _but(here: Sequence[str]) -> str:
+    return f" (it has {', '.join(here)})" if here else ""
+
+
+def _have_releases(specification: Specification, minor: int) -> bool:
+    """Whether the packages that are known to have releases for few Pythons have some for Python 3.`minor`."""
+    first = specification.tensorflow_1
+    if first is None:
+        return True
+    of_3_7 = any(first.specifier.contains(version) for version in _TENSORFLOW_1_FROM_3_7)
+    return minor == _OLDEST or (minor == _OLDEST + 1 and of_3_7)
 
 
 def choose_run_interpreter(
@@ -29,8 +129,8 @@ def choose_run_interpreter(
 ) -> tuple[Interpreter, str]:
     """Choose the Python of a run's environment.
 
-    In this order: one of those that are asked for, this one first; the nearest newer one on this machine, with a
-    note; one that uv fetches.
+    In this order: one of those that are asked for, this one first; the nearest newer one on this machine that the
+    packages allow, with a note; one that uv fetches.
 
     Args:
         specification: What the run asks for.
@@ -41,30 +141,21 @@ def choose_run_interpreter(
         The interpreter, and a line that says why it is none of those asked for; empty where it is.
 
     Raises:
-        EnvironmentUnusable: There is none, and none can be fetched.
+        NoPython: There is none, and none can be fetched.
     """
-    this = this_interpreter()
-    minors = [minor for minor in range(_OLDEST, _NEWEST) if allows_python(specification, minor)]
-    if this.version[1] in minors:
+    this, choice = this_interpreter(), PythonChoice.of(specification)
+    minor_here = this.version[1]
+    if minor_here in choice.wanted:
         return this, ""
-    for minor in reversed(minors):
-        if (found := find(minor)) is not None:
-            return found, ""
-    asked = f"Python {specification.python_text}"
-    newest = max(minors, default=0)
-    for minor in range(newest + 1, _NEWEST):
-        newer = this if minor == this.version[1] else find(minor)
-        if newer is not None and newest:
-            return newer, f"{asked} is asked for, but it is not on this machine: Python {newer} is used"
-    for minor in reversed(minors):
+    for minor in (*choice.wanted, *choice.instead):
+        found = this if minor == minor_here else find(minor)
+        if found is not None:
+            return found, choice.note(found, minor, "on this machine")
+    for minor in choice.wanted or choice.instead:
         (fetch or _fetch)(minor)
         if (found := find(minor)) is not None:
-            return found, ""
-    raise EnvironmentUnusable(
-        f"{specification.path}: {asked} is asked for, and there is none on this machine, nor could uv "
-        f"fetch one; runs need Python 3.{_OLDEST} or newer: change the version, install it where PATH, pyenv "
-        "or uv find it, or take today's packages with --environment relaxed"
-    )
+            return found, choice.note(found, minor, "on this machine")
+    raise choice.missing("on this machine, nor could uv fetch one")
 
 
 def _fetch(minor: int) -> None:

@@ -44,6 +44,7 @@ class Entry:
         line: What an installer is given for it, a line of a requirements file; empty where nothing is installed.
         requirement: The same, parsed; None too where it is a URL or a path that does not tell the name.
         note: Why it is taken for something else than what is written, or for nothing; empty where it is not.
+        original: What was asked for, if `requirement` has another version or another build for GPUs; else None.
     """
 
     text: str
@@ -51,6 +52,7 @@ class Entry:
     line: str = ""
     requirement: Requirement | None = None
     note: str = ""
+    original: Requirement | None = None
 
     @property
     def applies(self) -> bool:
@@ -112,6 +114,15 @@ class Specification:
         text = str(self.python)
         exact = len(self.python) == 1 and text.startswith("==")
         return text[2:].removesuffix(".*") if exact else text
+
+    @property
+    def tensorflow_1(self) -> Requirement | None:
+        """TensorFlow 1, where exactly that is to be installed."""
+        asked = (entry.requirement for entry in self.entries)
+        names = ("tensorflow", "tensorflow-gpu", "tensorflow-cpu")
+        return next(
+            (one for one in asked if one and one.name in names and stays_below(one.specifier, "2")), None
+        )
 
 
 def _host_of(address: str) -> str | None:

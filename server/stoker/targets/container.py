@@ -119,8 +119,9 @@ class ContainerEngine:
         made = ContainerEnvironment(
             base.program, base.image, inside, base.common, self._workspace.environments_dir
         )
-        place, python, variables = made.had(asked, job.folder.environment, say)
-        return _Packages(python, variables, tuple(made.seen(place)))
+        gpus = job.record.definition.gpus or 0
+        place, built = made.had(asked, job.folder.environment, say, gpus)
+        return _Packages(str(built.interpreter), built.variables, tuple(made.seen(place)))
 
     def _write(self, job: Job, base: ContainerBase, packages: _Packages, with_gpus: Sequence[str]) -> None:
         """Make the working directory, and record how the container is started."""

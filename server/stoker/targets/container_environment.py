@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.asked import AskedEnvironment, write_got
+from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_got
 from stoker.environments.check import notes
 from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
 from stoker.environments.discovery import read_environment
 from stoker.environments.installers import Installer
-from stoker.environments.interpreters import allows_python
 from stoker.environments.kept import MANIFEST, only_one, packages_in, sweep
-from stoker.environments.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, relaxed
+from stoker.environments.run_environment import as_written, relaxed, relaxed_variables
+from stoker.environments.run_interpreters import PythonChoice
 from stoker.environments.specification import Specification
 from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
@@ -37,8 +37,6 @@ _THERE: Final = "/stoker/environment"
 _UV: Final = "/stoker/uv"
 _CERTIFICATES: Final = "/stoker/certificates.crt"
 _SHOWN_LINES: Final = 30
-_OLDEST_MINOR: Final = 6
-_NEWEST_MINOR: Final = 20
 # The first list that goes through is enough: uv is much faster, and need not run in each image.
 _BUILD: Final = """
 import json, shutil, subprocess, sys
@@ -85,24 +83,28 @@ class ContainerEnvironment:
         self._arguments = arguments
         self._environments_dir = environments_dir
 
-    def had(self, asked: AskedEnvironment, folder: Path, say: Say) -> tuple[Path, str, Mapping[str, str]]:
+    def had(
+        self, asked: AskedEnvironment, folder: Path, say: Say, gpus: int = 0
+    ) -> tuple[Path, RunEnvironment]:
         """Have the environment of a run, and write down what it is.
 
         Args:
             asked: What was asked for.
             folder: `environment/` of the run.
             say: Is told in a line what takes time, and what is not as asked for.
+            gpus: How many GPUs the run holds.
 
         Returns:
-            Its folder here, its interpreter in the container, and the variables that scripts have to find.
+            Its folder here, and what it is in the container.
 
         Raises:
             EnvironmentUnusable: It cannot be had.
         """
-        specification = read_environment(folder / asked.file)
-        if asked.kind == "relaxed":
-            specification = relaxed(specification)
-        differences = [*self._python_note(specification), *notes(specification)]
+        written = read_environment(folder / asked.file)
+        is_relaxed = asked.kind == "relaxed"
+        specification = relaxed(written, gpus) if is_relaxed else as_written(written, gpus)
+        variables, lines = relaxed_variables(written) if is_relaxed else ({}, [])
+        differences = [*self._python_note(specification), *notes(specification), *lines]
         if specification.files:
             raise EnvironmentUnusable(
                 f"{specification.path.name} refers to {specification.files[0]}, which no container sees; name "
@@ -130,11 +132,7 @@ class ContainerEnvironment:
         differences += wanted.differences
         differences.append(f"in the image {self._image.name}, {self._image.id}")
         write_got(folder, differences, f"Python {self._inside}", packages)
-        return (
-            place,
-            f"{_THERE}/venv/bin/python",
-            RELAXED_VARIABLES if asked.kind == "relaxed" and LEGACY_KERAS in packages else {},
-        )
+        return place, RunEnvironment(Path(_THERE, "venv/bin/python"), variables, packages)
 
     @staticmethod
     def seen(place: Path) -> list[str]:
@@ -142,15 +140,16 @@ class ContainerEnvironment:
         return mount(place, _THERE, readonly=True)
 
     def _python_note(self, specification: Specification) -> list[str]:
-        minor = self._inside.version[1]
-        minors = [one for one in range(_OLDEST_MINOR, _NEWEST_MINOR) if allows_python(specification, one)]
-        if minor in minors or not specification.python:
-            return []
-        asked = f"Python {specification.python_text} is asked for"
-        words = f"{asked}, and the image {self._image.name} has {self._inside}"
-        if minors and minor < max(minors):
-            raise EnvironmentUnusable(f"{words}; name an image with that Python")
-        return [f"{words}, which is used"]
+        minor, choice = self._inside.version[1], PythonChoice.of(specification)
+        where = f"in the image {self._image.name}"
+        if minor not in (*choice.wanted, *choice.instead):
+            such = "".join(
+                f", such as docker.io/library/python:3.{one}-slim"
+                for one in choice.wanted[:1] or choice.instead[:1]
+            )
+            raise choice.missing(where, [str(self._inside)], f"name an image that has it{such}")
+        note = choice.note(str(self._inside), minor, where)
+        return [note] if note else []
 
     def _kept(
         self, specification: Specification, as_of: str, folder: Path, say: Say

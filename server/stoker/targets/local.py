@@ -88,7 +88,8 @@ class LocalEngine:
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker.environments.run_environment import prepared_for_run
 
-        return prepared_for_run(asked, job.folder.environment, self._workspace.environments_dir, say)
+        gpus = job.record.definition.gpus or 0
+        return prepared_for_run(asked, job.folder.environment, self._workspace.environments_dir, say, gpus)
 
     def start(self, job: Job) -> None:
         """Start the agent in a session of its own."""

@@ -9,27 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.version import Version
+from packaging.specifiers import SpecifierSet
 
 from stoker.environments.dating import date_of_pins, python_of_date, upload_date
 from stoker.environments.discovery import read_environment
 
 
 def test_the_newest_pin_says_the_date(tmp_path: Path) -> None:
-    """Exact pins alone, those of Azure's own packages too; none where nothing is pinned or known."""
+    """Pins alone, conda's of a minor version and Azure's own packages too; none where nothing is pinned or known."""
     file = tmp_path / "env.yml"
     file.write_text(
-        "dependencies: [numpy=1.19, scipy==1.5.2, {pip: [tensorflow==2.4.0, azureml-defaults==1.25.0, six>=1]}]\n"
+        "dependencies: [numpy=1.19, keras=2, scipy==1.5.2, {pip: [tensorflow==2.4.0, "
+        "azureml-defaults==1.25.0, six>=1]}]\n"
     )
     asked: list[tuple[str, str]] = []
     days = {"tensorflow": date(2020, 12, 14), "azureml-defaults": date(2021, 3, 24)}
 
-    def uploaded(name: str, version: Version) -> date | None:
-        asked.append((name, str(version)))
+    def uploaded(name: str, pin: SpecifierSet) -> date | None:
+        asked.append((name, str(pin)))
         return days.get(name)
 
     assert date_of_pins(read_environment(file), uploaded) == date(2021, 6, 22)
-    assert sorted(asked) == [("azureml-defaults", "1.25.0"), ("scipy", "1.5.2"), ("tensorflow", "2.4.0")]
+    assert sorted(asked) == [
+        ("azureml-defaults", "==1.25.0"),
+        ("numpy", "==1.19.*"),
+        ("scipy", "==1.5.2"),
+        ("tensorflow", "==2.4.0"),
+    ]
     file.write_text("dependencies: [numpy, {pip: [six]}]\n")
     assert date_of_pins(read_environment(file), uploaded) is None
 
@@ -60,16 +66,17 @@ def test_an_index_says_when_a_version_was_uploaded(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(urllib.request, "urlopen", answer)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:p%40ss@example.org/simple/")
-    assert upload_date("Six", Version("1.16")) == date(2021, 5, 5)
-    assert upload_date("six", Version("1.15.0")) is None
+    assert upload_date("Six", SpecifierSet("==1.16")) == date(2021, 5, 5)
+    assert upload_date("six", SpecifierSet("==1.15.0")) is None
+    assert upload_date("six", SpecifierSet("==1.*")) == date(2024, 12, 4)
     assert requests[0].full_url == "https://example.org/simple/six/"
     assert requests[0].get_header("Authorization") == "Basic bWU6cEBzcw=="
     monkeypatch.setenv("UV_DEFAULT_INDEX", "file:///wheels")
-    assert upload_date("six", Version("1.16.0")) is None
+    assert upload_date("six", SpecifierSet("==1.16.0")) is None
 
     def gone(*_: Any, **__: Any) -> BytesIO:
         raise urllib.error.URLError("no route")
 
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://example.org/simple")
     monkeypatch.setattr(urllib.request, "urlopen", gone)
-    assert upload_date("six", Version("1.16.0")) is None
+    assert upload_date("six", SpecifierSet("==1.16.0")) is None

@@ -10,10 +10,11 @@ import pytest
 
 from stoker.environments import dated, run_environment
 from stoker.environments.asked import AskedEnvironment, user_managed
+from stoker.environments.check import notes
 from stoker.environments.discovery import read_environment
 from stoker.environments.interpreters import Interpreter
-from stoker.environments.run_environment import prepared_for_run
-from stoker.environments.run_interpreters import choose_run_interpreter
+from stoker.environments.run_environment import as_written, prepared_for_run, relaxed
+from stoker.environments.run_interpreters import NoPython, choose_run_interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 
@@ -49,9 +50,117 @@ def test_a_python_that_is_nowhere_is_fetched_or_refused(tmp_path: Path) -> None:
 
     fetched, _ = choose_run_interpreter(newest, find, there.append)
     assert fetched.version == (3, 19, 1)
-    for asked in (newest, specification(tmp_path, "=2.7")):
-        with pytest.raises(EnvironmentUnusable, match=r"runs need Python 3\.6 or newer"):
-            choose_run_interpreter(asked, only(), lambda minor: None)
+    with pytest.raises(EnvironmentUnusable, match=r"asks for Python 3\.19, .*runs need Python 3\.6 or newer"):
+        choose_run_interpreter(newest, only(), lambda minor: None)
+
+
+@pytest.mark.parametrize("python", ["=3.5.2", "=2.7", "==3.5", "<3.6"])
+def test_a_python_that_is_too_old_becomes_the_nearest_newer_one(tmp_path: Path, python: str) -> None:
+    """Never a refusal: one of this machine, else this one; the line says why."""
+    found, note = choose_run_interpreter(specification(tmp_path, python), only(8, 9))
+    assert found.version == (3, 8, 1)
+    assert note.endswith("is asked for, but runs need Python 3.6 or newer: Python 3.8.1 is used")
+    assert choose_run_interpreter(specification(tmp_path, python), only())[0].executable == Path(
+        sys.executable
+    )
+
+
+def with_tensorflow(tmp_path: Path, *lines: str) -> Specification:
+    file = tmp_path / "env.yml"
+    file.write_text("dependencies:\n" + "".join(f"- {line}\n" for line in lines))
+    return as_written(read_environment(file))
+
+
+@pytest.mark.parametrize(
+    ("lines", "here", "minor", "words"),
+    [
+        (
+            ["tensorflow==1.12"],
+            (6, 7),
+            6,
+            "tensorflow==1.12 has releases for Python 3.6 alone: Python 3.6.1 is used",
+        ),
+        (["tensorflow=1.13"], (6, 7), 7, "has releases for Python 3.6 and 3.7 alone: Python 3.7.1 is used"),
+        (["python=3.6.2", "tensorflow-gpu=1.15"], (6, 7), 6, ""),
+        (
+            ["python=3.5.2", "tensorflow=1.4"],
+            (6, 7),
+            6,
+            "runs need Python 3.6 or newer: Python 3.6.1 is used",
+        ),
+        (["python=3.6", "tensorflow==1.15"], (7,), 7, "it is not on this machine: Python 3.7.1 is used"),
+        (["pip: ['tensorflow>=1.4,<2']"], (6, 7), 7, "has releases for Python 3.6 and 3.7 alone"),
+    ],
+)
+def test_tensorflow_1_is_taken_exactly_where_a_python_has_it(
+    tmp_path: Path, lines: list[str], here: tuple[int, ...], minor: int, words: str
+) -> None:
+    """Never TensorFlow 2 in its place: the Python is one that has releases of it."""
+    asked = with_tensorflow(tmp_path, *lines)
+    assert asked.lines[0].startswith("tensorflow")
+    assert "1." in asked.lines[0]
+    found, note = choose_run_interpreter(asked, only(*here))
+    assert found.version[1] == minor
+    assert words in note
+    assert notes(asked) == (
+        ["tensorflow-gpu=1.15: tensorflow, for the run holds no GPU"] if "gpu" in lines[-1] else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            ["tensorflow==1.12"],
+            "there is none on this machine, nor could uv fetch one: install one where PATH",
+        ),
+        (
+            ["python=3.6", "tensorflow==1.12"],
+            "asks for tensorflow==1.12 and Python 3.6; tensorflow==1.12 has releases",
+        ),
+        (
+            ["python=3.8", "tensorflow==1.15"],
+            "has releases for Python 3.6 and 3.7 alone: ask for one of these, or",
+        ),
+    ],
+)
+def test_tensorflow_1_without_its_python_names_how_to_accept_todays(
+    tmp_path: Path, lines: list[str], words: str
+) -> None:
+    """It is refused with one way out each, and not tried again as of a date."""
+    asked = with_tensorflow(tmp_path, *lines)
+    with pytest.raises(NoPython, match=r"tensorflow\.compat\.v1 .* with --environment relaxed") as caught:
+        choose_run_interpreter(asked, only(8, 9), lambda minor: None)
+    assert words in str(caught.value)
+    wanted = dated.tries(asked, AskedEnvironment("exact"), "", lambda _: None, can_date=lambda: True)
+    next(wanted)
+    with pytest.raises(NoPython):
+        wanted.send(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus", "installed"),
+    [
+        ("tensorflow-gpu", 1, "tensorflow[and-cuda]"),
+        ("tensorflow-gpu", 0, "tensorflow"),
+        ("tensorflow-gpu>=2.15", 2, "tensorflow[and-cuda]>=2.15"),
+        ("tensorflow-gpu==2.3", 1, "tensorflow==2.3"),
+        ("tensorflow-gpu==1.12", 1, "tensorflow-gpu==1.12"),
+        ("tensorflow-gpu==1.12", 0, "tensorflow==1.12"),
+        ("tensorflow", 1, "tensorflow"),
+        ("tensorflow-gpu; python_version > '3'", 1, 'tensorflow[and-cuda]; python_version > "3"'),
+    ],
+)
+def test_tensorflow_gpu_brings_cuda_where_a_gpu_is_held(
+    tmp_path: Path, line: str, gpus: int, installed: str
+) -> None:
+    """Its releases of today by their extra, those of version 1 by their own name; without a GPU nothing of it."""
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{line}\n")
+    assert as_written(read_environment(file), gpus).lines == [installed]
+    if "python" not in line:
+        todays = "tensorflow[and-cuda]" if "gpu" in line and gpus else "tensorflow"
+        assert todays in relaxed(read_environment(file), gpus).lines
 
 
 def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
@@ -191,10 +300,12 @@ def test_relaxed_brings_the_keras_that_was_meant(
     folder.mkdir(parents=True)
     (folder / "asked.txt").write_text(f"{line}\n")
     asked = AskedEnvironment("relaxed", file="asked.txt")
+    of_tensorflow_1 = {"STOKER_TENSORFLOW_1": "1"} if "1.15" in line else {}
     built = prepared_for_run(asked, folder, tmp_path / "environments", lambda _: None)
     (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
     assert requirements.read_text().splitlines() == packages
-    assert dict(built.variables) == ({"TF_USE_LEGACY_KERAS": "1"} if "tf-keras" in packages else {})
+    of_keras_2 = {"TF_USE_LEGACY_KERAS": "1"} if "tf-keras" in packages else {}
+    assert dict(built.variables) == of_keras_2 | of_tensorflow_1
 
 
 def test_relaxed_takes_todays_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

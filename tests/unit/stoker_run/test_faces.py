@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +257,36 @@ def test_a_relaxed_run_has_numpys_old_names(
         "stoker_run: numpy 2.4 has no numpy.float, numpy.int, numpy.object, numpy.str, numpy.complex; "
         "they are there for this run\n"
     )
+
+
+def test_a_relaxed_run_of_tensorflow_1_imports_version_1_of_its_api(tmp_path: Path) -> None:
+    """By `import` and by `from`, in the script and in modules below; what version 1 lacks is that of today."""
+    package = tmp_path / "tensorflow"
+    (package / "compat").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "from tensorflow.compat import v1 as _v1\nfrom tensorflow import compat\n__version__ = '2.99'\nnew = 'new'\n"
+    )
+    (package / "compat" / "__init__.py").write_text("from tensorflow.compat import v1\n")
+    (package / "compat" / "v1").mkdir()
+    (package / "compat" / "v1" / "__init__.py").write_text(
+        "from tensorflow.compat.v1 import train\nswitched = []\nplaceholder = 'placeholder'\n"
+        "def disable_v2_behavior():\n    switched.append(1)\n"
+    )
+    (package / "compat" / "v1" / "train.py").write_text("Saver = 'saver'\n")
+    code = (
+        "import tensorflow as tf\nfrom tensorflow.train import Saver\nimport tensorflow.compat.v1 as v1\n"
+        "print(tf.placeholder, Saver, tf.new, tf.switched, tf.__version__, v1.train.Saver, hasattr(tf, 'none'))"
+    )
+    for variable, expected in (("1", "placeholder saver new [1] 2.99 saver False\n"), ("", "")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONPATH": f"{FACES / 'relaxed'}:{tmp_path}", "STOKER_TENSORFLOW_1": variable},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == expected
+        assert ("tensorflow.compat.v1 of TensorFlow 2.99" in done.stderr) == bool(variable)
 
 
 def test_outside_of_a_run_what_is_said_of_one_is_known_afterwards(

@@ -46,6 +46,8 @@ def asked(specifier: str) -> Specification:
         (">=3.10", 12, False),
         ("==3.7.*", 9, True),
         ("==3.14.*", None, False),
+        ("==3.5.2", 9, True),
+        ("==2.7.*", 9, True),
     ],
 )
 def test_a_python_of_the_machine_is_chosen(specifier: str, minor: int | None, noted: bool) -> None:

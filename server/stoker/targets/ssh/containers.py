@@ -177,7 +177,9 @@ class RemoteContainers:
         environment = self._link.call_within(
             words,
             there,
-            lambda porter: prepared_there(porter, asked, folder, self._environments_dir, say, base.image.id),
+            lambda porter: prepared_there(
+                porter, asked, folder, self._environments_dir, say, base.image.id, gpus
+            ),
         )
         return RunContainer(base, inside, tuple(with_gpus), environment, there, archive)
 

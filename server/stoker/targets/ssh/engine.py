@@ -207,7 +207,10 @@ class SshEngine:
 
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
         asked = AskedEnvironment.from_json(job.record.definition.environment)
-        return await prepared_there(porter, asked, job.folder.environment, self._environments_dir, say)
+        gpus = job.record.definition.gpus or 0
+        return await prepared_there(
+            porter, asked, job.folder.environment, self._environments_dir, say, gpus=gpus
+        )
 
     async def _files(self, porter: Porter, job: Job, say: Say) -> None:
         tree = SnapshotStore(job.snapshots_dir).path(job.record.snapshot)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.environments.asked import AskedEnvironment, write_got
 from stoker.environments.installers import FOREIGN_VARIABLES, Installer
-from stoker.environments.interpreters import Interpreter, allows_python
+from stoker.environments.interpreters import Interpreter
+from stoker.environments.run_interpreters import PythonChoice
 from stoker.environments.specification import Specification
 from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
@@ -31,8 +32,6 @@ __all__ = ["RemoteEnvironment", "choose", "prepared_there"]
 
 _BETWEEN_TRIES_S: Final = 1.0
 _SHOWN_LINES: Final = 30
-_OLDEST: Final = 6
-_NEWEST: Final = 20
 _SEPARATORS: Final = re.compile(r"[-_.]+")
 
 
@@ -43,10 +42,12 @@ class RemoteEnvironment:
     Attributes:
         interpreter: Its Python, there.
         variables: What scripts have to find in their environment besides.
+        packages: The versions of its packages, by name.
     """
 
     interpreter: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[Interpreter | None, str, int]:
@@ -60,24 +61,24 @@ def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[
         The interpreter, and a line where it is none of those asked for; None where one has to be fetched: then the
         number N of the Python 3.N that is wanted most is the last, 0 for none.
     """
-    wanted = [minor for minor in range(_OLDEST, _NEWEST) if allows_python(specification, minor)]
-    fitting = [one for one in there if one.version[1] in wanted]
-    if fitting:
-        return max(fitting, key=lambda one: (one is there[0], one.version)), "", 0
-    newest = max(wanted, default=0)
-    newer = sorted((one for one in there if newest and one.version[1] > newest), key=lambda one: one.version)
-    if newer:
-        asked = f"Python {specification.python_text}"
-        return (
-            newer[0],
-            f"{asked} is asked for, but it is not on that machine: Python {newer[0]} is used",
-            newest,
-        )
-    return None, "", newest
+    choice = PythonChoice.of(specification)
+    fitting = [one for one in there if one.version[1] in choice.wanted]
+    newer = sorted((one for one in there if one.version[1] in choice.instead), key=lambda one: one.version)
+    to_fetch = next(iter((*choice.wanted, *choice.instead)), 0)
+    if not fitting and not newer:
+        return None, "", to_fetch
+    found = max(fitting, key=lambda one: (one is there[0], one.version)) if fitting else newer[0]
+    return found, choice.note(found, found.version[1], "on that machine"), 0 if fitting else to_fetch
 
 
 async def prepared_there(
-    porter: Porter, asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say, image: str = ""
+    porter: Porter,
+    asked: AskedEnvironment,
+    folder: Path,
+    environments_dir: Path,
+    say: Say,
+    image: str = "",
+    gpus: int = 0,
 ) -> RemoteEnvironment:
     """Have the environment of a run there, and write down here what it is.
 
@@ -88,6 +89,7 @@ async def prepared_there(
         environments_dir: Where environments are kept here, and dates as of which pins fit together.
         say: Is told in a line what takes time, and what is not as asked for.
         image: The image in whose container the porter is, for its environments fit no other one; empty for none.
+        gpus: How many GPUs the run holds.
 
     Raises:
         EnvironmentUnusable: It cannot be had.
@@ -97,11 +99,11 @@ async def prepared_there(
     # Not above: the libraries that read environment files take longer to import than all the rest.
     from stoker.environments.dated import RememberedDate, tries
     from stoker.environments.discovery import read_environment
-    from stoker.environments.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, relaxed
+    from stoker.environments.run_environment import as_written, relaxed, relaxed_variables
 
-    specification = read_environment(folder / asked.file)
-    if asked.kind == "relaxed":
-        specification = relaxed(specification)
+    written = read_environment(folder / asked.file)
+    is_relaxed = asked.kind == "relaxed"
+    specification = relaxed(written, gpus) if is_relaxed else as_written(written, gpus)
     if specification.files:
         named = ", ".join(path.name for path in specification.files)
         raise EnvironmentUnusable(
@@ -113,19 +115,17 @@ async def prepared_there(
     found = tries(specification, asked, remembered.read(), say, can_date=lambda: having.has_uv)
     built, wanted = await _first_built(found, having)
     remembered.keep(wanted)
-    differences = [*built.differences]
-    if asked.kind == "relaxed":
-        differences.append("relaxed: today's versions in place of those asked for")
-        say(differences[-1])
-    write_got(folder, differences, f"Python {built.python}", built.packages)
+    of_relaxed, lines = relaxed_variables(written) if is_relaxed else ({}, [])
+    for line in lines:
+        say(line)
+    write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
     path, packages = built.path, built.packages
     commands = PurePosixPath(path).parent
     variables = {
         "VIRTUAL_ENV": str(commands.parent),
         "PATH": ":".join(filter(None, (str(commands), porter.path))),
     }
-    legacy = asked.kind == "relaxed" and LEGACY_KERAS in packages
-    return RemoteEnvironment(path, variables | (RELAXED_VARIABLES if legacy else {}))
+    return RemoteEnvironment(path, variables | of_relaxed, packages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +183,9 @@ async def _as_it_is(porter: Porter, python: str, folder: Path) -> RemoteEnvironm
     said, _ = await porter.ask(op="packages", python=python)
     if "error" in said:
         raise EnvironmentUnusable(f"the Python {python} cannot be run there ({said['error']})")
-    write_got(
-        folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", _packages(said["names"])
-    )
-    return RemoteEnvironment(python)
+    packages = _packages(said["names"])
+    write_got(folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", packages)
+    return RemoteEnvironment(python, {}, packages)
 
 
 def _packages(names: Sequence[str]) -> dict[str, str]:
@@ -225,9 +224,9 @@ class _Builder:
             await self._run([self._uv, "python", "install", f"3.{minor}"], must=False)
             found, note, minor = choose(self._specification, await self._there())
         if found is None:
-            raise EnvironmentUnusable(
-                f"{self._specification.path.name}: Python {self._specification.python_text} is asked for, and that "
-                "machine has none; install it or uv there, or ask for another version"
+            here = sorted({str(one) for one in await self._there()})
+            raise PythonChoice.of(self._specification).missing(
+                "on that machine", here, "install it or uv there"
             )
         return found, note
 

@@ -1,4 +1,4 @@
-"""In a relaxed run: names that numpy had when the script was written are there again.
+"""In a relaxed run: names that numpy and TensorFlow had when the script was written are there again.
 
 Python imports a module of this name at its start. The one that it would have imported otherwise is imported too.
 """
@@ -6,23 +6,35 @@ Python imports a module of this name at its start. The one that it would have im
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 _GONE = {"float": float, "int": int, "bool": bool, "object": object, "str": str, "complex": complex}
 _RENAMED = {"float_": "float64", "complex_": "complex128", "unicode_": "str_", "NaN": "nan", "Inf": "inf"}
 _SAID = "STOKER_RELAXED_SAID"
+_TENSORFLOW_1 = "STOKER_TENSORFLOW_1"
+_TENSORFLOW_1_SAID = "STOKER_TENSORFLOW_1_SAID"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Adds them as soon as numpy has been imported."""
+    """Adds them as soon as a module has been imported.
+
+    Args:
+        module: Its name.
+        change: What adds them to it.
+    """
+
+    def __init__(self, module: str, change: Callable[[Any], None]) -> None:
+        self._module = module
+        self._change = change
 
     def find_spec(self, name: str, path: Any = None, target: Optional[ModuleType] = None) -> Any:
-        """Find numpy as it would be found, and once."""
-        if name != "numpy":
+        """Find the module as it would be found, and once."""
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -31,7 +43,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _add(module)
+                self._change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -53,6 +65,48 @@ def _add(numpy: Any) -> None:
         )
 
 
+class _V1Api(ModuleType):
+    """The module `tensorflow` with the names of version 1 first; its submodules are found where they are."""
+
+    def __init__(self, tensorflow: Any, v1: Any) -> None:
+        super().__init__("tensorflow", tensorflow.__doc__)
+        for name in ("__path__", "__file__", "__spec__", "__loader__", "__package__", "__version__"):
+            setattr(self, name, getattr(tensorflow, name, None))
+        self._stoker_apis = (v1, tensorflow)
+
+    def __getattr__(self, name: str) -> Any:
+        for api in self._stoker_apis:
+            try:
+                return getattr(api, name)
+            except AttributeError:
+                continue
+        raise AttributeError(
+            f"module 'tensorflow' has no attribute {name!r}, not even in version 1 of its API"
+        )
+
+
+def _give_v1_api(tensorflow: Any) -> None:
+    """Have `import tensorflow` give the API of version 1, with its behaviour."""
+    v1 = tensorflow.compat.v1
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    # Each of its switches logs that it is deprecated.
+    logger.setLevel(logging.ERROR)
+    v1.disable_v2_behavior()
+    logger.setLevel(level)
+    sys.modules["tensorflow"] = _V1Api(tensorflow, v1)
+    # For `from tensorflow.train import Saver`; `tensorflow.compat.v1` stays what it is.
+    for name in [name for name in sys.modules if name.startswith(v1.__name__ + ".")]:
+        below = name[len(v1.__name__) + 1 :]
+        if below.partition(".")[0] != "compat":
+            sys.modules.setdefault("tensorflow." + below, sys.modules[name])
+    if _TENSORFLOW_1_SAID not in os.environ:
+        os.environ[_TENSORFLOW_1_SAID] = "1"
+        sys.stderr.write(
+            f"stoker_run: tensorflow is tensorflow.compat.v1 of TensorFlow {tensorflow.__version__}\n"
+        )
+
+
 def _next() -> None:
     here = Path(__file__).resolve().parent
     rest = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
@@ -62,5 +116,7 @@ def _next() -> None:
         spec.loader.exec_module(module)
 
 
-sys.meta_path.insert(0, _Finder())
+sys.meta_path.insert(0, _Finder("numpy", _add))
+if os.environ.get(_TENSORFLOW_1):
+    sys.meta_path.insert(0, _Finder("tensorflow", _give_v1_api))
 _next()
