@@ -1,13 +1,13 @@
-"""Compares the requirements of a model with the packages of an interpreter."""
+"""Compares the packages of an interpreter with the requirements of a model, and with the GPUs of a run."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal
+from typing import Final, Literal
 
 from packaging.requirements import Requirement
 
@@ -15,7 +15,10 @@ from stoker.environments.interpreters import allows_python
 from stoker.environments.package_names import EQUIVALENTS
 from stoker.environments.specification import Entry, Specification
 
-__all__ = ["Finding", "compare", "installed_version", "notes"]
+__all__ = ["LIST_LIBRARIES", "Finding", "compare", "frameworks_without_gpus", "installed_version", "notes"]
+
+LIST_LIBRARIES: Final = ("sh", "-c", "ldconfig -p; /sbin/ldconfig -p; ls /usr/local/cuda*/lib64; true")
+"""The command that lists the shared libraries of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,36 @@ def notes(specification: Specification) -> list[str]:
         if entry.note:
             by_reason.setdefault(entry.note, []).append(entry.text)
     return [f"{', '.join(dict.fromkeys(texts))}: {reason}" for reason, texts in by_reason.items()]
+
+
+def frameworks_without_gpus(
+    gpus: int, packages: Mapping[str, str], ask: Callable[[Sequence[str]], str]
+) -> list[str]:
+    """Say which installed frameworks will not use the GPUs that a run holds, a line each.
+
+    Their packages tell, so none of them is imported, which would take seconds.
+
+    Args:
+        gpus: How many GPUs the run holds.
+        packages: The versions of its packages, by their normalised names.
+        ask: Runs a command where the script is to run, and returns what it prints.
+    """
+    if not gpus:
+        return []
+    held = f"the run holds {gpus} GPU{'s' * (gpus > 1)}, which {{}} will not use"
+    lines = []
+    if "tensorflow-cpu" in packages and "tensorflow" not in packages:
+        lines.append(f"{held.format('tensorflow-cpu')}: ask for tensorflow[and-cuda] instead")
+    if "+cpu" in packages.get("torch", ""):
+        torch = f"torch {packages['torch']}"
+        lines.append(f"{held.format(torch)}: ask for torch without +cpu, from an index with CUDA")
+    if "jax" in packages and not any(name.startswith(("jax-cuda", "jax-rocm")) for name in packages):
+        lines.append(f"{held.format('jax ' + packages['jax'])}: ask for jax[cuda12]")
+    has_cudnn = any(name.startswith("nvidia-cudnn") for name in packages)
+    if "tensorflow" in packages and not has_cudnn and "libcudnn" not in ask(LIST_LIBRARIES):
+        tensorflow = f"tensorflow {packages['tensorflow']}"
+        lines.append(
+            f"{held.format(tensorflow)}: neither its packages nor the machine have CUDA and cuDNN; ask for "
+            "tensorflow[and-cuda]"
+        )
+    return lines

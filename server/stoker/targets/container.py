@@ -52,11 +52,12 @@ _AGENT: Final = "stoker_run.zip"
 
 @dataclass(frozen=True, slots=True)
 class _Packages:
-    """The interpreter of a script, variables, and how a container sees them."""
+    """The interpreter of a script, variables, how a container sees them, and the versions of what is installed."""
 
     python: str
     variables: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class ContainerEngine:
@@ -105,7 +106,17 @@ class ContainerEngine:
                 packages = self._packages(job, asked, base, inside, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure(environment_failure(error, asked)) from error
+            self._say_of_gpus(definition.gpus or 0, base, packages, say)
             self._write(job, base, packages, with_gpus)
+
+    @staticmethod
+    def _say_of_gpus(gpus: int, base: ContainerBase, packages: _Packages, say: Say) -> None:
+        if not gpus:
+            return
+        from stoker.environments.check import frameworks_without_gpus
+
+        for line in frameworks_without_gpus(gpus, packages.versions, base.ask):
+            say(line)
 
     def _packages(
         self, job: Job, asked: AskedEnvironment, base: ContainerBase, inside: Inside, say: Say
@@ -115,13 +126,13 @@ class ContainerEngine:
 
         if asked.kind == "user":
             own_packages(base.image, inside, job.folder.environment)
-            return _Packages(inside.python)
+            return _Packages(inside.python, versions=inside.packages)
         made = ContainerEnvironment(
             base.program, base.image, inside, base.common, self._workspace.environments_dir
         )
         gpus = job.record.definition.gpus or 0
         place, built = made.had(asked, job.folder.environment, say, gpus)
-        return _Packages(str(built.interpreter), built.variables, tuple(made.seen(place)))
+        return _Packages(str(built.interpreter), built.variables, tuple(made.seen(place)), built.packages)
 
     def _write(self, job: Job, base: ContainerBase, packages: _Packages, with_gpus: Sequence[str]) -> None:
         """Make the working directory, and record how the container is started."""

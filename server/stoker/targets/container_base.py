@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.targets.container_image import Image
@@ -31,6 +32,15 @@ class ContainerBase:
         network = ["--network", self.settings.network] if self.settings.network else []
         # Where SELinux is on, bound folders could not be read else.
         return [*self.program.user(), "--security-opt", "label=disable", *network]
+
+    def ask(self, command: Sequence[str]) -> str:
+        """Run a command in a container that only looks; returns what it prints.
+
+        Raises:
+            EngineFailure: The program does not answer.
+        """
+        options = ["run", "--rm", *self.common, "--entrypoint", command[0]]
+        return self.program.call(*options, self.image.id, *command[1:]).stdout
 
     def limits(self) -> list[str]:
         """What the container of a script is started with besides: its memory, and the folders that it sees."""

@@ -70,6 +70,7 @@ class LocalEngine:
                 built = self._environment(asked, job, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure(environment_failure(error, asked)) from error
+            self._say_of_gpus(job, built, say)
             work = working_directory(job)
             resume_from = work / "outputs" if job.attempt > 1 else job.resume_from
             content = start_content(
@@ -81,6 +82,26 @@ class LocalEngine:
                 variables={**built.variables, **_variables_of(built.interpreter)},
             )
             write_start(job, content)
+
+    def _say_of_gpus(self, job: Job, built: RunEnvironment, say: Say) -> None:
+        gpus = job.record.definition.gpus
+        if not gpus:
+            return
+        # Not above: few runs hold GPUs.
+        from stoker.environments.check import frameworks_without_gpus
+
+        def ask(command: Sequence[str]) -> str:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            ).stdout
+
+        for line in frameworks_without_gpus(gpus, built.packages, ask):
+            say(line)
 
     def _environment(self, asked: AskedEnvironment, job: Job, say: Say) -> RunEnvironment:
         if asked.kind == "user":

@@ -9,7 +9,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments import installers, interpreters
-from stoker.environments.check import compare, installed_version, notes
+from stoker.environments.check import compare, frameworks_without_gpus, installed_version, notes
 from stoker.environments.discovery import read_environment
 from stoker.environments.interpreters import (
     Interpreter,
@@ -298,3 +298,30 @@ def test_an_installer_that_goes_on_is_told_with_its_last_line(tmp_path: Path) ->
         done = installers.Installer(None).run(command, lock.fileno(), tmp_path, lasts, look_s=0.01)
     assert "Downloading tensorflow" in told
     assert (done.returncode, done.stdout) == (3, "Resolved\nDownloading tensorflow\nInstalled\n")
+
+
+@pytest.mark.parametrize(
+    ("packages", "libraries", "words"),
+    [
+        ({"tensorflow": "2.21.0"}, "libc.so.6", ["tensorflow 2.21.0 will not use: neither its packages nor"]),
+        ({"tensorflow": "2.21.0", "nvidia-cudnn-cu12": "9.3"}, "", []),
+        ({"tensorflow": "2.3.0"}, "libcudnn.so.7 (libc6,x86-64)", []),
+        ({"tensorflow-cpu": "2.15.0"}, "libcudnn.so.9", ["tensorflow-cpu will not use"]),
+        ({"torch": "2.9.0+cpu"}, "", ["torch 2.9.0+cpu will not use"]),
+        ({"torch": "2.9.0"}, "", []),
+        ({"jax": "0.6.0"}, "", ["jax 0.6.0 will not use: ask for jax[cuda12]"]),
+        ({"jax": "0.6.0", "jax-cuda12-plugin": "0.6.0"}, "", []),
+        ({"numpy": "2.0"}, "", []),
+    ],
+)
+def test_a_framework_without_cuda_is_told_where_gpus_are_held(
+    packages: dict[str, str], libraries: str, words: list[str]
+) -> None:
+    """By its packages and the libraries of the machine; a run without GPUs hears nothing."""
+    lines = frameworks_without_gpus(2, packages, lambda _: libraries)
+    assert len(lines) == len(words)
+    assert all(
+        line.startswith("the run holds 2 GPUs, which") and said in line
+        for line, said in zip(lines, words, strict=True)
+    )
+    assert frameworks_without_gpus(0, packages, lambda _: libraries) == []

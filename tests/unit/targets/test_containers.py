@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -213,6 +214,25 @@ def test_gpus_are_looked_for_before_the_script_is_started(
     assert "nvidia-ctk" in failure.hint
     assert any(" --gpus all " in line for line in docker.asked)
     assert "--detach" not in "".join(docker.asked)
+
+
+def test_a_framework_that_will_use_no_gpu_is_told_before_the_script_is_started(
+    docker: Docker, workspace: Workspace, job: Jobs
+) -> None:
+    """By the packages of the image and its libraries; nothing is said where those have cuDNN."""
+    look = '[[3, 11, 2], "/usr/bin/python3", ["GPU 0"], {"tensorflow": "2.21.0"}]'
+    for libraries, words in (
+        ("libc.so.6", "neither its packages nor the machine have"),
+        ("libcudnn.so.9", ""),
+    ):
+        docker.answers(run=f"case \"$*\" in *ldconfig*) echo {libraries} ;; *) echo '{look}' ;; esac")
+        said: list[str] = []
+        one = job(gpus=1)
+        engine(workspace).prepare(one, said.append)
+        assert len(said) == bool(words)
+        assert words in "".join(said)
+        shutil.rmtree(one.folder.path)
+        shutil.rmtree(workspace.root.parent.parent / "source")
 
 
 def test_an_image_that_cannot_be_had_is_replaced_by_that_of_the_target(

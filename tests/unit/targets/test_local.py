@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.environments.asked import AskedEnvironment
+from stoker.environments.asked import AskedEnvironment, RunEnvironment
 from stoker.runs.definition import Definition
 from stoker.runs.record import RunRecord
+from stoker.runs.snapshots import SnapshotStore
 from stoker.runs.states import RunState
 from stoker.runs.store import RunStore
+from stoker.targets import local
 from stoker.targets.definitions import Target
 from stoker.targets.engine import EngineFailure, Job
 from stoker.targets.local import LocalEngine
@@ -63,3 +65,23 @@ def test_what_is_moved_is_the_script_s_own(tmp_path: Path) -> None:
     remove_work(job)
     assert (tmp_path / "home" / "outputs" / "own").is_file()
     assert list(job.place.iterdir()) == []
+
+
+@pytest.mark.parametrize(("gpus", "lines"), [(1, 1), (0, 0)])
+def test_a_framework_that_will_use_no_gpu_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, lines: int
+) -> None:
+    """Before the script is started, where its run holds one."""
+    workspace = Workspace(tmp_path / "workspace").create()
+    source = tmp_path / "source"
+    source.mkdir()
+    digest = SnapshotStore(workspace.snapshots_dir).take(source).digest
+    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", gpus=gpus), snapshot=digest)
+    folder = RunStore(workspace.runs_dir).create(record, RunState())
+    job = Job(folder, record, 1, workspace.snapshots_dir)
+    built = RunEnvironment(Path("/py"), {}, {"torch": "2.9.0+cpu"})
+    monkeypatch.setattr(local, "user_managed", lambda *_: built)
+    said: list[str] = []
+    LocalEngine(Target("local", "local", {}), workspace).prepare(job, said.append)
+    assert len(said) == lines
+    assert all("torch 2.9.0+cpu will not use" in line for line in said)

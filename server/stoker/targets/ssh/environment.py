@@ -95,7 +95,9 @@ async def prepared_there(
         EnvironmentUnusable: It cannot be had.
     """
     if asked.kind == "user":
-        return await _as_it_is(porter, asked.python, folder)
+        as_it_is = await _as_it_is(porter, asked.python, folder)
+        await _say_of_gpus(porter, gpus, as_it_is.packages, say)
+        return as_it_is
     # Not above: the libraries that read environment files take longer to import than all the rest.
     from stoker.environments.dated import RememberedDate, tries
     from stoker.environments.discovery import read_environment
@@ -125,7 +127,18 @@ async def prepared_there(
         "VIRTUAL_ENV": str(commands.parent),
         "PATH": ":".join(filter(None, (str(commands), porter.path))),
     }
+    await _say_of_gpus(porter, gpus, packages, say)
     return RemoteEnvironment(path, variables | of_relaxed, packages)
+
+
+async def _say_of_gpus(porter: Porter, gpus: int, packages: Mapping[str, str], say: Say) -> None:
+    if not gpus:
+        return
+    from stoker.environments.check import LIST_LIBRARIES, frameworks_without_gpus
+
+    _, printed = await porter.ask(op="ask_command", command=list(LIST_LIBRARIES))
+    for line in frameworks_without_gpus(gpus, packages, lambda _: printed.decode("utf-8", "replace")):
+        say(line)
 
 
 @dataclass(frozen=True, slots=True)
