@@ -42,6 +42,7 @@ class Machine:
         unreachable: Why the machine does not answer; empty while it does.
         problem: What the agent complains of.
         refuses: What cannot be prepared.
+        says: Lines that are said while an attempt is prepared.
         scripts: The attempts by number.
         at: Called with the name of each call before it has an effect, and after it.
     """
@@ -52,6 +53,7 @@ class Machine:
     unreachable: str = ""
     problem: str = ""
     refuses: RunFailure | None = None
+    says: Sequence[str] = ()
     scripts: dict[int, Script] = field(default_factory=dict)
     at: Callable[[str], None] = lambda _: None
 
@@ -84,6 +86,8 @@ class PuppetEngine:
         self._machine.at("prepare")
         if self._machine.refuses is not None:
             raise EngineFailure(self._machine.refuses)
+        for line in self._machine.says:
+            say(line)
         job.place.mkdir(parents=True, exist_ok=True)
         self._machine.script(job).prepared = True
         self._machine.at("prepared")

@@ -139,7 +139,8 @@ class Run:
         Raises:
             RunFailed: It failed or was cancelled; the message includes its error.
         """
-        state = follow(self._folder, self._workspace, _print if show_output else _pass)
+        write, notes = (_print, _print_note) if show_output else (_pass, _pass)
+        state = follow(self._folder, self._workspace, write, notes=notes)
         if raise_on_error and state.status is not Status.COMPLETED:
             raise RunFailed(f"{self.id} is {state.status.value}{_told(state)}")
         return state.status.value
@@ -351,8 +352,12 @@ def _told(state: RunState) -> str:
     )
 
 
-def _pass(_: bytes) -> None:
+def _pass(_: bytes | str) -> None:
     return
+
+
+def _print_note(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _print(chunk: bytes) -> None:

@@ -113,7 +113,7 @@ def stream(
             _say_end(folder, state)
             return exit_code_of(state)
         with _waiting_line() as waits:
-            state = follow(folder, workspace, write_bytes, waits, rank=rank, attempt=attempt)
+            state = follow(folder, workspace, write_bytes, waits, rank=rank, attempt=attempt, notes=note)
     except KeyboardInterrupt:
         return _detached(folder)
     _say_end(folder, state)

@@ -77,6 +77,7 @@ def follow(
     rank: int = 0,
     attempt: int = 1,
     clock: Clock | None = None,
+    notes: Callable[[str], None] = lambda _: None,
 ) -> RunState:
     """Pass on what a run prints until it has ended; returns its last state.
 
@@ -88,17 +89,21 @@ def follow(
         rank: Which of its processes.
         attempt: With which attempt to begin.
         clock: The time.
+        notes: Is told what was said while the run was prepared, a line each.
     """
     clock = clock or Clock()
-    tail = LogTail(folder, rank, attempt)
-    adopt_at_s = clock.elapsed_s() + _ADOPT_S
+    tail, told = LogTail(folder, rank, attempt), 0
+    adopt_at_s, before = clock.elapsed_s() + _ADOPT_S, 0
     while True:
         # Asked before the log is read: what came before the end is in it.
         state = folder.state()
         if state.status in _BEFORE_THE_SCRIPT:
+            told = _tell_notes(folder, attempt, told, waits, notes)
             waits(state, (clock.now_ms() - state.since_ms) / 1000)
         else:
             waits(None, 0.0)
+            if before != state.attempt:
+                before, told = state.attempt, _tell_notes(folder, attempt, told, waits, notes)
             tail.read(state.attempt, write)
         if state.is_terminal:
             return state
@@ -106,6 +111,21 @@ def follow(
             adopt(folder, workspace)
             adopt_at_s = clock.elapsed_s() + _ADOPT_S
         clock.sleep(_LOOK_S)
+
+
+def _tell_notes(
+    folder: RunFolder,
+    attempt: int,
+    told: int,
+    waits: Callable[[RunState | None, float], None],
+    notes: Callable[[str], None],
+) -> int:
+    """Pass on the notes of an attempt and those after it; returns how many were."""
+    lines = [line for number, line in folder.notes() if number >= attempt]
+    for line in lines[told:]:
+        waits(None, 0.0)
+        notes(line)
+    return len(lines)
 
 
 def wait(folder: RunFolder, workspace: Workspace, clock: Clock | None = None) -> RunState:

@@ -6,6 +6,7 @@ folder says, and asks the engine what there is.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -188,7 +189,7 @@ class Runner:
                 )
                 self._held = held if isinstance(held, Held) else None
             job = self._job()
-            self._preparation = self._begin(lambda: self._engine.prepare(job, _LOG.info))
+            self._preparation = self._begin(lambda: self._engine.prepare(job, self._say))
         if not self._preparation.done():
             return 0.02
         problem = self._preparation.exception()
@@ -199,6 +200,12 @@ class Runner:
         else:
             self._observed(Prepared())
         return 0.0
+
+    def _say(self, line: str) -> None:
+        """Log a line of the preparation, and have whoever follows the run read it."""
+        _LOG.info("%s", line)
+        with contextlib.suppress(OSError):
+            self._folder.add_note(line, self._clock.now_ms(), self.state.attempt)
 
     def _watch(self) -> float:
         job = self._job()

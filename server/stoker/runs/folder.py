@@ -2,7 +2,7 @@
 
 run.json                the record; written once
 state.json              the state; replaced by the runner alone
-events.jsonl            changes of state and tags; any process may append a line
+events.jsonl            changes of state, tags and notes; any process may append a line
 cancel.json             a request to cancel the run
 .runner                 locked by the runner; its output is in runner.log
 environment/            asked.yml, got.txt, build.log
@@ -165,6 +165,22 @@ class RunFolder:
         """Set tags; a tag with value None is removed."""
         for key, value in changes.items():
             append_line(self.events, {"t": now_ms, "e": "tag", "k": key, "v": value})
+
+    def add_note(self, line: str, now_ms: int, attempt: int) -> None:
+        """Append what whoever follows the run is to read before its script starts.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        append_line(self.events, {"t": now_ms, "e": "note", "v": line, "a": attempt})
+
+    def notes(self) -> list[tuple[int, str]]:
+        """The attempt and the line of each note."""
+        return [
+            (int(line.get("a", 1)), str(line.get("v", "")))
+            for line in read_lines(self.events)
+            if line.get("e") == "note"
+        ]
 
     def ask_to_cancel(self, reason: str, now_ms: int, grace_s: float | None = None) -> None:
         """Request the runner to end the run; only the first request counts.

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from tests.puppet_engine import exited
 from tests.unit.launch.conftest import World
 
+from stoker.launch.following import follow
 from stoker.launch.slots import Slots
 from stoker.runs.definition import Definition
 from stoker.runs.failures import FailureCode, RunFailure
+from stoker.runs.files import log_file
 from stoker.runs.folder import RunFolder
 from stoker.runs.journal import read_lines
 from stoker.runs.states import RunState, Status, resumed
 from stoker.targets.capacity import Capacity
+from stoker.workspace import Workspace
 
 
 class Killed(BaseException):
@@ -55,6 +58,23 @@ def test_a_failing_script_fails_its_run_with_its_last_words(world: World) -> Non
     assert (state.error.code, state.error.message) == (FailureCode.SCRIPT_FAILED, "ValueError: no")
     assert "Traceback" in state.error.details["traceback"]
     assert world.machine.scripts[1].pulled
+
+
+def test_what_is_said_of_the_preparation_reaches_whoever_follows(world: World) -> None:
+    """Each line once and before the log, also when the run has ended, and from the attempt that is asked for."""
+    world.machine.says = ("another Python is used: 50 % newer", "no GPU is used")
+    world.machine.exit = exited(1)
+    folder = world.submit()
+    assert ended(world, folder).status is Status.FAILED
+    folder.attempt(1).mkdir(exist_ok=True)
+    log_file(folder, 1, 0).write_bytes(b"printed")
+    said: list[str] = []
+    workspace = Workspace(world.root)
+    follow(folder, workspace, lambda chunk: said.append(chunk.decode()), clock=world.clock, notes=said.append)
+    assert said == [*world.machine.says, "printed"]
+    said.clear()
+    follow(folder, workspace, lambda _: None, attempt=2, clock=world.clock, notes=said.append)
+    assert said == []
 
 
 def test_what_cannot_be_prepared_is_never_started(world: World) -> None:

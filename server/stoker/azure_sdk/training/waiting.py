@@ -49,7 +49,11 @@ def wait_for(folder: RunFolder, workspace: Workspace, show_output: bool, raise_o
     if show_output:
         _print_head(folder)
     try:
-        state = follow(folder, workspace, printed.write if show_output else _nothing)
+        state = (
+            follow(folder, workspace, printed.write, notes=print)
+            if show_output
+            else follow(folder, workspace, _nothing)
+        )
     except KeyboardInterrupt:
         raise ExperimentExecutionException(
             f"The output streaming for the run interrupted.\nBut the run {folder.id} is still executing on the "
