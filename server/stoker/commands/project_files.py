@@ -54,7 +54,7 @@ def read_project_configuration(
     configuration, known = take_compute(file.project, configuration, workspace)
     if not known:
         _take_stand_in(configuration, file.cluster, workspace)
-    _leave_containers(configuration, workspace)
+    _choose_container(configuration, workspace, asked=file.in_container)
     return configuration, file.fixed
 
 
@@ -136,10 +136,17 @@ def _kind_of_record(workspace: Workspace, name: str) -> str:
     return str(json.loads(file.read_bytes()).get("type", ""))
 
 
-def _leave_containers(configuration: dict[str, Any], workspace: Workspace) -> None:
-    """Azure's files always name an image: it counts where the target has containers."""
+def _choose_container(configuration: dict[str, Any], workspace: Workspace, *, asked: bool) -> None:
+    """Azure's files always name an image: it counts where the target has containers, or one is asked for."""
+    from stoker.targets.container_program import optional_container
     from stoker.targets.definitions import find_target
 
-    if not find_target(workspace.targets_dir, configuration["target"]).has_containers:
-        for key in _OF_CONTAINERS:
-            configuration["environment"].pop(key, None)
+    target = find_target(workspace.targets_dir, configuration["target"])
+    if target.has_containers:
+        return
+    environment = configuration["environment"]
+    if asked and optional_container(target, note):
+        environment["optional"] = True
+        return
+    for key in _OF_CONTAINERS:
+        environment.pop(key, None)

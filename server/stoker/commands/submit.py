@@ -269,7 +269,11 @@ def _inputs(args: argparse.Namespace, config: dict[str, Any], workspace: Workspa
 
 
 def _container(args: argparse.Namespace, environment: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {name: environment[name] for name in ("image", "shm_size", "arguments") if name in environment}
+    asked = {
+        name: environment[name]
+        for name in ("image", "shm_size", "arguments", "optional")
+        if name in environment
+    }
     return asked if args.image is None else {**asked, "image": args.image}
 
 

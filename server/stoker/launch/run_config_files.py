@@ -87,6 +87,7 @@ class RunConfigFile:
         path: The file.
         project: The folder to which it belongs.
         configuration: The same as a run configuration of Stoker has it.
+        in_container: Whether it asks for a container wherever it runs.
         fixed: Whether further arguments follow those of the file, and do not replace them.
         cluster: The machines of a cluster that would be made for this run; empty for none.
         notes: What it says that has no effect here, a line each.
@@ -95,6 +96,7 @@ class RunConfigFile:
     path: Path
     project: Path
     configuration: Mapping[str, Any]
+    in_container: bool = False
     fixed: bool = False
     cluster: str = ""
     notes: tuple[str, ...] = field(default=())
@@ -223,6 +225,7 @@ class _SdkFile:
         self._project = project
         self._scratch = scratch
         self._notes: list[str] = []
+        self._in_container = False
 
     def read(self, content: Mapping[str, Any]) -> RunConfigFile:
         found = known_keys(content, _SDK, str(self._path), self._notes)
@@ -250,7 +253,12 @@ class _SdkFile:
         size = next((text(value) for key, value in section.items() if folded(key) == "vmsize"), "")
         cluster = size if target.lower() == "amlcompute" else ""
         return RunConfigFile(
-            self._path, self._project, configuration, cluster=cluster, notes=tuple(self._notes)
+            self._path,
+            self._project,
+            configuration,
+            self._in_container,
+            cluster=cluster,
+            notes=tuple(self._notes),
         )
 
     def _several(self, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,6 +318,10 @@ class _SdkFile:
         """What is said of a container, which counts where the target has containers."""
         docker = known_keys(section.get("docker"), _DOCKER, f"{self._path}: environment.docker", self._notes)
         besides = known_keys(found.get("docker"), _DOCKER, f"{self._path}: docker", self._notes)
+        where = f"{self._path}: environment.docker.enabled"
+        self._in_container = flag(docker.get("enabled"), where) or flag(
+            besides.get("usedocker"), f"{self._path}: docker.useDocker"
+        )
         if docker.get("baseimageregistry") and mapping(docker["baseimageregistry"], "registry").get(
             "password"
         ):

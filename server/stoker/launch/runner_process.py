@@ -45,7 +45,10 @@ def main(arguments: list[str]) -> int:
     store = RunStore(workspace.runs_dir)
     target_failure: StokerError | None = None
     try:
-        target = find_target(workspace.targets_dir, folder.record().definition.target)
+        definition = folder.record().definition
+        target = find_target(workspace.targets_dir, definition.target)
+        if definition.container:
+            target = target.in_containers()
         runner = Runner(
             folder,
             store,

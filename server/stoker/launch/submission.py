@@ -97,11 +97,14 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     experiment = checked_experiment(request.experiment or name_from_file(request.source.resolve().name))
     _check_script(request.source, request.definition.script)
     target = find_target(workspace.targets_dir, request.definition.target)
+    container = _container(request)
+    if container:
+        target = target.in_containers()
     found = _asked_environment(request, workspace)
     definition = replace(
         request.definition,
         environment=found.asked.to_json(),
-        container=_container(request, target),
+        container=container,
         variables={**found.variables, **request.definition.variables},
     )
     _check_numbers(definition)
@@ -292,18 +295,13 @@ def _check_nodes(definition: Definition, target: Target) -> None:
         )
 
 
-def _container(request: Request, target: Target) -> dict[str, Any]:
-    """What the run says of its container, which only a target with containers can heed."""
+def _container(request: Request) -> dict[str, Any]:
+    """What the run says of its container."""
     asked = dict(request.definition.container)
     if request.dockerfile is not None:
         if not request.dockerfile.is_file():
             raise SubmissionRefused(f"the Dockerfile {request.dockerfile} does not exist")
         asked["dockerfile"] = _DOCKERFILE
-    if asked and not target.has_containers:
-        raise SubmissionRefused(
-            f"an image was asked for, and the compute target {target.name} runs scripts in no container; name one of "
-            "type docker, or one by SSH with an image, with --target"
-        )
     return asked
 
 

@@ -39,7 +39,8 @@ class Definition:
             replaced by the path on the machine that runs it.
         resume_from: Id of the run whose outputs are passed as `--resume-from PATH`; empty for none.
         container: Its container settings: `image`, `dockerfile` (a file in `environment/`), `shm_size`, `arguments`;
-            missing ones are taken from the target.
+            missing ones are taken from the target. With any, it is in a container wherever it runs; with `optional`,
+            which Azure's code and files imply, without one where there is no container program.
     """
 
     script: str

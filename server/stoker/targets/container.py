@@ -15,7 +15,7 @@ from stoker.errors import EnvironmentUnusable
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.system.durable import private_folder
 from stoker.targets.container_base import ContainerBase
-from stoker.targets.container_image import Image, Inside, look_inside
+from stoker.targets.container_image import FailedPulls, Image, Inside, look_inside
 from stoker.targets.container_program import ContainerProgram, mount
 from stoker.targets.container_settings import ContainerSettings
 from stoker.targets.container_state import (
@@ -96,7 +96,8 @@ class ContainerEngine:
             definition = job.record.definition
             settings = ContainerSettings.of(self._target.settings, definition.container)
             program = ContainerProgram.find(settings.engine)
-            image = Image.had(program, settings, job.folder.environment, say)
+            failed = FailedPulls(self._workspace.environments_dir)
+            image = Image.had(program, settings, job.folder.environment, say, failed)
             base = ContainerBase(settings, program, image)
             asked = AskedEnvironment.from_json(definition.environment)
             with_gpus = program.gpus() if definition.gpus else []

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.runs.failures import FailureCode, RunFailure
+from stoker.system.durable import private_folder, replace_file
 from stoker.targets.container_program import ContainerProgram, last_line
 from stoker.targets.container_settings import ContainerSettings
 from stoker.targets.engine import EngineFailure, Say
 
-__all__ = ["Image", "Inside", "look_inside"]
+__all__ = ["FailedPulls", "Image", "Inside", "look_inside"]
 
+_AGAIN_S: Final = 3600.0
+"""How long an image that could not be pulled, and that another one replaces, is not asked for again."""
 _NO_COMMAND: Final = 127
 _SHOWN_LINES: Final = 20
 _GPU_WORDS: Final = ("gpu", "nvidia", "device driver", "cdi")
@@ -46,6 +50,38 @@ print(json.dumps([list(sys.version_info[:3]), sys.executable, gpus, packages]))
 
 
 @dataclass(frozen=True, slots=True)
+class FailedPulls:
+    """The images that could not be pulled lately: to try takes long, and most of them are nowhere any more.
+
+    Attributes:
+        folder: Where that is kept.
+        host: The machine that pulled; empty for this one.
+        now_s: The time.
+    """
+
+    folder: Path
+    host: str = ""
+    now_s: Callable[[], float] = time.time
+
+    def reason(self, name: str) -> str:
+        """Why an image could not be pulled in the last hour; empty if that was not tried."""
+        try:
+            kept = json.loads(self._file(name).read_bytes())
+            return str(kept["reason"]) if 0 <= self.now_s() - kept["time"] < _AGAIN_S else ""
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
+
+    def keep(self, name: str, reason: str) -> None:
+        """Note that an image could not be pulled."""
+        private_folder(self.folder)
+        replace_file(self._file(name), json.dumps({"time": self.now_s(), "reason": reason}).encode())
+
+    def _file(self, name: str) -> Path:
+        key = hashlib.sha256(f"{self.host} {name}".encode()).hexdigest()[:20]
+        return self.folder / f".{key}.not-pulled"
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """An image that is here.
 
@@ -59,7 +95,12 @@ class Image:
 
     @classmethod
     def had(
-        cls, program: ContainerProgram, settings: ContainerSettings, environment: Path, say: Say
+        cls,
+        program: ContainerProgram,
+        settings: ContainerSettings,
+        environment: Path,
+        say: Say,
+        failed: FailedPulls | None = None,
     ) -> Image:
         """Find, pull or build the image of a run.
 
@@ -68,6 +109,7 @@ class Image:
             settings: Which one.
             environment: `environment/` of the run.
             say: Is told in a line what takes time, and that another image is used than asked for.
+            failed: The pulls that are not tried again where another image is used instead; None tries each.
 
         Raises:
             EngineFailure: There is no such image, and it cannot be made.
@@ -75,8 +117,12 @@ class Image:
         if settings.dockerfile:
             return cls._built(program, environment, settings.dockerfile, say)
         wanted = settings.image or settings.fallback
-        found, said = cls._found(program, wanted, say)
-        if found is None and settings.fallback not in ("", wanted):
+        replaceable = settings.fallback not in ("", wanted)
+        known = failed.reason(wanted) if failed is not None and replaceable else ""
+        found, said = cls._found(program, wanted, say, known)
+        if found is None and replaceable:
+            if failed is not None and not known:
+                failed.keep(wanted, said)
             say(f"the image {wanted} cannot be had ({said}): {settings.fallback} is used")
             found, said = cls._found(program, wanted := settings.fallback, say)
         if found is not None:
@@ -91,10 +137,14 @@ class Image:
         )
 
     @classmethod
-    def _found(cls, program: ContainerProgram, name: str, say: Say) -> tuple[Image | None, str]:
+    def _found(
+        cls, program: ContainerProgram, name: str, say: Say, known: str = ""
+    ) -> tuple[Image | None, str]:
         digest = _id_of(program, name)
         if digest:
             return cls(name, digest), ""
+        if known:
+            return None, f"{known}, as was said within the last hour"
         say(f"pulling the image {name}")
         pulled = program.call("pull", _qualified(name, program), timeout_s=None)
         if pulled.returncode != 0:

@@ -15,9 +15,10 @@ from typing import Final
 
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.targets.container_settings import PROGRAMS
+from stoker.targets.definitions import Target
 from stoker.targets.engine import EngineFailure
 
-__all__ = ["Asked", "ContainerProgram", "last_line", "mount"]
+__all__ = ["Asked", "ContainerProgram", "last_line", "mount", "optional_container"]
 
 _ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
 """The environment variable that names the container program, where the target does not."""
@@ -182,6 +183,26 @@ def _asked(
         timeout=timeout_s,
         check=False,
     )
+
+
+def optional_container(target: Target, say: Callable[[str], None]) -> bool:
+    """Whether a run for which Azure's code or files ask for a container can have one on a target without.
+
+    What another machine has is only known there.
+
+    Args:
+        target: The target.
+        say: Is told in a line where the run does without.
+    """
+    if not target.reads_files_here:
+        return True
+    try:
+        ContainerProgram.find()
+    except EngineFailure as error:
+        failure = error.failure
+        say(f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}")
+        return False
+    return True
 
 
 def mount(here: Path, there: str, *, readonly: bool = False) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -95,6 +95,12 @@ class Target:
     def has_containers(self) -> bool:
         """Whether its runs are in containers, and may name an image."""
         return self.type == DOCKER or bool(self.settings.get("containers", "image" in self.settings))
+
+    def in_containers(self) -> Target:
+        """The same target with its runs in containers, for a run that asks for one."""
+        if self.type == SSH:
+            return replace(self, settings={**self.settings, "containers": True})
+        return replace(self, type=DOCKER)
 
     @property
     def pool(self) -> str:

@@ -40,11 +40,13 @@ from stoker.azure.exceptions import NotOffered
 from stoker.azure_sdk.training import experiment as experiments
 from stoker.azure_sdk.training import request as request_module
 from stoker.azure_sdk.training import waiting
-from stoker.launch.submission import Request
+from stoker.launch.submission import Request, plan
 from stoker.runs.failures import RunFailure
 from stoker.runs.folder import RunFolder
 from stoker.runs.states import RunState, Status
 from stoker.runs.store import RunStore
+from stoker.targets.container_program import ContainerProgram
+from stoker.targets.engine import EngineFailure
 
 Asked = Callable[..., Request]
 
@@ -208,8 +210,10 @@ def test_estimators_are_configurations(asked: Asked) -> None:
         )
 
 
-def test_estimators_take_packages_of_files_and_refuse_unknown_arguments(asked: Asked, tmp_path: Path) -> None:
-    """Files relative to the script's folder, the Python as it is; a misspelt name is an error."""
+def test_estimators_take_what_azures_take_and_refuse_unknown_arguments(
+    ws: Workspace, asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files relative to the script's folder, the Python as it is, a GPU; a misspelt name is an error."""
     (tmp_path / "src" / "conda.yml").write_text("dependencies: [python=3.11, scipy]")
     (tmp_path / "src" / "pip.txt").write_text("pandas==2.2.2\n")
     asked(
@@ -226,10 +230,66 @@ def test_estimators_take_packages_of_files_and_refuse_unknown_arguments(asked: A
     assert all(name in packages for name in ("python=3.11", "scipy", "pandas==2.2.2", "rich"))
     request = asked(Estimator("src", entry_script="train.py", conda_packages=["scipy"], user_managed=True))
     assert request.environment == ""
+    ws.local.create().targets_dir.mkdir()
+    for gpus, said in (("[]", "use_gpu is True, and local has no GPU"), ('["0"]', "")):
+        (ws.local.targets_dir / "local.yaml").write_text(f"gpus: {gpus}\n")
+        asked(Estimator("src", entry_script="train.py", use_gpu=True))
+        assert capsys.readouterr().out.startswith(said)
+    (ws.local.targets_dir / "box.yaml").write_text("type: ssh\naddress: host.lab\n")
+    request = asked(Estimator("src", entry_script="train.py", compute_target="box", use_gpu=True))
+    assert request.definition.gpus == 1
     with pytest.raises(TypeError, match="no argument 'use_gpus'; did you mean use_gpu"):
         Estimator("src", entry_script="train.py", use_gpus=True)
     with pytest.raises(TypeError, match="Estimator has no argument 'framework_version'"):
         Estimator("src", entry_script="train.py", framework_version="1.13")
+
+
+def _docker_enabled(config: RunConfiguration) -> None:
+    config.environment.docker.enabled = True
+
+
+def _docker_used(config: RunConfiguration) -> None:
+    config.docker.use_docker = True
+    config.docker.shm_size = "4g"
+
+
+def _image_named(config: RunConfiguration) -> None:
+    config.environment.docker.base_image = "lab/train:1"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [(_docker_enabled, {}), (_docker_used, {"shm_size": "4g"}), (_image_named, {"image": "lab/train:1"})],
+)
+def test_a_container_that_is_asked_for_is_had_where_there_is_a_program_for_it(
+    ws: Workspace,
+    asked: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    setting: Callable[[RunConfiguration], None],
+    said: dict[str, Any],
+) -> None:
+    """On this machine and where it stands for a cluster; without a program a line says that there is none."""
+    ComputeTarget.create(ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=1))
+    config = RunConfiguration()
+    config.target = "cpu"
+    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
+    setting(config)
+    monkeypatch.setattr(ContainerProgram, "find", lambda: ContainerProgram("docker", "docker"))
+    request = asked(ScriptRunConfig("src", "train.py", run_config=config))
+    assert request.definition.container == {"optional": True, **said}
+    assert plan(request, ws.local).target.has_containers
+    capsys.readouterr()
+
+    def missing() -> ContainerProgram:
+        raise EngineFailure(RunFailure("DockerUnavailable", "there is no docker", "install it"))
+
+    monkeypatch.setattr(ContainerProgram, "find", missing)
+    assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
+    assert capsys.readouterr().out == (
+        "a container is asked for, but the script runs without one: there is no docker; install it\n"
+    )
 
 
 def _set_docker(config: RunConfiguration) -> None:
@@ -437,7 +497,10 @@ def test_what_a_run_prints_is_shown_below_a_head(
 ) -> None:
     """Once, as it comes."""
 
-    def follow(folder: RunFolder, _workspace: object, write: Callable[[bytes], None]) -> RunState:
+    def follow(
+        folder: RunFolder, _workspace: object, write: Callable[[bytes], None], notes: Callable[[str], None]
+    ) -> RunState:
+        notes("another Python is used")
         write(b"one\n")
         write(b"two\n")
         return RunState(Status.FAILED, error=RunFailure("Killed", "by a signal"))

@@ -16,6 +16,7 @@ from stoker.runs.definition import Definition
 from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState, Status
 from stoker.runs.store import RunStore
+from stoker.targets.container_program import ContainerProgram
 from stoker.workspace import Workspace
 
 Output = pytest.CaptureFixture[str]
@@ -202,6 +203,26 @@ def test_a_configuration_of_azure_is_one_of_submit(project: Path, capsys: Output
     )
     assert main(["submit", "--dry-run", "--config", "old", "train.py", "--epochs", "2"]) == 0
     assert "command      train.py --lr 1 --epochs 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asks", ["docker: {useDocker: true}", "environment: {docker: {enabled: true}}"])
+def test_a_container_of_an_azure_file_is_had_where_there_is_a_program_for_it(
+    project: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    """Where the target has none of its own; without a program a line says that there is none."""
+    content = f"script: train.py\ntarget: local\n{asks}\n"
+    (project / "aml_config" / "sdk.runconfig").write_text(content)
+    monkeypatch.setattr(ContainerProgram, "find", lambda: ContainerProgram("docker", "docker"))
+    assert main(["submit", "--dry-run", "--config", "sdk"]) == 0
+    assert "target       local (docker)" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("STOKER_WORKSPACE", str(project / "home"))
+    monkeypatch.setenv("STOKER_CONTAINER_ENGINE", "no-such-program")
+    assert main(["submit", "--dry-run", "--config", "sdk"]) == 0
+    captured = capsys.readouterr()
+    assert "target       local (local)" in captured.out
+    assert "the script runs without one: no-such-program is not on the PATH" in captured.err
 
 
 @pytest.mark.parametrize("options", [[], ["--target", "local"], ["--config", "local"]])

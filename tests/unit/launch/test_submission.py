@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError, SubmissionRefused
 from stoker.launch.configuration import read_configuration, read_duration_s
-from stoker.launch.submission import Request, resume, submit
+from stoker.launch.submission import Request, plan, resume, submit
 from stoker.runs.comparing import compare_runs
 from stoker.runs.definition import Definition
 from stoker.runs.folder import RunFolder
@@ -187,3 +187,20 @@ def test_a_configuration_is_read_with_the_nearest_key(tmp_path: Path) -> None:
 def test_durations_have_units(text: object, seconds: float) -> None:
     """Seconds where none is named."""
     assert read_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("container", [{"image": "lab/train:1"}, {"optional": True}])
+def test_a_run_that_asks_for_a_container_is_in_one(
+    workspace: Workspace, request_of: Callable[..., Request], container: dict[str, object]
+) -> None:
+    """On this machine and on others, though their targets have none of their own."""
+    workspace.targets_dir.mkdir(parents=True, exist_ok=True)
+    (workspace.targets_dir / "box.yaml").write_text("type: ssh\naddress: host.lab\n")
+    for name, kind in (("local", "docker"), ("box", "ssh")):
+        planned = plan(
+            request_of(definition=Definition("train.py", target=name, container=container)), workspace
+        )
+        assert (planned.target.type, planned.target.has_containers) == (kind, True)
+        assert planned.definition.container == container
+        plain = plan(request_of(definition=Definition("train.py", target=name)), workspace)
+        assert not plain.target.has_containers

@@ -20,6 +20,7 @@ from stoker.runs.states import RunState
 from stoker.runs.store import RunStore
 from stoker.targets import container
 from stoker.targets.container import ContainerEngine
+from stoker.targets.container_image import FailedPulls, Image
 from stoker.targets.container_program import ContainerProgram, mount
 from stoker.targets.container_settings import DEFAULT_IMAGE, ContainerSettings
 from stoker.targets.definitions import DOCKER, Target, find_target
@@ -296,6 +297,34 @@ def test_programs_are_told_apart() -> None:
     """Whose root is whose, and how GPUs are asked for."""
     assert ContainerProgram("docker", "docker").gpus() == ["--gpus", "all"]
     assert ContainerProgram("podman", "podman").gpus() == ["--device", "nvidia.com/gpu=all"]
+
+
+def test_an_image_that_is_nowhere_is_not_pulled_for_each_run(
+    docker: Docker, workspace: Workspace, job: Jobs, tmp_path: Path
+) -> None:
+    """For an hour the other one is used at once; an image that is there by then is taken, and a check tries anew."""
+    docker.answers(image='case "$*" in *old*) exit 1;; esac; echo sha256:abc', pull="echo gone >&2; exit 1")
+    settings = ContainerSettings("lab/old:1", "lab/train:1")
+    program = ContainerProgram.find()
+    clock = [1000.0]
+    failed = FailedPulls(tmp_path / "kept", "far", lambda: clock[0])
+
+    def lines(known: FailedPulls | None = failed) -> list[str]:
+        said: list[str] = []
+        assert Image.had(program, settings, tmp_path, said.append, known).name == "lab/train:1"
+        return said
+
+    assert lines()[0] == "pulling the image lab/old:1"
+    assert lines() == [
+        "the image lab/old:1 cannot be had (gone, as was said within the last hour): lab/train:1 is used"
+    ]
+    assert sum(line.startswith("pull ") for line in docker.asked) == 1
+    assert lines(None)[0] == "pulling the image lab/old:1"
+    assert lines(FailedPulls(tmp_path / "kept", "near", lambda: clock[0]))[0] == "pulling the image lab/old:1"
+    clock[0] += 3600
+    assert lines()[0] == "pulling the image lab/old:1"
+    docker.answers(image="echo sha256:abc")
+    assert Image.had(program, settings, tmp_path, lambda _: None, failed).name == "lab/old:1"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,8 @@ from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
 from stoker.runs.definition import Definition
+from stoker.runs.failures import RunFailure
+from stoker.runs.folder import RunFolder
 from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState
 from stoker.runs.store import RunStore
@@ -24,10 +27,12 @@ from stoker.targets.registry import no_compiler_for_libraries
 from stoker.targets.sights import sight_of
 from stoker.targets.ssh.bootstrap import command, first_line
 from stoker.targets.ssh.collecting import checked_entries, collect
+from stoker.targets.ssh.engine import SshEngine
 from stoker.targets.ssh.environment import choose
 from stoker.targets.ssh.porter import Porter
 from stoker.targets.ssh.sending import listed
 from stoker.targets.ssh.settings import SshSettings
+from stoker.workspace import Workspace
 
 
 def python(minor: int) -> Interpreter:
@@ -55,6 +60,39 @@ def test_a_python_of_the_machine_is_chosen(specifier: str, minor: int | None, no
     found, note, wanted = choose(asked(specifier), [python(9), python(11), python(12)])
     assert (found and found.version[1], bool(note)) == (minor, noted)
     assert (wanted > 0) == (noted or found is None)
+
+
+@pytest.mark.parametrize(
+    ("code", "container", "does_without"),
+    [
+        ("DockerUnavailable", {"optional": True}, True),
+        ("DockerUnavailable", {"image": "lab/train:1"}, False),
+        ("ImageNotFound", {"optional": True}, False),
+    ],
+)
+def test_a_run_of_azure_does_without_a_container_where_the_machine_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, container: dict[str, Any], does_without: bool
+) -> None:
+    """With a line; one that names its image natively is refused, and so is one whose image cannot be had."""
+
+    def prepared(*_: object) -> None:
+        raise EngineFailure(RunFailure(code, "on box: there is none", "install docker"))
+
+    target = Target("box", "ssh", {"address": "host.lab"}).in_containers()
+    engine = SshEngine(target, Workspace(tmp_path))
+    assert engine._containers is not None
+    monkeypatch.setattr(engine, "_link", SimpleNamespace(call=lambda _: None))
+    monkeypatch.setattr(engine._containers, "prepared", prepared)
+    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", container=container))
+    job, said = Job(RunFolder(tmp_path), record, 1, tmp_path), list[str]()
+    if does_without:
+        assert engine._container(engine._containers, job, said.append) is None
+        assert said == [
+            "a container is asked for, but the script runs without one: on box: there is none; install docker"
+        ]
+    else:
+        with pytest.raises(EngineFailure, match="on box: there is none"):
+            engine._container(engine._containers, job, said.append)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../up", "link/file", ""])

@@ -25,7 +25,8 @@ from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.run_config_files import COMMUNICATORS, FRAMEWORKS
 from stoker.launch.submission import Request
 from stoker.runs.definition import Definition
-from stoker.targets.definitions import LOCAL, find_target, list_targets
+from stoker.targets.container_program import optional_container
+from stoker.targets.definitions import LOCAL, Target, find_target, list_targets
 
 __all__ = ["MODES", "MODE_VARIABLE", "TARGET_VARIABLE", "requested"]
 
@@ -63,6 +64,9 @@ def requested(
     target, variables = _target(workspace, config)
     variables |= data.variables
     variables |= {**run_config.environment.environment_variables, **run_config.environment_variables}
+    container = _container(workspace, target, run_config)
+    found = find_target(workspace.local.targets_dir, target)
+    in_container = bool(container) or found.has_containers
     definition = Definition(
         config.script.replace(os.sep, "/"),
         tuple(arguments),
@@ -70,7 +74,8 @@ def requested(
         max_duration_s=run_config.max_run_duration_seconds or LONGEST_S,
         variables={str(name): str(value) for name, value in variables.items()},
         inputs=data.inputs,
-        container=_container(workspace, target, run_config),
+        container=container,
+        gpus=_gpus(found) if getattr(config, "use_gpu", False) else None,
         **_several(config.distributed_job_config),
     )
     with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
@@ -83,7 +88,7 @@ def requested(
             experiment,
             tags=dict(tags),
             parent=parent,
-            dockerfile=_dockerfile(workspace, target, run_config.environment, Path(folder)),
+            dockerfile=_dockerfile(run_config.environment, Path(folder)) if in_container else None,
             **packages,
         )
 
@@ -212,18 +217,27 @@ def _several(distribution: Any) -> dict[str, Any]:
     }
 
 
-def _has_containers(workspace: Workspace, target: str) -> bool:
-    return find_target(workspace.local.targets_dir, target).has_containers
+def _gpus(target: Target) -> int | None:
+    """How many GPUs a run holds that is to use them; None: one if the target has any."""
+    capacity = target.capacity
+    if capacity is None:
+        return 1
+    if not capacity.gpus:
+        print(f"use_gpu is True, and {target.name} has no GPU: the script runs on its processors")
+    return None
 
 
 def _container(workspace: Workspace, target: str, run_config: RunConfiguration) -> dict[str, Any]:
-    """The image and what else is said of a container; nothing where the target has none."""
+    """The image and what else is said of a container; nothing where none is asked for, or there can be none."""
     docker = run_config.environment.docker
-    if not _has_containers(workspace, target):
-        return {}
+    found = find_target(workspace.local.targets_dir, target)
     # Nobody has asked for the default image, which is Azure's.
     image = "" if docker.base_dockerfile or docker.base_image == DEFAULT_CPU_IMAGE else docker.base_image
+    wanted = docker.enabled or run_config.docker.use_docker or image or docker.base_dockerfile
+    if not found.has_containers and not (wanted and optional_container(found, print)):
+        return {}
     asked = {
+        "optional": not found.has_containers,
         "image": image,
         "shm_size": docker.shm_size or run_config.docker.shm_size,
         "arguments": [*docker.arguments, *run_config.docker.arguments],
@@ -231,10 +245,10 @@ def _container(workspace: Workspace, target: str, run_config: RunConfiguration) 
     return {name: value for name, value in asked.items() if value}
 
 
-def _dockerfile(workspace: Workspace, target: str, environment: Environment, folder: Path) -> Path | None:
+def _dockerfile(environment: Environment, folder: Path) -> Path | None:
     """The Dockerfile of an environment, which may be its text."""
     said = environment.docker.base_dockerfile
-    if not said or not _has_containers(workspace, target):
+    if not said:
         return None
     if "\n" not in said and Path(said).is_file():
         return Path(said)

@@ -91,7 +91,7 @@ class PyTorchConfiguration(KnownAttributes):
 
 
 class DockerConfiguration(KnownAttributes):
-    """Whether the script is to run in a container; kept, and not used on this machine.
+    """Whether the script is to run in a container.
 
     Args:
         use_docker: Whether.
@@ -231,7 +231,7 @@ class ScriptRunConfig:
         resume_from: A `DataPath` whose folder follows as `--resume-from`.
         max_run_duration_seconds: How long it may take.
         command: A command line instead of a script; not offered.
-        docker_runtime_config: Kept, and not used on this machine.
+        docker_runtime_config: Whether it is to run in a container.
     """
 
     def __init__(

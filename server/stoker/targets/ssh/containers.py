@@ -16,7 +16,7 @@ from typing import Any, Final
 from stoker.environments.asked import AskedEnvironment
 from stoker.runs.failures import FailureCode, RunFailure
 from stoker.targets.container_base import ContainerBase
-from stoker.targets.container_image import Image, Inside, look_inside
+from stoker.targets.container_image import FailedPulls, Image, Inside, look_inside
 from stoker.targets.container_program import ContainerProgram, mount
 from stoker.targets.container_settings import ContainerSettings
 from stoker.targets.container_state import (
@@ -33,7 +33,7 @@ from stoker.targets.ssh.environment import RemoteEnvironment, prepared_there
 from stoker.targets.ssh.link import Link
 from stoker.targets.ssh.porter import Porter
 
-__all__ = ["RemoteContainers", "RunContainer", "keep_container"]
+__all__ = ["RemoteContainers", "RunContainer", "has_container", "keep_container"]
 
 _UV: Final = "/usr/local/bin/uv"
 _ANSWER_S: Final = 60.0
@@ -165,7 +165,8 @@ class RemoteContainers:
     ) -> RunContainer:
         settings = ContainerSettings.of(self._target.settings, container)
         program = self._program(settings)
-        base = ContainerBase(settings, program, Image.had(program, settings, folder, say))
+        failed = FailedPulls(self._environments_dir, self._host)
+        base = ContainerBase(settings, program, Image.had(program, settings, folder, say, failed))
         with_gpus = program.gpus() if gpus else []
         python = asked.python if asked.kind == "user" else ""
         inside = look_inside(program, base.image, [*base.common, *with_gpus], python, gpus)
@@ -248,6 +249,11 @@ class RemoteContainers:
 
     def _found(self, record: Mapping[str, Any]) -> _RemoteProgram:
         return _RemoteProgram(str(record["program"]), str(record["kind"]), link=self._link)
+
+
+def has_container(job: Job) -> bool:
+    """Whether an attempt was prepared to be in a container."""
+    return read_record(job.place) is not None
 
 
 def keep_container(

@@ -24,7 +24,12 @@ from stoker.targets.definitions import Target
 from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
 from stoker.targets.sights import sight_of
 from stoker.targets.ssh.collecting import collect, is_collected, locally, looked
-from stoker.targets.ssh.containers import RemoteContainers, keep_container
+from stoker.targets.ssh.containers import (
+    RemoteContainers,
+    RunContainer,
+    has_container,
+    keep_container,
+)
 from stoker.targets.ssh.environment import RemoteEnvironment, prepared_there
 from stoker.targets.ssh.link import Link
 from stoker.targets.ssh.porter import Porter
@@ -137,10 +142,7 @@ class SshEngine:
             raise EngineFailure(RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)) from error
 
     def _prepared(self, job: Job, say: Say) -> None:
-        container = None
-        if self._containers is not None:
-            self._link.call(self._reached)
-            container = self._containers.prepared(job, say)
+        container = None if self._containers is None else self._container(self._containers, job, say)
 
         async def prepared(porter: Porter) -> None:
             await self._reached(porter)
@@ -170,6 +172,20 @@ class SshEngine:
                 write_start(job, content)
 
         self._link.call(prepared, timeout_s=None)
+
+    def _container(self, containers: RemoteContainers, job: Job, say: Say) -> RunContainer | None:
+        """The container of an attempt; None if there can be none and the run does without."""
+        self._link.call(self._reached)
+        try:
+            return containers.prepared(job, say)
+        except EngineFailure as error:
+            failure, optional = error.failure, job.record.definition.container.get("optional")
+            if failure.code != FailureCode.DOCKER_UNAVAILABLE or not optional:
+                raise
+            say(
+                f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}"
+            )
+            return None
 
     async def _reached(self, porter: Porter) -> None:
         await porter.ask(op="ping")
@@ -239,7 +255,7 @@ class SshEngine:
         if (job.place / "exit.json").exists():
             return
 
-        if self._containers is not None:
+        if self._containers is not None and has_container(job):
             with contextlib.suppress(Unreachable):
                 self._containers.start(job)
             return
