@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from packaging.requirements import Requirement
 
+from stoker.environments.installers import masked
 from stoker.environments.interpreters import allows_python
 from stoker.environments.package_names import EQUIVALENTS
 from stoker.environments.specification import Entry, Specification
@@ -96,7 +97,7 @@ def notes(specification: Specification) -> list[str]:
     for entry in specification.entries:
         if entry.note:
             by_reason.setdefault(entry.note, []).append(entry.text)
-    return [f"{', '.join(dict.fromkeys(texts))}: {reason}" for reason, texts in by_reason.items()]
+    return [masked(f"{', '.join(dict.fromkeys(texts))}: {reason}") for reason, texts in by_reason.items()]
 
 
 def frameworks_without_gpus(

@@ -132,7 +132,7 @@ class RememberedDate:
 
 def _dated(specification: Specification, as_of: str, *, chooses_python: bool) -> Wanted:
     choice = PythonChoice.of(specification)
-    settled = (specification.python and choice.wanted) or specification.tensorflow_1
+    settled = (specification.python and choice.wanted) or specification.tensorflow_1 or specification.cntk
     if settled or not chooses_python:
         return Wanted(specification, as_of, _BECAUSE)
     minor = python_of_date(date.fromisoformat(as_of))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["FOREIGN_VARIABLES", "Installer", "python_of", "uv_command"]
+__all__ = ["FOREIGN_VARIABLES", "Installer", "masked", "python_of", "uv_command"]
 
 FOREIGN_VARIABLES: Final = (
     "PYTHONPATH",
@@ -38,6 +39,19 @@ _VARIABLES_OF_UV: Final = (
     ("PIP_EXTRA_INDEX_URL", "UV_INDEX", " "),
     ("PIP_FIND_LINKS", "UV_FIND_LINKS", ","),
 )
+
+
+_OF_USERS: Final = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
+_SIGNED: Final = re.compile(
+    r"([?&;](?:sig|signature|token|access_token|api_?key|key|code|password|secret|sas"
+    r"|x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid)=)[^&;\s'\"<>)\]#]+",
+    re.IGNORECASE,
+)
+
+
+def masked(text: str) -> str:
+    """A text with `****` for what addresses in it hold that lets anybody in: passwords, signatures and tokens."""
+    return _SIGNED.sub(r"\1****", _OF_USERS.sub("****", text))
 
 
 def uv_command() -> tuple[str, ...] | None:
@@ -125,7 +139,7 @@ class Installer:
         lasts: Callable[[str], None] = lambda _: None,
         look_s: float = 10.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of its commands; stdout of the result also has its error output.
+        """Run one of its commands; stdout of the result also has its error output, without secrets of addresses.
 
         Args:
             command: The command.
@@ -150,11 +164,11 @@ class Installer:
         ):
             try:
                 while _goes_on(process, look_s):
-                    lasts(_text(output).rstrip().rpartition("\n")[2])
+                    lasts(masked(_text(output).rstrip().rpartition("\n")[2]))
             except BaseException:
                 process.kill()
                 raise
-            return subprocess.CompletedProcess(command, process.returncode, _text(output))
+            return subprocess.CompletedProcess(command, process.returncode, masked(_text(output)))
 
     def variables(self) -> dict[str, str]:
         """The environment variables for its commands."""

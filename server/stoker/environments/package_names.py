@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from stoker.environments.specification import stays_below
 
-__all__ = ["EQUIVALENTS", "TENSORFLOW_1", "TENSORFLOW_GPU", "not_applicable", "on_pypi", "translate"]
+__all__ = ["CNTK", "EQUIVALENTS", "TENSORFLOW_1", "TENSORFLOW_GPU", "not_applicable", "on_pypi", "translate"]
 
 _CUDA: Final = "CUDA libraries come from the machine, or from PyPI together with the framework"
 _MATHS: Final = "NumPy and SciPy from PyPI bring their own"
@@ -43,6 +43,12 @@ _NOT_APPLICABLE: Final = (
     ),
 )
 
+CNTK: Final = frozenset({"cntk", "cntk-gpu"})
+"""What CNTK is called. It has releases for Python 3.6 and older, and there will be none for newer ones."""
+_CNTK_NOTE: Final = (
+    "CNTK is no longer published, and its last release is for Python 3.6: train with python=3.6, save the model as "
+    "ONNX, and serve that"
+)
 TENSORFLOW_GPU: Final = "tensorflow-gpu"
 """What TensorFlow was called where it is to use GPUs."""
 
@@ -136,6 +142,8 @@ def translate(requirement: Requirement) -> list[tuple[Requirement | None, str]]:
             _EXTRAS_OF_PROVIDED[extra] for extra in sorted(requirement.extras) if extra in _EXTRAS_OF_PROVIDED
         ]
         return [(None, _PROVIDED_NOTE), *((Requirement(extra), "") for extra in extras)]
+    if requirement.name in CNTK:
+        return [(None, _CNTK_NOTE)]
     note = ""
     if requirement.name in _RENAMED and requirement.url is None:
         requirement.name = _RENAMED[requirement.name]

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stoker.environments.conda_spec import conda_specifier
-from stoker.environments.package_names import TENSORFLOW_GPU, translate
+from stoker.environments.package_names import CNTK, TENSORFLOW_GPU, translate
 from stoker.environments.specification import Entry, Place, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.yaml_file import settings_text
@@ -38,6 +38,10 @@ _WITH_VALUE: Final = (
 _SWITCHES: Final = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
 _OPTIONS_OF_A_LINE: Final = re.compile(r"\s(--(?:hash|config-settings?|global-option|install-option)\b.*)")
 _URL: Final = re.compile(r"((?:git|hg|svn|bzr)\+|https?://|file:)", re.IGNORECASE)
+_GONE: Final = re.compile(r"https?://azureml[\w-]*\.blob\.core\.windows\.net/", re.IGNORECASE)
+_GONE_NOTE: Final = (
+    "left out: Azure has taken this file away, and Stoker provides what scripts import from its packages"
+)
 _LOCAL: Final = re.compile(r"[./~]|(?!.*\s@\s).*\.(whl|zip|tar\.gz|tgz|tar\.bz2)(\[.*\])?$")
 _PROJECT_FILES: Final = ("pyproject.toml", "setup.cfg", "setup.py")
 _EXTRAS: Final = re.compile(r"\[[^\]]*\]$")
@@ -136,7 +140,9 @@ class PipLines:
                 self.options.append(f"{name} {value}".strip())
 
     def _add_package(self, text: str, place: Place) -> None:
-        if _URL.match(text):
+        if _GONE.match(text):
+            self.entries.append(Entry(text, place, note=_GONE_NOTE))
+        elif _URL.match(text):
             self.entries.append(Entry(text, place, text, _named(text)))
         elif _LOCAL.match(text):
             extras = _EXTRAS.search(text)
@@ -162,14 +168,13 @@ class PipLines:
         requirement = _requirement(bare, place)
         asked = Requirement(str(requirement))
         asked.name = canonicalize_name(asked.name)
-        original = asked if asked.name == TENSORFLOW_GPU or stays_below(asked.specifier, "2") else None
+        special = asked.name in (TENSORFLOW_GPU, *CNTK) or stays_below(asked.specifier, "2")
         for wanted, reason in translate(requirement):
             notes = "; ".join(filter(None, (note, reason)))
             line = f"{wanted} {options[1]}" if wanted and options and not reason else str(wanted or "")
-            is_tensorflow = wanted is not None and wanted.name == "tensorflow"
-            self.entries.append(
-                Entry(written or text, place, line, wanted, notes, original if is_tensorflow else None)
-            )
+            known = asked.name in CNTK or (wanted is not None and wanted.name == "tensorflow")
+            original = asked if special and known else None
+            self.entries.append(Entry(written or text, place, line, wanted, notes, original))
 
     def _editable(self, name: str, place: Place) -> Path:
         """A project that is used where it lies: only what decides its installation counts."""

@@ -139,8 +139,13 @@ def as_written(specification: Specification, gpus: int = 0) -> Specification:
 
 def _as_written(entry: Entry, gpus: int) -> Entry:
     asked = entry.original
-    if asked is None or entry.requirement is None:
+    if asked is None:
         return entry
+    if entry.requirement is None:
+        name = "cntk-gpu" if gpus and asked.name == "cntk-gpu" else "cntk"
+        wanted = Requirement(str(asked))
+        wanted.name = name
+        return replace(entry, requirement=wanted, line=str(wanted), note="")
     wanted, note = Requirement(str(entry.requirement)), entry.note
     if stays_below(asked.specifier, "2"):
         wanted, note = Requirement(str(asked)), ""
@@ -183,7 +188,7 @@ def relaxed(specification: Specification, gpus: int = 0) -> Specification:
     entries = []
     for entry in specification.entries:
         line = _name_alone(entry.line)
-        if entry.original is not None:
+        if entry.original is not None and line:
             with_cuda = _with_cuda(Requirement(line), Requirement(entry.original.name), gpus)
             line = str(with_cuda[0]) if with_cuda else line
         entries.append(entry if entry.requirement is None else replace(entry, requirement=None, line=line))

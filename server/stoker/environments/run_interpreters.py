@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from packaging.requirements import Requirement
+
 from stoker.environments.installers import Installer, uv_command
 from stoker.environments.interpreters import (
     Interpreter,
@@ -66,11 +68,11 @@ class PythonChoice:
             minor: N of it.
             where: Where the one that is asked for is not, such as `on this machine`.
         """
-        first = self.specification.tensorflow_1
+        first = _rare(self.specification)
         if minor in self.wanted:
             if first is None or self.specification.python:
                 return ""
-            return f"{first} has releases for {self._of_tensorflow_1} alone: Python {python} is used"
+            return f"{first} has releases for {self._with_releases} alone: Python {python} is used"
         reason = f"it is not {where}" if self.wanted else f"runs need Python 3.{_OLDEST} or newer"
         return f"Python {self.specification.python_text} is asked for, but {reason}: Python {python} is used"
 
@@ -88,7 +90,7 @@ class PythonChoice:
             advice: How one can be had.
         """
         specification = self.specification
-        first, python = specification.tensorflow_1, f"Python {specification.python_text}"
+        first, python = _rare(specification), f"Python {specification.python_text}"
         nowhere = f"there is none {where}{_but(here)}: {advice}"
         if first is None:
             return NoPython(
@@ -98,13 +100,21 @@ class PythonChoice:
         asked = f"{first} and {python}" if specification.python else str(first)
         can_be_had = self.wanted or self.instead
         return NoPython(
-            f"{specification.path.name} asks for {asked}; {first} has releases for {self._of_tensorflow_1} alone"
-            f"{f', and {nowhere}' if can_be_had else ': ask for one of these'}, or take today's TensorFlow, whose "
-            "tensorflow.compat.v1 then is what the script imports, with --environment relaxed"
+            f"{specification.path.name} asks for {asked}; {first} has releases for {self._with_releases} alone"
+            f"{f', and {nowhere}' if can_be_had else ': ask for one of these'}, {self._way_out}"
         )
 
     @property
-    def _of_tensorflow_1(self) -> str:
+    def _way_out(self) -> str:
+        if self.specification.cntk is not None:
+            return "or take another framework: CNTK is no longer published"
+        return (
+            "or take today's TensorFlow, whose tensorflow.compat.v1 then is what the script imports, with "
+            "--environment relaxed"
+        )
+
+    @property
+    def _with_releases(self) -> str:
         found = [minor for minor in (6, 7) if _have_releases(self.specification, minor)]
         return "Python " + " and ".join(f"3.{minor}" for minor in found)
 
@@ -113,11 +123,18 @@ def _but(here: Sequence[str]) -> str:
     return f" (it has {', '.join(here)})" if here else ""
 
 
+def _rare(specification: Specification) -> Requirement | None:
+    """The package that has releases for few Pythons, of those that are known; None where all have some."""
+    return specification.cntk or specification.tensorflow_1
+
+
 def _have_releases(specification: Specification, minor: int) -> bool:
     """Whether the packages that are known to have releases for few Pythons have some for Python 3.`minor`."""
-    first = specification.tensorflow_1
+    first = _rare(specification)
     if first is None:
         return True
+    if specification.cntk is not None:
+        return minor == _OLDEST
     of_3_7 = any(first.specifier.contains(version) for version in _TENSORFLOW_1_FROM_3_7)
     return minor == _OLDEST or (minor == _OLDEST + 1 and of_3_7)
 

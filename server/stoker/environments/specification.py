@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -118,11 +119,18 @@ class Specification:
     @property
     def tensorflow_1(self) -> Requirement | None:
         """TensorFlow 1, where exactly that is to be installed."""
-        asked = (entry.requirement for entry in self.entries)
         names = ("tensorflow", "tensorflow-gpu", "tensorflow-cpu")
-        return next(
-            (one for one in asked if one and one.name in names and stays_below(one.specifier, "2")), None
-        )
+        found = (one for one in self._named(*names) if stays_below(one.specifier, "2"))
+        return next(found, None)
+
+    @property
+    def cntk(self) -> Requirement | None:
+        """CNTK, where that is to be installed."""
+        return next(self._named("cntk", "cntk-gpu"), None)
+
+    def _named(self, *names: str) -> Iterator[Requirement]:
+        asked = (entry.requirement for entry in self.entries)
+        return (one for one in asked if one is not None and one.name in names)
 
 
 def _host_of(address: str) -> str | None:

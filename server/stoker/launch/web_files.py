@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from stoker.environments.installers import masked
 from stoker.errors import SubmissionRefused
 from stoker.launch.stores import stores_dir
 from stoker.names import name_from_file
@@ -42,6 +43,7 @@ def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> P
     """
     folder = private_folder(stores_dir(workspace.create()) / ".web")
     key = hashlib.sha256(address.encode()).hexdigest()[:16]
+    shown = masked(address)
     name = name_from_file(unquote(PurePosixPath(urlsplit(address).path).name) or "file")
     file, facts_file = folder / key / name, folder / f"{key}.json"
     with locked(folder / f".{key}.lock"):
@@ -50,8 +52,8 @@ def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> P
             headers = _fetch(address, file, known, say)
         except OSError as error:
             if not known:
-                raise SubmissionRefused(f"{address} cannot be fetched: {error}") from error
-            say(f"{address} cannot be asked ({error}); the file of the last time is taken")
+                raise SubmissionRefused(f"{shown} cannot be fetched: {error}") from error
+            say(f"{shown} cannot be asked ({error}); the file of the last time is taken")
             return file
         if headers is None:
             return file
@@ -59,7 +61,7 @@ def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> P
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         if known and known["sha256"] != digest:
             say(
-                f"{address} has changed since the last time: sha256 {digest[:12]}, before {known['sha256'][:12]}"
+                f"{shown} has changed since the last time: sha256 {digest[:12]}, before {known['sha256'][:12]}"
             )
         replace_file(facts_file, json.dumps({"sha256": digest, "headers": headers}).encode())
     return file
@@ -72,7 +74,7 @@ def _fetch(
     request = urllib.request.Request(address, headers=dict(known.get("headers", {})))  # noqa: S310  # http alone
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
-            say(f"fetching {address}")
+            say(f"fetching {masked(address)}")
             private_folder(file.parent)
             staged = file.with_name(f".{file.name}.part")
             with staged.open("wb") as copy:

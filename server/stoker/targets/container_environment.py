@@ -18,7 +18,7 @@ from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_go
 from stoker.environments.check import notes
 from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
 from stoker.environments.discovery import read_environment
-from stoker.environments.installers import Installer
+from stoker.environments.installers import Installer, masked
 from stoker.environments.kept import MANIFEST, only_one, packages_in, sweep
 from stoker.environments.run_environment import as_written, relaxed, relaxed_variables
 from stoker.environments.run_interpreters import PythonChoice
@@ -187,10 +187,11 @@ class ContainerEnvironment:
         plans = [*self._plans(specification, as_of, place, uv)]
         seen = [*mount(place, _THERE), *([] if uv is None else mount(uv, _UV, readonly=True))]
         done = self._run([*seen, *_network_variables()], self._inside.python, _BUILD, json.dumps(plans))
+        printed = masked(done.stdout + done.stderr)
         with log.open("a", encoding="utf-8") as file:
-            file.write(done.stdout + done.stderr)
+            file.write(printed)
         if done.returncode != 0:
-            said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-_SHOWN_LINES:])
+            said = "\n".join(printed.strip().splitlines()[-_SHOWN_LINES:])
             raise EnvironmentUnusable(
                 f"the environment for {specification.path.name} cannot be built in a container of "
                 f"{self._image.name}:\n{said}"

@@ -16,6 +16,7 @@ from tests.tiny_packages import write_wheel
 from stoker.environments import build, installers
 from stoker.environments.build import Built, build_environment, find_built
 from stoker.environments.discovery import read_environment
+from stoker.environments.installers import Installer, masked
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.kept import digest_of
 from stoker.environments.server_packages import device_needs, server_paths
@@ -348,3 +349,28 @@ def test_the_server_is_where_this_interpreter_finds_it() -> None:
     assert str(Path(pytest.__file__).parents[1]) in paths
     assert "" not in paths
     assert str(Path(json.__file__).parents[1]) not in paths
+
+
+SECRETS = (
+    "https://lab.blob.core.windows.net/w/a.whl?sv=2020-08-04&se=2027&sig=s3cr%2Bet%3D and again",
+    "https://lab.example/a.whl?X-Amz-Credential=s3cret&X-Amz-Signature=s3cret",
+    "Looking in indexes: https://me:s3cret@lab.example/simple, https://s3cret@lab.example/simple",
+    "('https://lab.example/f?code=s3cret')",
+    "https://lab.example/w?a=1&SIG=s3cret#egg=x; https://lab.example/w?token=s3cret",
+)
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_secrets_of_addresses_are_masked(text: str) -> None:
+    """Each of them, wherever they stand; the rest of the address stays."""
+    assert "s3cr" not in masked(text)
+    assert "****" in masked(text)
+    assert masked(masked(text)) == masked(text)
+    assert "lab." in masked(text)
+
+
+def test_what_an_installer_prints_has_no_secrets_of_addresses(tmp_path: Path) -> None:
+    """What is returned goes into logs and errors."""
+    with (tmp_path / "lock").open("w") as lock:
+        done = Installer(None).run([sys.executable, "-c", f"print({SECRETS[0]!r})"], lock.fileno())
+    assert "sig=**** and again" in done.stdout

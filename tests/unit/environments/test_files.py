@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from stoker.environments.check import notes
 from stoker.environments.conda_spec import parse_conda_spec
 from stoker.environments.discovery import LOOKED_FOR, find_environment, read_environment
 from stoker.environments.specification import Specification, stays_below
@@ -395,3 +396,27 @@ def test_wheels_and_packages_of_the_index_run_nothing(tmp_path: Path) -> None:
     (tmp_path / "own-1-py3-none-any.whl").touch()
     lines = ("numpy>=2", "./own-1-py3-none-any.whl", "https://files.test/own-1-py3-none-any.whl", "--pre")
     assert read_pip(tmp_path, *lines).runs_code() == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://azuremldownloads.blob.core.windows.net/wheels/latest/azureml.assets-1.0.0-py3-none-any.whl",
+        "https://azuremldownloads.blob.core.windows.net/wheels/x/azureml.assets-1.0.0-py3-none-any.whl?sv=1&sig=aB%2Bc",
+    ],
+)
+def test_a_file_that_azure_has_taken_away_is_left_out_with_a_line(tmp_path: Path, address: str) -> None:
+    """In files of Workbench projects; a signature is in no line. Files of others are asked for."""
+    asked = read_pip(tmp_path, address, "https://lab.example/wheels/tool-1.0-py3-none-any.whl")
+    assert asked.lines == ["https://lab.example/wheels/tool-1.0-py3-none-any.whl"]
+    (line,) = notes(asked)
+    assert "left out: Azure has taken this file away" in line
+    assert "aB" not in line
+
+
+@pytest.mark.parametrize("written", ["cntk", "cntk=2.7", "pip: [cntk-gpu==2.7.post2]"])
+def test_cntk_is_told_with_what_to_do(tmp_path: Path, written: str) -> None:
+    """A model cannot have it: nothing is installed, and a sentence says why."""
+    asked = read_conda(tmp_path, written)
+    assert asked.lines == []
+    assert "CNTK is no longer published" in notes(asked)[0]

@@ -107,6 +107,18 @@ def test_tensorflow_1_is_taken_exactly_where_a_python_has_it(
     )
 
 
+def test_cntk_is_installed_where_a_python_has_it(tmp_path: Path) -> None:
+    """Python 3.6 alone; where that is not, the refusal says that no newer release will come."""
+    asked = with_tensorflow(tmp_path, "python=3.5.2", "cntk")
+    assert asked.lines == ["cntk"]
+    assert notes(asked) == []
+    assert choose_run_interpreter(asked, only(6, 7))[0].version[1] == 6
+    with pytest.raises(
+        NoPython, match=r"cntk has releases for Python 3\.6 alone.*: CNTK is no longer published"
+    ):
+        choose_run_interpreter(asked, only(7), lambda minor: None)
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.environments.asked import AskedEnvironment, write_got
-from stoker.environments.installers import FOREIGN_VARIABLES, Installer
+from stoker.environments.installers import FOREIGN_VARIABLES, Installer, masked
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.run_interpreters import PythonChoice
 from stoker.environments.specification import Specification
@@ -339,7 +339,7 @@ class _Builder:
         said, data = await self._porter.ask(
             op="run_command", command=list(command), without=list(FOREIGN_VARIABLES)
         )
-        text = data.decode("utf-8", "replace")
+        text = masked(data.decode("utf-8", "replace"))
         with self._log.open("a", encoding="utf-8") as log:
             log.write(text)
         if must and said["status"] != 0:
