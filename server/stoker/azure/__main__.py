@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from stoker.system.tracebacks import frames_of_script
+from stoker.azure.exceptions import AzureMLException
+from stoker.system.tracebacks import format_for_script, frames_of_script
 
 __all__ = ["main"]
 
@@ -54,7 +55,13 @@ def main() -> int:
 
 
 def _show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    """Print an exception that nobody has caught as `python SCRIPT` would: the first frame is the script's."""
+    """Print an exception that nobody has caught as `python SCRIPT` would: the first frame is the script's.
+
+    Of exceptions of Azure's SDK, the last frame is so too.
+    """
+    if isinstance(error, AzureMLException):
+        sys.stderr.write(format_for_script(error))
+        return
     frames = frames_of_script(error) or frames
     sys.__excepthook__(kind, error.with_traceback(frames), frames)
 

@@ -106,4 +106,8 @@ def _out_of_memory(report: Mapping[str, Any]) -> RunFailure:
 
 def _details(report: Mapping[str, Any]) -> dict[str, Any]:
     names = ("traceback", "signal", "rank", "peak_bytes", "limit_bytes", "last_lines")
-    return {name: report[name] for name in names if report.get(name) not in (None, [], "")}
+    found = {name: report[name] for name in names if report.get(name) not in (None, [], "")}
+    if "traceback" in found:
+        # The last lines are those of the traceback.
+        found.pop("last_lines", None)
+    return found

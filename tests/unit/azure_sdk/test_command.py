@@ -10,6 +10,7 @@ import pytest
 from tests.patience import PROGRAM_S
 
 from stoker.azure.__main__ import main
+from stoker.azure.exceptions import ComputeTargetException
 
 SCRIPT = """
 import sys
@@ -62,6 +63,32 @@ def test_how_packages_are_had_can_be_said(tmp_path: Path) -> None:
         2,
         "python -m stoker.azure: --environment can be exact, relaxed, here\n",
     )
+
+
+def test_an_exception_of_azures_has_the_frames_of_the_script_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its message says all that those of Stoker could."""
+    script = tmp_path / "submit.py"
+    script.write_text(
+        "from azureml.core import Workspace\nfrom azureml.core.compute import ComputeTarget\n"
+        "ComputeTarget(Workspace.from_config(), 'nope')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["stoker.azure", str(script)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with pytest.raises(ComputeTargetException) as raised:
+        main()
+    frames = next(entry for entry in raised.traceback if entry.path.name == "__main__.py")._rawentry
+    error = raised.value.with_traceback(frames)
+    sys.excepthook(raised.type, error, frames)
+    head, *places, last = capsys.readouterr().err.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert [line for line in places if line.lstrip().startswith("File ")] == [
+        f'  File "{script}", line 3, in <module>'
+    ]
+    assert "ComputeTargetException: " in last
 
 
 def test_an_exception_is_shown_from_the_script_on(

@@ -498,17 +498,25 @@ def test_what_a_run_prints_is_shown_below_a_head(
     """Once, as it comes."""
 
     def follow(
-        folder: RunFolder, _workspace: object, write: Callable[[bytes], None], notes: Callable[[str], None]
+        folder: RunFolder,
+        _workspace: object,
+        write: Callable[[bytes], None],
+        notes: Callable[[str], None] = lambda _: None,
     ) -> RunState:
         notes("another Python is used")
         write(b"one\n")
         write(b"two\n")
-        return RunState(Status.FAILED, error=RunFailure("Killed", "by a signal"))
+        details = {"traceback": "T\nKeyError: 'x'", "rank": 0}
+        return RunState(Status.FAILED, error=RunFailure("ScriptFailed", "KeyError: 'x'", "", details))
 
     monkeypatch.setattr(waiting, "follow", follow)
     ended.wait_for_completion(show_output=True, raise_on_error=False)
     head = f"Streaming azureml-logs/70_driver_log.txt\n{'=' * 40}\n\none\ntwo\n"
     assert head in capsys.readouterr().out
+    for shown, details in ((True, {"rank"}), (False, {"rank", "traceback"})):
+        with pytest.raises(ActivityFailedException) as raised:
+            ended.wait_for_completion(show_output=shown)
+        assert set(json.loads(str(raised.value))["error"]["details"]) == details
 
 
 def test_a_model_says_which_run_it_is_from(ws: Workspace, ended: Run) -> None:

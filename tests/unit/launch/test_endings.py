@@ -40,6 +40,15 @@ def test_each_failure_has_its_code(report: dict[str, Any], code: str, words: str
     assert words in observation.failure.message
 
 
+def test_a_traceback_is_told_once() -> None:
+    """The last lines of the log are its own, so they are told only where there is none."""
+    for traceback, names in (("T\nKeyError: 'x'", {"traceback"}), ("", {"last_lines"})):
+        (observation,) = observations(exited(1, traceback=traceback, last_lines=["T", "KeyError: 'x'"]), 60)
+        assert isinstance(observation, Ended)
+        assert observation.failure is not None
+        assert set(observation.failure.details) == names
+
+
 @pytest.mark.parametrize(
     "last",
     [

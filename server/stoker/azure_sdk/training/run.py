@@ -220,7 +220,8 @@ class Run(FilesOfRun):
             raise_on_error: Whether a failure is raised.
 
         Raises:
-            ActivityFailedException: It has failed; the message is the error as JSON.
+            ActivityFailedException: It has failed; the message is the error as JSON, with the traceback unless
+                that was printed.
             ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
         """
         del wait_post_processing

@@ -21,12 +21,12 @@ class _Printed:
     """What a run prints, below a head that is printed with its first line."""
 
     def __init__(self) -> None:
-        self._begun = False
+        self.has_begun = False
 
     def write(self, data: bytes) -> None:
         """Print bytes of the log."""
-        if not self._begun:
-            self._begun = True
+        if not self.has_begun:
+            self.has_begun = True
             print(f"\nStreaming {_LOG}\n{'=' * (len(_LOG) + 10)}\n")
         sys.stdout.write(data.decode("utf-8", "replace"))
         sys.stdout.flush()
@@ -42,7 +42,8 @@ def wait_for(folder: RunFolder, workspace: Workspace, show_output: bool, raise_o
         raise_on_error: Whether a failure is raised.
 
     Raises:
-        ActivityFailedException: It has failed; the message is the error as JSON.
+        ActivityFailedException: It has failed; the message is the error as JSON, without the traceback if its log was
+            printed, which ends in that.
         ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
     """
     printed = _Printed()
@@ -65,7 +66,14 @@ def wait_for(folder: RunFolder, workspace: Workspace, show_output: bool, raise_o
         print()
     if state.status is Status.FAILED and raise_on_error:
         assert state.error is not None
-        raise ActivityFailedException(json.dumps({"error": state.error.to_json()}, indent=4))
+        error = state.error.to_json()
+        if printed.has_begun:
+            error["details"] = {
+                name: value
+                for name, value in error["details"].items()
+                if name not in ("traceback", "last_lines")
+            }
+        raise ActivityFailedException(json.dumps({"error": error}, indent=4))
     return state
 
 
