@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read_project_configuration", "take_compute"]
 
-TARGET_VARIABLE: Final = "AZUREML_COMPUTE_TARGET"
-"""The name of the target for which this machine stands."""
 _OF_CONTAINERS: Final = ("image", "dockerfile", "shm_size", "arguments")
 
 
@@ -111,6 +109,7 @@ def _with_compute(configuration: dict[str, Any], compute: ComputeFile) -> dict[s
 
 def _take_stand_in(configuration: dict[str, Any], cluster: str, workspace: Workspace) -> None:
     """Put this machine in the place of a cluster of Azure."""
+    from stoker.runs.definition import TARGET_VARIABLE
     from stoker.targets.definitions import LOCAL, list_targets
 
     name = configuration["target"]

@@ -206,7 +206,7 @@ def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[
         ("run", record.id),
         ("status", f"{state.status.value}{': ' + state.reason if state.reason else ''}"),
         ("command", " ".join([definition.script, *definition.arguments])),
-        ("target", definition.target),
+        ("target", definition.target_name),
         ("submitted", time_text(record.created_ms)),
         ("started", time_text(state.started_ms)),
         ("ended", time_text(state.ended_ms)),

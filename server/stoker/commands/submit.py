@@ -148,7 +148,7 @@ def announce(folder: RunFolder, snapshot: Snapshot) -> None:
     sys.stdout.flush()
     note(
         f"snapshot {snapshot.digest[:12]}: {_files(snapshot.files, snapshot.size_bytes)}, "
-        f"{size_text(snapshot.added_bytes)} new; target {folder.record().definition.target}"
+        f"{size_text(snapshot.added_bytes)} new; target {folder.record().definition.target_name}"
     )
     for name in snapshot.changed:
         note(f"has changed while it was read, and is kept as it was read: {name}")

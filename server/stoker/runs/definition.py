@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["Definition"]
+__all__ = ["TARGET_VARIABLE", "Definition"]
+
+TARGET_VARIABLE: Final = "AZUREML_COMPUTE_TARGET"
+"""The variable with the name of the cluster for which this machine stands."""
 
 _DEFAULT_GRACE_S: Final = 30.0
 """Time between asking a script to end and killing it."""
@@ -65,6 +68,11 @@ class Definition:
     def processes(self) -> int:
         """Total number of the script's processes."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def target_name(self) -> str:
+        """The target that its user has named: a cluster, where this machine stands for it."""
+        return self.variables.get(TARGET_VARIABLE, self.target)
 
     def to_json(self) -> dict[str, Any]:
         """Return the `definition` of `run.json`."""

@@ -173,7 +173,7 @@ def summarize(folder: RunFolder) -> RunSummary:
         record.created_ms,
         state.started_ms,
         state.ended_ms,
-        record.definition.target,
+        record.definition.target_name,
         record.definition.script,
         reason,
         record.parent,

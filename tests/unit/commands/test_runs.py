@@ -67,6 +67,23 @@ def test_a_list_has_what_was_asked_for(workspace: Workspace, capsys: pytest.Capt
     assert two.id in capsys.readouterr().out
 
 
+def test_a_run_on_a_cluster_has_the_clusters_name(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the list, as JSON and by itself, though this machine stands for it; others have that of their target."""
+    plain = make(workspace, 1)
+    definition = Definition("train.py", variables={"AZUREML_COMPUTE_TARGET": "cpu-cluster"})
+    record = replace(plain.record(), id="e_1700000000_0000000a", definition=definition)
+    RunStore(workspace.runs_dir).create(record, plain.state())
+    assert main(["runs", "list", "--json"]) == 0
+    found = {run["id"]: run["target"] for run in json.loads(capsys.readouterr().out)}
+    assert found == {plain.id: "local", record.id: "cpu-cluster"}
+    assert main(["runs", "list"]) == 0
+    assert " cpu-cluster" in capsys.readouterr().out
+    assert main(["runs", "show", record.id]) == 0
+    assert "target       cpu-cluster" in capsys.readouterr().out
+
+
 def test_an_empty_list_says_what_is_empty(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """No runs at all, none of those that were asked for, and none with the metric that is a column."""
     assert main(["runs", "list"]) == 0

@@ -24,17 +24,15 @@ from stoker.azure_sdk.training.run_configuration import LONGEST_S, RunConfigurat
 from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.run_config_files import COMMUNICATORS, FRAMEWORKS
 from stoker.launch.submission import Request
-from stoker.runs.definition import Definition
+from stoker.runs.definition import TARGET_VARIABLE, Definition
 from stoker.targets.container_program import optional_container
 from stoker.targets.definitions import LOCAL, Target, find_target, list_targets
 
-__all__ = ["MODES", "MODE_VARIABLE", "TARGET_VARIABLE", "requested"]
+__all__ = ["MODES", "MODE_VARIABLE", "requested"]
 
 MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
 """How the packages of environments are had: one of `MODES`."""
 MODES: Final = ("exact", "relaxed", "here")
-TARGET_VARIABLE: Final = "AZUREML_COMPUTE_TARGET"
-"""The name of the target for which this machine stands."""
 _STANDS_FOR: Final = frozenset({"AmlCompute"})
 
 

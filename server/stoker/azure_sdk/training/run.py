@@ -12,7 +12,6 @@ from stoker.azure.exceptions import ModelPathNotFoundException, UserErrorExcepti
 from stoker.azure_sdk import deferred
 from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.labels import labels
-from stoker.azure_sdk.training.request import TARGET_VARIABLE
 from stoker.azure_sdk.training.run_files import FilesOfRun
 from stoker.azure_sdk.training.waiting import wait_for
 from stoker.azure_sdk.unoffered import UnofferedMethod
@@ -184,7 +183,7 @@ class Run(FilesOfRun):
         ]
         details: dict[str, Any] = {
             "runId": self.id,
-            "target": definition.variables.get(TARGET_VARIABLE, definition.target),
+            "target": definition.target_name,
             "status": self.get_status(),
             "startTimeUtc": _utc(state.started_ms),
             "endTimeUtc": _utc(state.ended_ms),
