@@ -16,14 +16,16 @@ from stoker.system.tracebacks import format_for_script, frames_of_script
 __all__ = ["main"]
 
 _USAGE: Final = (
-    "usage: python -m stoker.azure [--environment exact|relaxed|here] SCRIPT [ARGUMENT ...]\n\n"
+    "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] SCRIPT [ARGUMENT ...]\n\n"
     "Run a Python script that was written for Azure's SDK (azureml.core), unchanged: the workspace, its models and\n"
     "its services are those of Stoker on this machine. 'import stoker.azure' does the same for other code.\n\n"
     "--environment says how the packages of runs that it submits are had: exact, as their environments say (the\n"
     "default); relaxed, the same packages in today's versions; here, those of this Python.\n"
+    "--no-check attaches machines without logging in to them.\n"
 )
 _MODES: Final = ("exact", "relaxed", "here")
 _OPTION: Final = "--environment"
+_NO_CHECK: Final = "--no-check"
 
 
 def main() -> int:
@@ -35,6 +37,9 @@ def main() -> int:
             return 2
         os.environ["STOKER_RUN_ENVIRONMENT"] = words[1]
         words = words[2:]
+    if words[:1] == [_NO_CHECK]:
+        os.environ["STOKER_ATTACH_CHECK"] = "0"
+        words = words[1:]
     script, arguments = words[:1], words[1:]
     if script in ([], ["-h"], ["--help"]):
         (sys.stdout if script else sys.stderr).write(_USAGE)

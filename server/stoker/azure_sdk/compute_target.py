@@ -107,7 +107,9 @@ class ComputeTarget(UnofferedByComputeTarget):
         return f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r})"
 
     @staticmethod
-    def create(workspace: Workspace, name: str, provisioning_configuration: Configuration) -> ComputeTarget:
+    def create(
+        workspace: Workspace, name: str, provisioning_configuration: Configuration, *, _again: bool = False
+    ) -> ComputeTarget:
         """Keep a compute target in the workspace, or find it there; no machine is made, and a line says so.
 
         For one that is bound to a cluster the line says which machines that has of the size that is asked for.
@@ -118,7 +120,8 @@ class ComputeTarget(UnofferedByComputeTarget):
         with raised_as(ComputeTargetException):
             checked_name(name, "compute target")
         file = _file(workspace, name)
-        if not file.exists():
+        is_new = not file.exists()
+        if is_new or _again:
             record: dict[str, Any] = {
                 "name": name,
                 "type": provisioning_configuration.kind,
@@ -133,23 +136,23 @@ class ComputeTarget(UnofferedByComputeTarget):
             replace_file(file, json.dumps(record, indent=2).encode() + b"\n")
             made = ComputeTarget(workspace, name)
             with raised_as(ComputeTargetException):
-                for line in _said(made, record["configuration"]):
+                for line in _said(made, record["configuration"]) if is_new else ():
                     print(line)
         return ComputeTarget(workspace, name)
 
     @staticmethod
     def attach(workspace: Workspace, name: str, attach_configuration: Configuration) -> ComputeTarget:
-        """Keep a compute target in the workspace, as `create` does; one that names a cluster is bound to it.
+        """Keep a compute target in the workspace; one that names a cluster is bound to it, a machine is logged in to.
 
         A cluster of Azure is the context of the kubeconfig with its name. What its pods run is what `STOKER_IMAGE`
         names, or the binding that the target has already.
 
         Raises:
-            ComputeTargetException: It cannot have this name, or the cluster that it names cannot be bound.
+            ComputeTargetException: It cannot have this name, or the cluster or machine that it names cannot be used.
         """
         with raised_as(ComputeTargetException):
             attach_configuration.bind(workspace.local, name)
-        return ComputeTarget.create(workspace, name, attach_configuration)
+        return ComputeTarget.create(workspace, name, attach_configuration, _again=True)
 
     @staticmethod
     def list(workspace: Workspace) -> Sequence[ComputeTarget]:

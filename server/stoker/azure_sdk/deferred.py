@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stoker.keys import keyring, tokens
     from stoker.launch import registration
     from stoker.models import repository
-    from stoker.targets import attaching, definitions
+    from stoker.targets import attaching, definitions, registry
 
 __all__ = [
     "access",
@@ -58,6 +58,7 @@ __all__ = [
     "profile",
     "registering",
     "registration",
+    "registry",
     "repository",
     "run",
     "run_configuration",
@@ -80,7 +81,7 @@ _PACKAGES: Final = MappingProxyType(
         "stoker.keys": ["keyring", "tokens"],
         "stoker.launch": ["registration"],
         "stoker.models": ["repository"],
-        "stoker.targets": ["attaching", "definitions"],
+        "stoker.targets": ["attaching", "definitions", "registry"],
     }
 )
 _MODULES: Final = {name: f"{package}.{name}" for package, names in _PACKAGES.items() for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -13,6 +14,7 @@ from stoker.azure_sdk.failures import raised_as
 from stoker.azure_sdk.workspace import Workspace
 
 __all__ = [
+    "CHECK_VARIABLE",
     "AdlaCompute",
     "AmlCompute",
     "AmlComputeStatus",
@@ -23,6 +25,9 @@ __all__ = [
     "RemoteCompute",
     "cores_and_gpus",
 ]
+
+CHECK_VARIABLE: Final = "STOKER_ATTACH_CHECK"
+"""Set to `0`, machines are attached without logging in, as `python -m stoker.azure --no-check` has it."""
 
 _IDLE_S: Final = 1800
 _SIZES: Final[dict[str, tuple[int, int]]] = {
@@ -223,12 +228,17 @@ class _BySsh(Configuration):
     """How a machine is reached; it becomes a compute target of `stoker targets` too, which has the secrets."""
 
     def keep(self, workspace: Workspace, file: Path) -> None:
-        """Attach the machine; it is looked at when a script is sent there."""
+        """Attach the machine, which is logged in to, unless `STOKER_ATTACH_CHECK` is `0`.
+
+        Raises:
+            OperatorError: It cannot be used; nothing is kept.
+        """
         settings = {"type": "ssh", **{_KEYS_OF_SSH[name]: value for name, value in self.values.items()}}
         secrets = {_SECRETS_OF_SSH[name]: text for name, text in self.secrets.items()}
         if self.values.get("private_key_file"):
             settings["key_file"] = str(Path(self.values["private_key_file"]).expanduser().absolute())
-        deferred.attaching.attach(workspace.local, file.stem, settings, secrets, None)
+        engine_of = None if os.environ.get(CHECK_VARIABLE) == "0" else deferred.registry.engine_of
+        deferred.attaching.attach(workspace.local, file.stem, settings, secrets, engine_of)
 
 
 class RemoteCompute(_Attached):

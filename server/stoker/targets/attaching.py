@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import InvalidSettings, SubmissionRefused
-from stoker.names import checked_name
+from stoker.names import checked_name, is_name
 from stoker.runs.index import RunIndex
 from stoker.runs.store import RunStore
 from stoker.system.durable import private_folder, replace_file
@@ -27,7 +27,7 @@ def attach(
     secrets: Mapping[str, str],
     engine_of: Callable[[Target, Workspace], Engine] | None,
 ) -> list[str]:
-    """Write the file of a target, replacing one of the same name and type.
+    """Write the file of a target; of one of the same name, type and address, what is not said stays as it is.
 
     Args:
         workspace: The workspace of the target.
@@ -44,7 +44,7 @@ def attach(
         OperatorError: The settings are invalid, or the target cannot be used; nothing has been changed.
     """
     _check_not_local(name)
-    return _made(workspace, name, content, secrets, engine_of)
+    return _made(workspace, name, {**_kept_settings(workspace, name, content), **content}, secrets, engine_of)
 
 
 def create(
@@ -132,6 +132,18 @@ def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -
     else:
         secret.unlink(missing_ok=True)
     replace_file(path, yaml.safe_dump(dict(content), sort_keys=False).encode(), mode=0o600)
+
+
+def _kept_settings(workspace: Workspace, name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a target that is attached again; none where it is another machine now."""
+    from stoker.settings.yaml_file import read_yaml
+
+    path = workspace.targets_dir / f"{name}.yaml"
+    if not is_name(name) or not path.is_file():
+        return {}
+    before = read_yaml(path, f"compute target {name}", "the settings of a compute target")
+    same = all(content.get(key, before.get(key)) == before.get(key) for key in ("type", "address"))
+    return before if same else {}
 
 
 def _kept_secrets(targets_dir: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Mapping[str, str]:

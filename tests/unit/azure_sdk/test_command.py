@@ -47,7 +47,9 @@ def test_without_a_script_it_says_what_it_is_for(tmp_path: Path) -> None:
     """Nothing to run, or a file that is not there: exit code 2."""
     asked, nothing, missing = run("--help", cwd=tmp_path), run(cwd=tmp_path), run("none.py", cwd=tmp_path)
     assert (asked.returncode, asked.stdout) == (0, nothing.stderr)
-    assert asked.stdout.startswith("usage: python -m stoker.azure [--environment exact|relaxed|here] SCRIPT")
+    assert asked.stdout.startswith(
+        "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] SCRIPT"
+    )
     assert (nothing.returncode, missing.returncode) == (2, 2)
     assert missing.stderr == "python -m stoker.azure: there is no file none.py\n"
 
@@ -58,6 +60,8 @@ def test_how_packages_are_had_can_be_said(tmp_path: Path) -> None:
         "import os, sys; print(os.environ['STOKER_RUN_ENVIRONMENT'], sys.argv[1:])"
     )
     assert run("--environment", "relaxed", "a.py", "x", cwd=tmp_path).stdout == "relaxed ['x']\n"
+    (tmp_path / "b.py").write_text("import os, sys; print(os.environ['STOKER_ATTACH_CHECK'], sys.argv[1:])")
+    assert run("--no-check", "b.py", "--no-check", cwd=tmp_path).stdout == "0 ['--no-check']\n"
     wrong = run("--environment", "some", "a.py", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr) == (
         2,

@@ -27,7 +27,11 @@ from azureml.exceptions import UserErrorException
 
 from stoker.azure.exceptions import NotOffered
 from stoker.azure_sdk.training_compute import cores_and_gpus
-from stoker.targets.definitions import find_target, list_targets
+from stoker.runs.failures import RunFailure
+from stoker.targets import registry
+from stoker.targets.definitions import Target, find_target, list_targets
+from stoker.targets.engine import EngineFailure
+from stoker.workspace import Workspace as LocalWorkspace
 
 
 @pytest.fixture
@@ -239,9 +243,14 @@ def test_a_cluster_says_how_it_is(ws: Workspace, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("kind", [RemoteCompute, HDInsightCompute])
 def test_secrets_of_a_target_are_in_one_file(
-    kind: type[RemoteCompute], ws: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: type[RemoteCompute],
+    ws: Workspace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For its owner alone; neither printed nor in the record, and gone with the target."""
+    monkeypatch.setenv("STOKER_ATTACH_CHECK", "0")
     given = kind.attach_configuration(
         address="host", username="me", password="s3cret", private_key_passphrase="t0p"
     )
@@ -254,8 +263,48 @@ def test_secrets_of_a_target_are_in_one_file(
     assert not holding.exists()
 
 
-def test_an_attached_machine_takes_scripts(ws: Workspace) -> None:
+class Machine:
+    """An engine of a machine that lets nobody in but with one password."""
+
+    def __init__(self, target: Target, workspace: LocalWorkspace) -> None:
+        self._secret = workspace.targets_dir / f"{target.name}.secret"
+
+    def check(self) -> list[str]:
+        if "right" not in self._secret.read_text():
+            raise EngineFailure(RunFailure("TargetUnusable", "me@host has refused the password", "give it"))
+        return []
+
+
+def test_a_machine_is_logged_in_to_when_it_is_attached(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What lets nobody in is not attached; attached again with another password it takes that, or nothing."""
+    monkeypatch.setattr(registry, "engine_of", Machine)
+
+    def attach(password: str) -> ComputeTarget:
+        given = RemoteCompute.attach_configuration(address="host", username="me", password=password)
+        return ComputeTarget.attach(ws, "vm", given)
+
+    with pytest.raises(ComputeTargetException, match="me@host has refused the password; give it"):
+        attach("wrong")
+    assert list_targets(ws.local.targets_dir) == ["local"]
+    with pytest.raises(ComputeTargetException):
+        ComputeTarget(ws, "vm")
+    assert attach("right").provisioning_state == "Succeeded"
+    assert attach("right too").provisioning_state == "Succeeded"
+    secret = ws.local.targets_dir / "vm.secret"
+    assert "right too" in secret.read_text()
+    with pytest.raises(ComputeTargetException):
+        attach("wrong")
+    assert "right too" in secret.read_text()
+    monkeypatch.setenv("STOKER_ATTACH_CHECK", "0")
+    attach("wrong")
+    assert "wrong" in secret.read_text()
+
+
+def test_an_attached_machine_takes_scripts(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a compute target by SSH of the same settings, until it is detached."""
+    monkeypatch.setenv("STOKER_ATTACH_CHECK", "0")
     given = RemoteCompute.attach_configuration(address="host", username="me", private_key_file="id_rsa")
     target = ComputeTarget.attach(ws, "vm", given)
     found = find_target(ws.local.targets_dir, "vm")

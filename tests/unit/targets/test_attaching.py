@@ -79,6 +79,18 @@ def test_a_secret_stays_where_one_gets_in_as_before(workspace: Workspace) -> Non
     assert not secret.exists()
 
 
+def test_what_is_not_said_again_stays_as_it_is(workspace: Workspace) -> None:
+    """Of the same machine: containers, their image and a host key among that; another machine begins anew."""
+    settings = {**VM, "containers": True, "image": "lab/train:1", "folder": "/runs", "host_key": "SHA256:abc"}
+    attach(workspace, "vm", settings, {}, None)
+    attach(workspace, "vm", {"type": "ssh", "host_key": "SHA256:def"}, {}, None)
+    target = find_target(workspace.targets_dir, "vm")
+    assert {"type": target.type, **target.settings} == {**settings, "host_key": "SHA256:def"}
+    assert target.has_containers
+    attach(workspace, "vm", {**VM, "address": "other.example.com"}, {}, None)
+    assert find_target(workspace.targets_dir, "vm").settings == {"address": "other.example.com"}
+
+
 def test_a_target_with_a_run_is_not_detached(workspace: Workspace) -> None:
     """The run is named; without it both files go."""
     attach(workspace, "vm", VM, {"password": "hunter2"}, None)

@@ -2,16 +2,20 @@
 
 import asyncio
 import ctypes.util
+import io
 import json
+import shlex
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import asyncssh
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from stoker.cli import main
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
@@ -21,7 +25,7 @@ from stoker.runs.folder import RunFolder
 from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState
 from stoker.runs.store import RunStore
-from stoker.targets.definitions import Target
+from stoker.targets.definitions import Target, find_target
 from stoker.targets.engine import EngineFailure, Job, Presence
 from stoker.targets.registry import no_compiler_for_libraries
 from stoker.targets.sights import sight_of
@@ -29,10 +33,13 @@ from stoker.targets.ssh.bootstrap import command, first_line
 from stoker.targets.ssh.collecting import checked_entries, collect
 from stoker.targets.ssh.engine import SshEngine
 from stoker.targets.ssh.environment import choose
+from stoker.targets.ssh.host_keys import HostKeys
 from stoker.targets.ssh.porter import Porter
 from stoker.targets.ssh.sending import listed
 from stoker.targets.ssh.settings import SshSettings
 from stoker.workspace import Workspace
+
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICypcGbSAuDIGoJWCRr0+XPjj3K2YfLjMMJMyoOKu80i"
 
 
 def python(minor: int) -> Interpreter:
@@ -60,6 +67,35 @@ def test_a_python_of_the_machine_is_chosen(specifier: str, minor: int | None, no
     found, note, wanted = choose(asked(specifier), [python(9), python(11), python(12)])
     assert (found and found.version[1], bool(note)) == (minor, noted)
     assert (wanted > 0) == (noted or found is None)
+
+
+@pytest.mark.parametrize("key", ["", "SHA256:was"])
+def test_the_advice_about_a_host_key_can_be_run(
+    key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is a whole command line, with all that the target has, which the command takes as it is."""
+    settings = {
+        "address": "host.lab",
+        "port": 2222,
+        "username": "me",
+        "key_file": "/keys/my key",
+        "host_key": key,
+    }
+    given = {name: value for name, value in settings.items() if value}
+    found = SshSettings(name="box", password="s3cret", **given)  # type: ignore[arg-type]
+    keys = HostKeys(found)
+    keys._shown.append(asyncssh.import_public_key(PUBLIC_KEY))
+    hint = keys.refusal().hint
+    line = hint[hint.index("stoker targets attach") :]
+    assert "s3cret" not in hint
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("s3cret\n"))
+    program, *words = shlex.split(line)
+    assert program == "stoker"
+    assert main([*words, "--no-check"]) == 0
+    target = find_target(Workspace(tmp_path).targets_dir, "box")
+    shown = str(asyncssh.import_public_key(PUBLIC_KEY).get_fingerprint())
+    assert target.settings == {**settings, "host_key": shown}
 
 
 @pytest.mark.parametrize(

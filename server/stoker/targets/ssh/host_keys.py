@@ -69,18 +69,14 @@ class HostKeys:
 
     def refusal(self) -> RunFailure:
         """Why the machine is not talked to, and what to do."""
-        host, name = self._settings.host, self._settings.name
+        host = self._settings.host
         shown = " and ".join(dict.fromkeys(map(_named, self._shown))) or "a key of another kind"
-        again = f"stoker targets attach ssh {name} --address {self._settings.address} … --host-key"
-        fingerprint = _fingerprint(self._shown[0]) if self._shown else "SHA256:…"
+        fingerprint = _fingerprint(self._shown[0]) if self._shown else "SHA256:FINGERPRINT"
+        again = self._settings.attach_line("--host-key", fingerprint)
         if self._settings.host_key or self._known:
             was = self._settings.host_key if self._pinned_key is None else _named(self._pinned_key)
             was = was or " or ".join(map(_named, self._known))
-            mend = (
-                f"{again} {fingerprint}"
-                if self._settings.host_key
-                else f"ssh-keygen -R '{self._in_known_hosts}', and {again} {fingerprint}"
-            )
+            mend = again if self._settings.host_key else f"ssh-keygen -R '{self._in_known_hosts}' && {again}"
             return RunFailure(
                 FailureCode.TARGET_UNUSABLE,
                 f"the host key of {host} has changed: it shows {shown}, known is {was}; nothing was sent to it",
@@ -91,7 +87,7 @@ class HostKeys:
             FailureCode.TARGET_UNUSABLE,
             f"the host key of {host} is not known: it shows {shown}",
             "compare that with what its owner says (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub there), then: "
-            f"{again} {fingerprint}",
+            f"{again}",
         )
 
     @property

@@ -241,19 +241,23 @@ def _refused(settings: SshSettings) -> EngineFailure:
         what, mend = f"the key {settings.key_file}", "add its public key to ~/.ssh/authorized_keys there"
     elif settings.password:
         what = "the password"
-        mend = f"give the right one: stoker targets attach ssh {settings.name} … --ask-password"
+        mend = f"give the right one: {settings.attach_line('--ask-password')}"
     else:
         what = "every key of the SSH agent and of ~/.ssh"
-        mend = f"name a key, or a password: stoker targets attach ssh {settings.name} … --key-file FILE"
+        mend = f"let a key in there, or give the password: {settings.attach_line('--ask-password')}"
     return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, f"{who} has refused {what}", mend))
 
 
 def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
+    if isinstance(error, OSError):
+        said, mend = error.strerror or str(error), "is the path right?"
+    else:
+        said, mend = str(error), f"with a passphrase: {settings.attach_line('--ask-passphrase')}"
     return EngineFailure(
         RunFailure(
             FailureCode.TARGET_UNUSABLE,
-            f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {error}",
-            f"with a passphrase: stoker targets attach ssh {settings.name} … --ask-passphrase",
+            f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {said}",
+            mend,
         )
     )
 

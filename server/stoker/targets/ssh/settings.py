@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,8 @@ __all__ = ["SshSettings"]
 
 _TEXTS: Final = ("address", "username", "key_file", "host_key", "folder", "python")
 _OTHERS: Final = 0o077
+_FOLDER: Final = "~/.stoker-runs"
+_PYTHON: Final = "python3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class SshSettings:
     username: str = ""
     key_file: str = ""
     host_key: str = ""
-    folder: str = "~/.stoker-runs"
-    python: str = "python3"
+    folder: str = _FOLDER
+    python: str = _PYTHON
     password: str = field(default="", repr=False)
     passphrase: str = field(default="", repr=False)
 
@@ -74,6 +77,29 @@ class SshSettings:
                 f"compute target {target.name}: port is {port!r}, and has to be a number to 65535"
             )
         return cls(target.name, port=port, **found, **_secrets(targets_dir / f"{target.name}.secret"))
+
+    def attach_line(self, *changes: str) -> str:
+        """The command line that attaches the target as it is but for some options.
+
+        Args:
+            changes: The options, each with its value: they replace those of the same name.
+        """
+        own = {
+            "--address": self.address,
+            "--port": "" if self.port is None else str(self.port),
+            "--username": self.username,
+            "--key-file": self.key_file,
+            "--host-key": self.host_key,
+            "--folder": "" if self.folder == _FOLDER else self.folder,
+            "--python": "" if self.python == _PYTHON else self.python,
+        }
+        words = ["stoker", "targets", "attach", "ssh", self.name]
+        words += [
+            word for name, value in own.items() if value and name not in changes for word in (name, value)
+        ]
+        for secret, value in (("--ask-password", self.password), ("--ask-passphrase", self.passphrase)):
+            words += [secret] if value and secret not in changes else []
+        return shlex.join([*words, *changes])
 
     @property
     def host(self) -> str:
