@@ -1,10 +1,13 @@
 """What scripts and deployment code made for Azure Machine Learning import.
 
-Importing this package makes those imports work where the real packages are not installed.
+Importing this package makes those imports work, and for code of users does what `python -m stoker.azure` does.
 """
 
+from stoker.azure.entrance import enter, is_entered_by_user
 from stoker.azure.finder import install
 
 __all__ = ["install"]
 
 install()
+if is_entered_by_user():
+    enter()

@@ -1,24 +1,23 @@
-"""`python -m stoker.azure SCRIPT [ARGUMENT ...]`: run code written for Azure's Python SDK against this machine."""
+"""`python -m stoker.azure FILE [ARGUMENT ...]`: run code written for Azure's Python SDK against this machine."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import runpy
 import sys
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType
 from typing import Final
 
-from stoker.azure.exceptions import AzureMLException
-from stoker.system.tracebacks import format_for_script, frames_of_script
+from stoker.azure.notebook import NotebookRefused, run_notebook
 
 __all__ = ["main"]
 
 _USAGE: Final = (
-    "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] SCRIPT [ARGUMENT ...]\n\n"
-    "Run a Python script that was written for Azure's SDK (azureml.core), unchanged: the workspace, its models and\n"
-    "its services are those of Stoker on this machine. 'import stoker.azure' does the same for other code.\n\n"
+    "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] FILE [ARGUMENT ...]\n\n"
+    "Run a Python script or notebook that was written for Azure's SDK (azureml.core), unchanged: the workspace, its\n"
+    "models and its services are those of Stoker on this machine. 'import stoker.azure' does the same for other\n"
+    "code.\n\n"
     "--environment says how the packages of runs that it submits are had: exact, as their environments say (the\n"
     "default); relaxed, the same packages in today's versions; here, those of this Python.\n"
     "--no-check attaches machines without logging in to them.\n"
@@ -29,7 +28,7 @@ _NO_CHECK: Final = "--no-check"
 
 
 def main() -> int:
-    """Run the script as `python SCRIPT` would; returns 2 if there is none."""
+    """Run the file as `python FILE` would; returns 2 if there is none, or if it is a notebook that is not run."""
     words = sys.argv[1:]
     if words[:1] == [_OPTION]:
         if words[1:2] not in [[mode] for mode in _MODES]:
@@ -48,27 +47,20 @@ def main() -> int:
     if not path.exists():
         sys.stderr.write(f"python -m stoker.azure: there is no file {path}\n")
         return 2
-    if importlib.util.find_spec("tf_keras") is not None:
-        # What a script of before has saved by its Keras is loaded by the same one.
-        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     sys.argv = [str(path), *arguments]
     # As for a script that Python is given: its folder in the place of the current one.
     sys.path[0] = str(path.absolute().parent)
-    sys.excepthook = _show
-    runpy.run_path(str(path), run_name="__main__")
+    if path.suffix != ".ipynb":
+        runpy.run_path(str(path), run_name="__main__")
+        return 0
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    vars(module)["__file__"] = str(path)
+    try:
+        run_notebook(path, vars(module))
+    except NotebookRefused as error:
+        sys.stderr.write(f"python -m stoker.azure: {error}\n")
+        return 2
     return 0
-
-
-def _show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    """Print an exception that nobody has caught as `python SCRIPT` would: the first frame is the script's.
-
-    Of exceptions of Azure's SDK, the last frame is so too.
-    """
-    if isinstance(error, AzureMLException):
-        sys.stderr.write(format_for_script(error))
-        return
-    frames = frames_of_script(error) or frames
-    sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
 if __name__ == "__main__":

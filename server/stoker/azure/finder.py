@@ -1,7 +1,8 @@
 """Modules that code for Azure Machine Learning imports, where the real ones are not installed.
 
-The finder stands last in `sys.meta_path`: it is asked only for what nothing else provides, so real packages always
-win, one module at a time. What it provides is the module that the table names, the very object; packages that are
+The finder stands last in `sys.meta_path`: it is asked only for what nothing else provides, so real packages win, one
+module at a time. Where the stand-in is to win (`stoker.azure.entrance`), it stands first too, for one package and all
+that is in it. What it provides is the module that the table names, the very object; packages that are
 only the way to such a module (`azureml`, `azureml.contrib`) are empty.
 """
 
@@ -10,12 +11,12 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-__all__ = ["IMPORTS", "install", "uninstall"]
+__all__ = ["IMPORTS", "install", "is_provided", "uninstall", "when_provided"]
 
 _OURS: Final = "stoker.azure."
 _SDK: Final = "stoker.azure_sdk."
@@ -106,6 +107,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self.imports = dict(IMPORTS)
         self.provided: set[str] = set()
+        self.awaited: dict[str, Callable[[], None]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -124,6 +126,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.modules[name] = self._load(name, target)
         self.provided.add(name)
         self._follow(name.partition(".")[0])
+        awaited = self.awaited.pop(name, None)
+        if awaited is not None:
+            awaited()
 
     def _load(self, name: str, target: str) -> ModuleType:
         module = importlib.import_module(target)
@@ -143,24 +148,60 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return any(other.startswith(f"{name}.") for other in self.imports)
 
 
+class _First(importlib.abc.MetaPathFinder):
+    """Stands first in `sys.meta_path`, and has the finder asked for a package and what is in it before all others."""
+
+    def __init__(self) -> None:
+        self.packages: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in self.packages:
+            return None
+        return _FINDER.find_spec(fullname, path, target)
+
+
 _FINDER: Final = _Finder()
+_FIRST: Final = _First()
 
 
-def install(extra: Mapping[str, str] = MappingProxyType({})) -> None:
+def install(extra: Mapping[str, str] = MappingProxyType({}), before: str | None = None) -> None:
     """Provide the modules of `IMPORTS`; calling it again changes nothing.
 
     Args:
         extra: Further names, and the modules that are provided under them.
+        before: A package, such as `azureml`, whose modules are provided even where it is installed.
     """
     _FINDER.imports.update(extra)
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
+    if before is not None:
+        _FIRST.packages.add(before)
+        if _FIRST not in sys.meta_path:
+            sys.meta_path.insert(0, _FIRST)
+
+
+def is_provided(name: str) -> bool:
+    """Whether the module that was imported under this name is one that was provided."""
+    return name in _FINDER.provided
+
+
+def when_provided(name: str, act: Callable[[], None]) -> None:
+    """Call `act` once the module of this name has been provided: now, if it has been, else after its import."""
+    if is_provided(name):
+        act()
+    else:
+        _FINDER.awaited[name] = act
 
 
 def uninstall() -> None:
     """Provide nothing any more, and forget the names under which modules were provided."""
-    if _FINDER in sys.meta_path:
-        sys.meta_path.remove(_FINDER)
+    for one in (_FINDER, _FIRST):
+        if one in sys.meta_path:
+            sys.meta_path.remove(one)
+    _FIRST.packages.clear()
+    _FINDER.awaited.clear()
     for name in _FINDER.provided:
         sys.modules.pop(name, None)
         parent_name, _, child = name.rpartition(".")

@@ -48,7 +48,7 @@ def test_without_a_script_it_says_what_it_is_for(tmp_path: Path) -> None:
     asked, nothing, missing = run("--help", cwd=tmp_path), run(cwd=tmp_path), run("none.py", cwd=tmp_path)
     assert (asked.returncode, asked.stdout) == (0, nothing.stderr)
     assert asked.stdout.startswith(
-        "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] SCRIPT"
+        "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] FILE"
     )
     assert (nothing.returncode, missing.returncode) == (2, 2)
     assert missing.stderr == "python -m stoker.azure: there is no file none.py\n"
