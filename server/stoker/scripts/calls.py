@@ -33,6 +33,7 @@ from stoker.scripts.watchdog import Watchdog
 from stoker.system.request_log import requests_in_log
 from stoker.system.tracebacks import frames_of_script
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.wire.numpy_reprs import plain_numbers
 
 __all__ = ["ScriptCalls"]
 
@@ -177,7 +178,8 @@ class ScriptCalls:
                 finally:
                     self._form.release(arguments)
             except Exception as error:  # noqa: BLE001  # told to the caller
-                return self.refusal(error, request)
+                plain = self._with_plain_numbers(error, request)
+                return self.refusal(error, request) if plain is None or more else self.answer(plain)
 
     def _answer_yielded(self, yielded: Any, request: ScriptRequest, begun_ns: int) -> ScriptAnswer:
         """Send what `run` yields to whoever waits for its pieces; or answer with its only one, or all as one list."""
@@ -204,6 +206,15 @@ class ScriptCalls:
         head, body = (NO_HEAD, b"") if request is None else (request.head or NO_HEAD, request.body)
         with flask_context(head, body):
             return finish(self._run(**arguments))
+
+    def _with_plain_numbers(self, error: BaseException, request: ScriptRequest) -> ScriptRequest | None:
+        """The request with numbers for scalars of numpy, if they are why the script could not read its body."""
+        if self.form.kind != "string" or not isinstance(error, json.JSONDecodeError):
+            return None
+        # What else the script has parsed is no matter of the caller's.
+        text = request.body.decode().removeprefix("\ufeff")
+        plain = plain_numbers(text, error.pos) if error.doc == text else None
+        return None if plain is None else dataclasses.replace(request, body=plain.encode())
 
     def _fault(self, error: BaseException, request: ScriptRequest) -> str | None:
         """What is wrong with a body that a script, which takes text, could not read."""

@@ -5,6 +5,7 @@ What Python makes of a JSON text can be many times as large, so each limit here 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import math
@@ -15,7 +16,7 @@ import numpy as np
 import orjson
 
 from stoker.errors import BodyTooLarge, MalformedBody
-from stoker.wire.numpy_reprs import numpy_hint
+from stoker.wire.numpy_reprs import numpy_hint, plain_numbers
 
 __all__ = [
     "MAX_VALUES",
@@ -109,6 +110,8 @@ def check_slow(body: bytes) -> None:
 def parse_document(body: bytes) -> Any:
     """Parse a JSON body that is nested at most 100 levels deep.
 
+    Where it is no JSON for scalars of numpy alone, such as `np.float64(0.5)`, their numbers are read.
+
     Raises:
         MalformedBody: It is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
         BodyTooLarge: See `check_values`.
@@ -122,6 +125,10 @@ def parse_document(body: bytes) -> Any:
         return load(body.removeprefix(_BOM))
     except orjson.JSONDecodeError as error:
         check_text(body)
+        plain = plain_numbers(error.doc, error.pos)
+        if plain is not None:
+            with contextlib.suppress(orjson.JSONDecodeError):
+                return load(plain.encode())
         if b"NaN" in body or b"Infinity" in body:
             raise MalformedBody(
                 "The request body is not valid JSON: NaN and Infinity are not numbers."

@@ -1,5 +1,7 @@
 """What callers are told of bodies that are not JSON."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,15 +10,51 @@ from stoker.scripts.json_faults import json_fault
 from stoker.wire.envelope import ScriptRequest
 
 
-def test_the_repr_of_numpy_values_is_recognised() -> None:
-    """A body made by `str(list(row))`, as the how-to's client makes it, is explained where numpy 2 made it."""
-    row = np.array([0.0, 0.5])
-    body = '{"data": [' + str(list(row)) + "]}"
-    assert body == '{"data": [[np.float64(0.0), np.float64(0.5)]]}'
-    with np.printoptions(legacy="1.25"):
-        assert json_fault('{"data": [' + str(list(row)) + "]}") is None
+def as_the_client(row: np.ndarray) -> bytes:
+    """A body made by `str(list(row))`, as the how-to's client makes it, by numpy 2."""
+    with np.printoptions(legacy=False):
+        return b'{"data": [%b]}' % str(list(row)).encode()
 
-    answer = ScriptCalls(lambda raw_data: 1 / 0).answer(ScriptRequest(b"request-7", body.encode()))
+
+def test_a_script_is_given_the_numbers_of_the_client() -> None:
+    """A script that cannot read numpy's scalars as JSON is called again with their numbers; strings stay."""
+    bodies = []
+
+    def run(raw_data: str) -> object:
+        bodies.append(raw_data)
+        return json.loads(raw_data)["data"]
+
+    calls = ScriptCalls(run)
+    body = as_the_client(np.array([0.0, 0.5, -1e-7, 1e300]))
+    assert body.startswith(b'{"data": [[np.float64(0.0), ')
+    assert calls.answer(ScriptRequest(b"1", body)).body == b"[[0.0, 0.5, -1e-07, 1e+300]]"
+    assert bodies == [body.decode(), '{"data": [[0.0, 0.5, -1e-07, 1e+300]]}']
+    body = b'{"data": [np.uint8(3), "np.uint8(3) \\" np.int64(4)"]}'
+    assert json.loads(calls.answer(ScriptRequest(b"2", body)).body) == [3, 'np.uint8(3) " np.int64(4)']
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"data": [np.float64(nan)]}', b'{"data": [np.float64(1.0)', b"[None, np.int8(1)]"]
+)
+def test_a_script_is_not_called_again_for_other_bodies(body: bytes) -> None:
+    """What stays no JSON is refused as it was sent, and what the script itself cannot parse is its own fault."""
+
+    def loads(raw_data: str) -> object:
+        return json.loads(raw_data)
+
+    answer = ScriptCalls(loads).answer(ScriptRequest(b"1", body))
+    assert (answer.status, b"is not valid JSON" in answer.body) == (400, True)
+    own = ScriptCalls(lambda raw_data: json.loads("np.float64(1.0)")).answer(ScriptRequest(b"1", b"[1]"))
+    assert own.status == 500
+
+
+def test_the_repr_of_numpy_values_is_recognised() -> None:
+    """Where a script fails otherwise, the body is explained."""
+    body = as_the_client(np.array([0.0, 0.5]))
+    with np.printoptions(legacy="1.25"):
+        assert json_fault('{"data": [' + str(list(np.array([0.0, 0.5]))) + "]}") is None
+
+    answer = ScriptCalls(lambda raw_data: 1 / 0).answer(ScriptRequest(b"request-7", body))
 
     assert answer.status == 400
     assert (

@@ -62,8 +62,8 @@ def test_the_depth_goes_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) 
     ("body", "hint"),
     [
         (
-            b'{"data": [[np.float64(0.0)]]}',
-            "; np.float64\\(0.0\\) looks like Python's repr of numpy values, .*tolist",
+            b'{"data": [[np.float64(inf)]]}',
+            "; np.float64\\(inf\\) looks like Python's repr of numpy values, .*tolist",
         ),
         ('["ü", array([1, 2])]'.encode(), "; array\\(\\[1, 2\\]\\) looks like"),
         (b'{"data": [[None]]}', "char 11\\)$"),
@@ -73,6 +73,49 @@ def test_the_repr_of_numpy_values_is_explained(body: bytes, hint: str) -> None:
     """As `str(list(row))` makes it since numpy 2, which ran with the one before; other words get the place alone."""
     with pytest.raises(MalformedBody, match=f"is not valid JSON: .*{hint}"):
         parse_document(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b'{"data": [[np.float64(0.0), np.float32(1e-05)]]}', {"data": [[0.0, 1e-05]]}),
+        (b"\xef\xbb\xbf[np.int64(-3),np.uint8(255)]", [-3, 255]),
+        ('["ü np.int8(1) \\\\", np.int8(1)]'.encode(), ["ü np.int8(1) \\", 1]),
+    ],
+)
+def test_scalars_of_numpy_are_read(body: bytes, value: object) -> None:
+    """`str(list(row))` of numpy 2 means numbers; what stands in strings is not touched."""
+    assert parse_document(body) == value
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        *(
+            "np.float64(nan)",
+            "np.float64(01)",
+            "np.float64(1.)",
+            "np.float64('1')",
+            "np.float64( 1)",
+            "np.int64(+1)",
+        ),
+        *(
+            "np.float(1)",
+            "numpy.float64(1)",
+            "float64(1)",
+            "np.float64(1",
+            "np.float64(True)",
+            "np.complex128(1)",
+        ),
+        *("np.float64(1)2", "np.float64(1)np.float64(2)", "3np.float64(1)", "-np.float64(1)"),
+    ],
+)
+def test_everything_else_of_numpy_stays_no_json(scalar: str) -> None:
+    """What could mean anything but one number is refused, as any other word."""
+    with pytest.raises(MalformedBody):
+        parse_document(f'{{"data": [[{scalar}]]}}'.encode())
+    with pytest.raises(MalformedBody):
+        parse_document(f'{{"data": [[np.int8(1), {scalar}]]}}'.encode())
 
 
 def test_text_is_checked_as_utf_8() -> None:
