@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stoker.azure_sdk.training import experiment, hyperdrive_run, run, run_configuration
     from stoker.cluster import access, checking
     from stoker.keys import keyring, tokens
-    from stoker.launch import registration
+    from stoker.launch import registration, web_files
     from stoker.models import repository
     from stoker.targets import attaching, definitions, registry
 
@@ -63,6 +63,7 @@ __all__ = [
     "run",
     "run_configuration",
     "tokens",
+    "web_files",
     "webservice",
 ]
 
@@ -79,7 +80,7 @@ _PACKAGES: Final = MappingProxyType(
         "stoker.azure_sdk.training": ["experiment", "hyperdrive_run", "run", "run_configuration"],
         "stoker.cluster": ["access", "checking"],
         "stoker.keys": ["keyring", "tokens"],
-        "stoker.launch": ["registration"],
+        "stoker.launch": ["registration", "web_files"],
         "stoker.models": ["repository"],
         "stoker.targets": ["attaching", "definitions", "registry"],
     }

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from stoker.errors import InvalidSettings, SubmissionRefused
-from stoker.launch.stores import data_set_place, place_in, store_names, store_root
-from stoker.names import is_name
+from stoker.launch.stores import (
+    data_set_place,
+    is_data_set_name,
+    is_of_web,
+    place_in,
+    store_names,
+    store_root,
+)
 from stoker.targets.definitions import Target
 from stoker.workspace import Workspace
 
 __all__ = ["check_inputs", "find_input", "split_input"]
 
-_WEB: Final = re.compile(r"https?://", re.IGNORECASE)
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
 _MODES: Final = (":mount", ":download")
 
@@ -60,7 +65,7 @@ def find_input(
         raise InvalidSettings(
             f"{name!r} cannot be the name of an input: letters, digits, '_' and '-' will do"
         )
-    if _WEB.match(where):
+    if is_of_web(where):
         from stoker.launch.web_files import fetched
 
         return str(fetched(where, workspace, say))
@@ -69,7 +74,7 @@ def find_input(
     path = (base or Path.cwd()) / Path(where).expanduser()
     if path.exists():
         return str(path.resolve())
-    place = _registered(where, workspace) or _stored(where, workspace)
+    place = _registered(where, workspace, say) or _stored(where, workspace)
     if place is not None and place.exists():
         return str(place)
     if place is not None:
@@ -84,15 +89,22 @@ def find_input(
 
 def _data_sets(workspace: Workspace) -> list[str]:
     return sorted(
-        file.stem for file in (workspace.azure_dir / "datasets").glob("*.json") if is_name(file.stem)
+        file.stem for file in (workspace.azure_dir / "datasets").glob("*.json") if is_data_set_name(file.stem)
     )
 
 
-def _registered(where: str, workspace: Workspace) -> Path | None:
+def _registered(where: str, workspace: Workspace, say: Callable[[str], None]) -> Path | None:
     name, _, version = where.partition(":")
-    if not is_name(name) or (version and version != "latest" and not version.isdecimal()):
+    if not is_data_set_name(name) or (version and version != "latest" and not version.isdecimal()):
         return None
-    return data_set_place(workspace, name, int(version) if version.isdecimal() else None)
+    number = int(version) if version.isdecimal() else None
+
+    def fetch(addresses: Sequence[str]) -> Path:
+        from stoker.launch.web_files import fetched_together
+
+        return fetched_together(addresses, workspace, say)
+
+    return data_set_place(workspace, name, number, fetch)
 
 
 def _stored(where: str, workspace: Workspace) -> Path | None:

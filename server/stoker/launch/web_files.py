@@ -2,16 +2,18 @@
 
 WORKSPACE/stores/.web/DIGEST/NAME    the file
 WORKSPACE/stores/.web/DIGEST.json    what its server has said of it
+WORKSPACE/stores/.web/together/DIGEST/HOST/PATH    several files that are one input
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -23,11 +25,50 @@ from stoker.names import name_from_file
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker.workspace import Workspace
 
-__all__ = ["fetched"]
+__all__ = ["fetched", "fetched_together"]
 
 _TIMEOUT_S: Final = 60.0
 _UNCHANGED: Final = 304
 _KEPT_HEADERS: Final = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
+
+
+def fetched_together(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:
+    """Return the file of the only address, or a folder with the files of all, each below its host and path.
+
+    Args:
+        addresses: `http://…` or `https://…` each.
+        workspace: Where they are kept.
+        say: As of `fetched`.
+
+    Raises:
+        SubmissionRefused: One cannot be had, and was not before; or two would be one file.
+    """
+    files = {address: fetched(address, workspace, say) for address in addresses}
+    if len(files) == 1:
+        return next(iter(files.values()))
+    names: dict[Path, str] = {}
+    for address, file in files.items():
+        parts = urlsplit(address)
+        place = Path(
+            name_from_file(parts.netloc), *map(name_from_file, PurePosixPath(parts.path).parts[1:-1])
+        )
+        if (other := names.setdefault(place / file.name, address)) != address:
+            raise SubmissionRefused(
+                f"{other} and {address} would be one file of a folder; make a data set of each"
+            )
+    key = hashlib.sha256("\n".join(sorted(addresses)).encode()).hexdigest()[:16]
+    together = private_folder(stores_dir(workspace) / ".web" / "together")
+    folder = together / key
+    with locked(together / f".{key}.lock"):
+        for name, address in names.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            staged = (folder / name).with_name(f".{name.name}.part")
+            staged.unlink(missing_ok=True)
+            os.link(files[address], staged)
+            # Of two names of one file rename takes none away.
+            staged.replace(folder / name)
+            staged.unlink(missing_ok=True)
+    return folder
 
 
 def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> Path:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import stat
+import urllib.request
+from email.message import Message
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +185,40 @@ def test_versions_of_a_data_set_never_change(ws: Workspace) -> None:
         Dataset.get_by_name(ws, "digits", version=3)
 
 
+def test_a_data_set_is_of_the_web(
+    ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Azure's MNIST how-to has it: addresses, a name with a space, files that are fetched when they are needed."""
+
+    def urlopen(request: urllib.request.Request, timeout: float) -> Any:
+        assert timeout
+        answer = BytesIO(request.full_url.encode())
+        answer.headers = Message()  # type: ignore[attr-defined]
+        return answer
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    addresses = [f"http://yann.lecun.com/exdb/mnist/{name}.gz" for name in ("images", "labels")]
+    made = Dataset.File.from_files(path=addresses).register(ws, "mnist dataset", create_new_version=True)
+    assert capsys.readouterr().out == ""
+    found = Dataset.get_by_name(ws, "mnist dataset")
+    assert (made.version, repr(found)) == (
+        1,
+        f"FileDataset({', '.join(addresses)}, name='mnist dataset', version=1)",
+    )
+    assert list(ws.datasets) == ["mnist dataset"]
+    folder = found.folder()
+    assert capsys.readouterr().out.splitlines() == [f"fetching {address}" for address in addresses]
+    paths = [f"yann.lecun.com/exdb/mnist/{name}.gz" for name in ("images", "labels")]
+    assert found.to_path() == [f"/{path}" for path in paths]
+    assert (folder / paths[0]).read_text() == addresses[0]
+    assert found.download("copy") == [str(tmp_path / "copy" / path) for path in paths]
+    assert found.as_mount().name == "mnist_dataset"
+    one = Dataset.File.from_files(addresses[0])
+    assert (one.folder().name, one.to_path()) == ("images.gz", ["/images.gz"])
+    with pytest.raises(UserErrorException, match="cannot be a data set name"):
+        one.register(ws, "mnist ")
+
+
 def test_a_data_set_is_a_folder(ws: Workspace, tmp_path: Path) -> None:
     """Its own, nothing is copied; of patterns the folder above them; several are none."""
     store = ws.get_default_datastore()
@@ -197,8 +235,8 @@ def test_a_data_set_is_a_folder(ws: Workspace, tmp_path: Path) -> None:
         Dataset.File.from_files([(store, "digits"), (store, "other")]).folder()
     with pytest.raises(UserErrorException, match="upload the data first"):
         Dataset.File.from_files((store, "nothing")).folder()
-    with pytest.raises(UserErrorException, match="files on the web"):
-        Dataset.File.from_files("https://example.com/a.csv")
+    with pytest.raises(UserErrorException, match="neither a path of a data store nor an address of the web"):
+        Dataset.File.from_files("wasbs://container@account/a.csv")
     with pytest.raises(NotOffered, match="read them with pandas in the script"):
         Dataset.Tabular.from_delimited_files((store, "digits/a.csv"))
     assert OutputFileDatasetConfig("out", (store, "out")).as_mount().name == "out"

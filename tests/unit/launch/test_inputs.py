@@ -146,3 +146,36 @@ def test_a_file_of_the_web_is_fetched_once_and_told_when_it_changes(
     assert "the file of the last time is taken" in said[-1]
     with pytest.raises(SubmissionRefused, match="cannot be fetched"):
         find_input("x", "https://example.org/other", workspace, say=said.append)
+
+
+def test_a_data_set_of_the_web_is_a_file_or_a_folder(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One address is its file; several are a folder with hosts and paths, whose files are those of today."""
+    web = Web(b"one")
+    monkeypatch.setattr(urllib.request, "urlopen", web)
+    addresses = ["http://a.org/mnist/images.gz", "https://b.org:80/mnist/../labels.gz"]
+    versions = [
+        {"places": [[None, addresses[0]]]},
+        {"places": [[None, address] for address in addresses]},
+        {"places": [[None, addresses[0]], ["disk", "new"]]},
+        {"places": [[None, f"http://a.org/x.gz?{number}"] for number in (1, 2)]},
+    ]
+    (workspace.azure_dir / "datasets" / "mnist dataset.json").write_text(json.dumps(versions))
+
+    def found(version: int) -> Path:
+        return Path(find_input("x", f"mnist dataset:{version}", workspace))
+
+    assert found(1).read_bytes() == b"one"
+    folder = found(2)
+    web.content, web.tag = b"two", "2"
+    assert found(2) == folder
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
+        "a.org/mnist/images.gz",
+        "b.org-80/mnist/model/labels.gz",
+    }
+    assert all(path.read_bytes() == b"two" for path in folder.rglob("*.gz"))
+    with pytest.raises(SubmissionRefused, match="is of 2 folders"):
+        found(3)
+    with pytest.raises(SubmissionRefused, match="would be one file of a folder"):
+        found(4)

@@ -8,35 +8,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tqdm import tqdm
+
 from stoker.azure.exceptions import UserErrorException
+from stoker.azure_sdk import deferred
 from stoker.azure_sdk.data.datastore import Datastore
 from stoker.azure_sdk.data.reference import DataPath
 from stoker.azure_sdk.failures import none_in_workspace, raised_as
 from stoker.azure_sdk.unoffered import NotAClass
 from stoker.azure_sdk.workspace import Workspace
-from stoker.names import checked_name, is_name
+from stoker.launch.stores import checked_data_set_name, data_set_versions, is_data_set_name, is_of_web
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_run.trees import files_below
+from stoker.workspace import Workspace as LocalWorkspace
 
 __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
 
 _Path = Any
+_Place = tuple[Datastore | None, str]
+"""A store and a path in it, or None and an address of the web."""
 _GLOB: Final = "*?["
 
 
 class FileDataset:
-    """Files of data stores.
+    """Files of data stores and of the web.
 
     Args:
-        places: Stores and paths in them; a path may have `*`, `?` and `**`.
-        workspace: Their workspace.
+        places: Stores and paths in them, which may have `*`, `?` and `**`; None and addresses, which are fetched when
+            the files are needed.
 
     Attributes:
         name: Its name, once it is registered.
         version: Its version, once it is registered.
     """
 
-    def __init__(self, places: Sequence[tuple[Datastore, str]]) -> None:
+    def __init__(self, places: Sequence[_Place]) -> None:
         self._places = list(places)
         self.name: str | None = None
         self.version: int | None = None
@@ -44,7 +50,9 @@ class FileDataset:
         self.tags: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{store.name}/{path.strip('/')}" for store, path in self._places)
+        shown = ", ".join(
+            path if store is None else f"{store.name}/{path.strip('/')}" for store, path in self._places
+        )
         return f"FileDataset({shown}, name={self.name!r}, version={self.version!r})"
 
     def register(
@@ -61,15 +69,15 @@ class FileDataset:
             UserErrorException: There is another data set of this name, and no new version is wanted.
         """
         with raised_as(UserErrorException):
-            checked_name(name, "data set")
+            checked_data_set_name(name)
             folder = private_folder(workspace.local.create().azure_dir / "datasets")
         content: dict[str, Any] = {
-            "places": [[store.name, path] for store, path in self._places],
+            "places": [[store and store.name, path] for store, path in self._places],
             "description": description or "",
             "tags": dict(tags or {}),
         }
         with locked(folder / ".lock"):
-            versions = _versions(workspace, name)
+            versions = data_set_versions(workspace.local, name)
             same = bool(versions) and versions[-1]["places"] == content["places"]
             if versions and not same and not create_new_version:
                 raise UserErrorException(
@@ -89,7 +97,7 @@ class FileDataset:
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumption:
         """Have it as a folder, an argument of the script."""
         del path_on_compute
-        return DatasetConsumption(self, self.name or "input")
+        return DatasetConsumption(self, (self.name or "input").replace(" ", "_"))
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumption:
         """Have it as a folder, an argument of the script."""
@@ -102,20 +110,28 @@ class FileDataset:
     def files(self) -> list[Path]:
         """All its files, on this machine."""
         found: list[Path] = []
+        if any(store is None for store, _ in self._places):
+            found += _files_in(self._fetched())
         for store, path in self._places:
+            if store is None:
+                continue
             start = store.place(path)
             if any(sign in path for sign in _GLOB):
                 start = store.root
                 found += sorted(file for file in start.glob(path.strip("/")) if file.is_file())
-            elif start.is_dir():
-                found += sorted(file for file in files_below(start) if file.is_file())
-            elif start.is_file():
-                found.append(start)
+            else:
+                found += _files_in(start)
         return found
+
+    def _fetched(self) -> Path:
+        """The file, or the folder with the files, of its addresses of the web."""
+        addresses = [address for store, address in self._places if store is None]
+        with raised_as(UserErrorException):
+            return deferred.web_files.fetched_together(addresses, LocalWorkspace.find(), tqdm.write)
 
     def to_path(self) -> list[str]:
         """The paths of its files, from the folder on which they would be mounted."""
-        base = self.folder()
+        base = self._mounted_at()
         return [f"/{file.relative_to(base).as_posix()}" for file in self.files()]
 
     def folder(self) -> Path:
@@ -124,7 +140,9 @@ class FileDataset:
         Raises:
             UserErrorException: It is of several places, or there is nothing.
         """
-        bases = {_base(store, path) for store, path in self._places}
+        bases = {_base(store, path) for store, path in self._places if store is not None}
+        if any(store is None for store, _ in self._places):
+            bases.add(self._fetched())
         if len(bases) != 1:
             raise UserErrorException(
                 f"{self!r} is of {len(bases)} folders, and can be one folder only of one; make a data set of each"
@@ -134,14 +152,18 @@ class FileDataset:
             raise UserErrorException(f"{self!r}: there is nothing in {base}; upload the data first")
         return base
 
+    def _mounted_at(self) -> Path:
+        """The folder from which the paths of its files are shown."""
+        base = self.folder()
+        return base.parent if base.is_file() else base
+
     def download(self, target_path: str | None = None, overwrite: bool = False, **_others: Any) -> list[str]:
         """Copy its files to a folder; returns their paths there.
 
         Raises:
             UserErrorException: One is there already.
         """
-        base, place = self.folder(), Path(target_path or ".")
-        base = base.parent if base.is_file() else base
+        base, place = self._mounted_at(), Path(target_path or ".")
         copied = []
         for file in self.files():
             target = place / file.relative_to(base)
@@ -230,16 +252,19 @@ class _Files:
         """A data set of files.
 
         Args:
-            path: `(store, path)`, a `DataPath`, or a list of them; a path may have `*`, `?` and `**`.
+            path: `(store, path)`, a `DataPath`, an address `https://…` of the web, or a list of them; a path in a
+                store may have `*`, `?` and `**`.
             validate: Not used: the files may come later.
             is_file: Not used.
 
         Raises:
-            UserErrorException: It is something else: files on the web are not fetched.
+            UserErrorException: It is something else.
         """
         del validate, is_file
         several = path if isinstance(path, list) else [path]
-        return FileDataset([_place(one) for one in several])
+        return FileDataset(
+            [(None, one) if isinstance(one, str) and is_of_web(one) else _place(one) for one in several]
+        )
 
     @staticmethod
     def upload_directory(
@@ -270,14 +295,16 @@ class Dataset:
         Raises:
             UserErrorException: It is not registered.
         """
-        versions = _versions(workspace, name)
+        versions = data_set_versions(workspace.local, name)
         number = len(versions) if version == "latest" else int(version)
         if not 1 <= number <= len(versions):
             known = sorted(Dataset.get_all(workspace))
             what = name if version == "latest" else f"{name}:{version}"
             raise UserErrorException(none_in_workspace("DatasetNotFound", "data set", what, known))
         content = versions[number - 1]
-        found = FileDataset([(Datastore(workspace, store), path) for store, path in content["places"]])
+        found = FileDataset(
+            [(store and Datastore(workspace, store), path) for store, path in content["places"]]
+        )
         found.name, found.version = name, number
         found.description, found.tags = content["description"], content["tags"]
         return found
@@ -289,7 +316,7 @@ class Dataset:
         return {
             name: Dataset.get_by_name(workspace, name)
             for name in sorted(file.stem for file in files)
-            if is_name(name)
+            if is_data_set_name(name)
         }
 
 
@@ -299,9 +326,16 @@ def _place(path: _Path) -> tuple[Datastore, str]:
     if isinstance(path, tuple) and len(path) == 2 and isinstance(path[0], Datastore):
         return path[0], str(path[1])
     raise UserErrorException(
-        f"{path!r} is no path of a data store: give (datastore, path); files on the web are to be downloaded, and "
-        "uploaded to a store"
+        f"{path!r} is neither a path of a data store nor an address of the web: give (datastore, path) or "
+        "'https://…'; other data is to be copied here, and uploaded to a store"
     )
+
+
+def _files_in(place: Path) -> list[Path]:
+    """The files of a folder, or the file itself where it is one."""
+    if place.is_file():
+        return [place]
+    return sorted(file for file in files_below(place) if file.is_file()) if place.is_dir() else []
 
 
 def _base(store: Datastore, path: str) -> Path:
@@ -311,12 +345,3 @@ def _base(store: Datastore, path: str) -> Path:
         (number for number, part in enumerate(parts) if any(sign in part for sign in _GLOB)), len(parts)
     )
     return store.place("/".join(parts[:fixed]))
-
-
-def _versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
-    file = workspace.local.azure_dir / "datasets" / f"{name}.json"
-    try:
-        found: list[dict[str, Any]] = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return []
-    return found
