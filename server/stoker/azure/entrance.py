@@ -6,11 +6,13 @@ import modules of this package too; they do not enter.
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.util
 import os
 import sys
 import traceback
-from importlib.machinery import PathFinder
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from stoker.azure import finder
 from stoker.azure.exceptions import AzureMLException
 from stoker.system.tracebacks import format_for_script, frames_of_script
 
-__all__ = ["VARIABLE", "advise", "enter", "is_entered_by_user"]
+__all__ = ["VARIABLE", "advise", "enter", "is_entered_by_user", "show_exception"]
 
 VARIABLE: Final = "STOKER_AZURE"
 """Variable that says whose `azureml` is imported: `stoker` (default), or `real`."""
@@ -57,8 +59,11 @@ def enter() -> None:
         return
     _take_the_place_of_azure()
     _choose_keras()
-    finder.when_provided(_CORE, _print_numbers_plainly)
-    sys.excepthook = _show
+    if "numpy" in sys.modules:
+        _print_numbers_plainly()
+    else:
+        sys.meta_path.insert(0, _NumpyWatch())
+    sys.excepthook = show_exception
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None:
         shell.events.register("post_run_cell", _advise_on_cell)
@@ -102,6 +107,28 @@ def _choose_keras() -> None:
         )
 
 
+class _NumpyWatch(importlib.abc.MetaPathFinder):
+    """Sees numpy being imported, and has it print numbers plainly from then on."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname != "numpy":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_choose(module: ModuleType) -> None:
+                execute(module)
+                _print_numbers_plainly()
+
+            spec.loader.exec_module = execute_and_choose  # type: ignore[method-assign]  # of this one loader alone
+        return spec
+
+
 def _print_numbers_plainly() -> None:
     """Have scalars of numpy printed as numbers, `0.5` and not `np.float64(0.5)`: callers make bodies of that text."""
     import numpy as np
@@ -110,7 +137,7 @@ def _print_numbers_plainly() -> None:
         np.set_printoptions(legacy=_PRINTED_AS)
 
 
-def _show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+def show_exception(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """Print an exception that nobody has caught as `python SCRIPT` would: the first frame is the script's.
 
     Of exceptions of Azure's SDK, the last frame is so too.

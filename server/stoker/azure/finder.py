@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-__all__ = ["IMPORTS", "install", "is_provided", "uninstall", "when_provided"]
+__all__ = ["IMPORTS", "install", "is_provided", "uninstall"]
 
 _OURS: Final = "stoker.azure."
 _SDK: Final = "stoker.azure_sdk."
@@ -107,7 +107,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self.imports = dict(IMPORTS)
         self.provided: set[str] = set()
-        self.awaited: dict[str, Callable[[], None]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -126,9 +125,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             sys.modules[name] = self._load(name, target)
         self.provided.add(name)
         self._follow(name.partition(".")[0])
-        awaited = self.awaited.pop(name, None)
-        if awaited is not None:
-            awaited()
 
     def _load(self, name: str, target: str) -> ModuleType:
         module = importlib.import_module(target)
@@ -187,21 +183,12 @@ def is_provided(name: str) -> bool:
     return name in _FINDER.provided
 
 
-def when_provided(name: str, act: Callable[[], None]) -> None:
-    """Call `act` once the module of this name has been provided: now, if it has been, else after its import."""
-    if is_provided(name):
-        act()
-    else:
-        _FINDER.awaited[name] = act
-
-
 def uninstall() -> None:
     """Provide nothing any more, and forget the names under which modules were provided."""
     for one in (_FINDER, _FIRST):
         if one in sys.meta_path:
             sys.meta_path.remove(one)
     _FIRST.packages.clear()
-    _FINDER.awaited.clear()
     for name in _FINDER.provided:
         sys.modules.pop(name, None)
         parent_name, _, child = name.rpartition(".")

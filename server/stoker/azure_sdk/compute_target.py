@@ -1,4 +1,8 @@
-"""Compute targets: each a record in the workspace, an object of the class of its kind."""
+"""Compute targets: each a record in the workspace, an object of the class of its kind.
+
+Those that scripts are sent to are compute targets of `stoker targets` too. They are there as long as that has them,
+whoever made them; the record has what only Azure's SDK knows of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 from stoker.azure.exceptions import ComputeTargetException
 from stoker.azure_sdk import deferred
@@ -19,7 +23,13 @@ from stoker.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
 from stoker.workspace import Workspace as LocalWorkspace
 
-__all__ = ["ComputeTarget", "Configuration", "given"]
+__all__ = ["ComputeTarget", "Configuration", "TargetOfRuns", "given"]
+
+_KINDS: Final[Mapping[str, str]] = {"amlcompute": "AmlCompute", "ssh": "VirtualMachine"}
+"""What types of `stoker targets` are on Azure."""
+_OF_RUNS: Final = frozenset({*_KINDS.values(), "DataScienceVirtualMachine"})
+_NAMES: Final[Mapping[str, str]] = {"port": "ssh_port", "key_file": "private_key_file"}
+"""Settings of `stoker targets` that Azure calls otherwise."""
 
 
 @dataclass(slots=True)
@@ -119,24 +129,13 @@ class ComputeTarget(UnofferedByComputeTarget):
         """
         with raised_as(ComputeTargetException):
             checked_name(name, "compute target")
-        file = _file(workspace, name)
-        is_new = not file.exists()
+        is_new = name not in workspace.compute_targets
         if is_new or _again:
-            record: dict[str, Any] = {
-                "name": name,
-                "type": provisioning_configuration.kind,
-                "created_on": datetime.now(UTC).isoformat(timespec="seconds"),
-                "configuration": provisioning_configuration.values,
-            }
-            with raised_as(ComputeTargetException):
-                workspace.local.create()
-            private_folder(file.parent)
-            with raised_as(ComputeTargetException):
-                provisioning_configuration.keep(workspace, file)
-            replace_file(file, json.dumps(record, indent=2).encode() + b"\n")
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            _keep(workspace, name, now, provisioning_configuration)
             made = ComputeTarget(workspace, name)
             with raised_as(ComputeTargetException):
-                for line in _said(made, record["configuration"]) if is_new else ():
+                for line in _said(made, provisioning_configuration.values) if is_new else ():
                     print(line)
         return ComputeTarget(workspace, name)
 
@@ -157,8 +156,10 @@ class ComputeTarget(UnofferedByComputeTarget):
     @staticmethod
     def list(workspace: Workspace) -> Sequence[ComputeTarget]:
         """All compute targets of the workspace, by name."""
-        names = sorted(file.stem for file in (workspace.local.azure_dir / "compute").glob("*.json"))
-        return [ComputeTarget(workspace, name) for name in names if is_name(name)]
+        names = {file.stem for file in (workspace.local.azure_dir / "compute").glob("*.json")}
+        names |= set(deferred.definitions.list_targets(workspace.local.targets_dir))
+        found = [name for name in sorted(names) if is_name(name) and _found(workspace, name) is not None]
+        return [ComputeTarget(workspace, name) for name in found]
 
     def wait_for_completion(self, show_output: bool = False, is_delete_operation: bool = False) -> None:
         """Say that it is there."""
@@ -196,6 +197,20 @@ class ComputeTarget(UnofferedByComputeTarget):
         }
 
 
+class TargetOfRuns(ComputeTarget):
+    """A compute target that scripts are sent to: one of `stoker targets` too."""
+
+    def _keep(self, configuration: Configuration) -> None:
+        """Keep other values of what it was made with."""
+        _keep(self.workspace, self.name, self.created_on, configuration)
+
+    def delete(self) -> None:
+        """Forget it, unless a run is on it."""
+        with raised_as(ComputeTargetException):
+            deferred.attaching.detach(self.workspace.local, self.name)
+        super().delete()
+
+
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
@@ -219,14 +234,53 @@ def _kept(configuration: Mapping[str, Any]) -> str:
     return f"; kept for it: {shown}" if shown else ""
 
 
+def _keep(workspace: Workspace, name: str, created_on: str, configuration: Configuration) -> None:
+    """Write the record of a target, and what is no part of it."""
+    file = _file(workspace, name)
+    with raised_as(ComputeTargetException):
+        workspace.local.create()
+        private_folder(file.parent)
+        configuration.keep(workspace, file)
+    record = {
+        "name": name,
+        "type": configuration.kind,
+        "created_on": created_on,
+        "configuration": configuration.values,
+    }
+    replace_file(file, json.dumps(record, indent=2).encode() + b"\n")
+
+
 def _record(workspace: Workspace, name: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(_file(workspace, name).read_bytes())
-    except FileNotFoundError:
+    found = _found(workspace, name)
+    if found is None:
         raise ComputeTargetException(
             none_in_workspace("ComputeTargetNotFound", "compute target", name, workspace.compute_targets)
-        ) from None
+        )
     return found
+
+
+def _found(workspace: Workspace, name: str) -> dict[str, Any] | None:
+    """The record of a target, with what `stoker targets` says of it; None where there is no such target."""
+    file = _file(workspace, name)
+    record: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    if record and record["type"] not in _OF_RUNS:
+        return record
+    targets_dir = workspace.local.targets_dir
+    if name not in deferred.definitions.list_targets(targets_dir):
+        return None
+    with raised_as(ComputeTargetException):
+        target = deferred.definitions.find_target(targets_dir, name)
+    kind = _KINDS.get(target.type)
+    if kind is None:
+        return None
+    made = datetime.fromtimestamp((targets_dir / f"{name}.yaml").stat().st_mtime, UTC)
+    settings = {_NAMES.get(key, key): value for key, value in target.settings.items()}
+    return {
+        "name": name,
+        "type": record.get("type", kind),
+        "created_on": record.get("created_on", made.isoformat(timespec="seconds")),
+        "configuration": {**record.get("configuration", {}), **settings},
+    }
 
 
 def _file(workspace: Workspace, name: str) -> Path:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Final
 
 from stoker.azure.exceptions import ComputeTargetException
 from stoker.azure_sdk import deferred
-from stoker.azure_sdk.compute_target import ComputeTarget, Configuration, given
-from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.compute_target import ComputeTarget, Configuration, TargetOfRuns, given
 from stoker.azure_sdk.workspace import Workspace
 
 __all__ = [
@@ -115,7 +114,16 @@ class AmlComputeStatus:
         }
 
 
-class AmlCompute(ComputeTarget):
+class _Cluster(Configuration):
+    """What is asked for of a cluster; it becomes a compute target of `stoker targets` too."""
+
+    def keep(self, workspace: Workspace, file: Path) -> None:
+        """Write the target's file."""
+        nodes = {name: self.values[name] for name in ("min_nodes", "max_nodes")}
+        deferred.attaching.attach(workspace.local, file.stem, {"type": "amlcompute", **nodes}, {}, None)
+
+
+class AmlCompute(TargetOfRuns):
     """A cluster that trains. The slots of this machine stand for it."""
 
     kind: ClassVar[str] = "AmlCompute"
@@ -146,18 +154,35 @@ class AmlCompute(ComputeTarget):
         del others
         if max_nodes is None:
             raise ComputeTargetException("max_nodes is missing: a cluster needs its largest number of nodes")
-        least, most, idle_s = (
-            _number(name, value)
-            for name, value in (
-                ("min_nodes", min_nodes),
-                ("max_nodes", max_nodes),
-                ("idle_seconds_before_scaledown", idle_seconds_before_scaledown),
-            )
+        values = {"vm_size": vm_size, "vm_priority": vm_priority}
+        return _Cluster(
+            AmlCompute.kind, {**values, **_scale(min_nodes, max_nodes, idle_seconds_before_scaledown)}
         )
-        if not 0 <= least <= most:
-            raise ComputeTargetException(f"max_nodes is {most}, less than min_nodes, {least}")
-        values = {"vm_size": vm_size, "vm_priority": vm_priority, "min_nodes": least, "max_nodes": most}
-        return Configuration(AmlCompute.kind, {**values, "idle_seconds_before_scaledown": idle_s})
+
+    def update(  # type: ignore[override]  # other targets refuse it
+        self,
+        min_nodes: int | str | None = None,
+        max_nodes: int | str | None = None,
+        idle_seconds_before_scaledown: int | str | None = None,
+    ) -> None:
+        """Change how many nodes it may have, and how long one may be idle; what is not given stays.
+
+        Raises:
+            ComputeTargetException: `max_nodes` is less than `min_nodes`, or one is no number.
+        """
+        asked = given(
+            {
+                "min_nodes": min_nodes,
+                "max_nodes": max_nodes,
+                "idle_seconds_before_scaledown": idle_seconds_before_scaledown,
+            }
+        )
+        self._configuration |= _scale(**{**self._scale_settings(), **asked})
+        self._keep(_Cluster(self.kind, self._configuration))
+
+    def _scale_settings(self) -> dict[str, Any]:
+        known = {"min_nodes": 0, "idle_seconds_before_scaledown": _IDLE_S, **self._configuration}
+        return {name: known[name] for name in ("min_nodes", "max_nodes", "idle_seconds_before_scaledown")}
 
     def wait_for_completion(
         self,
@@ -172,16 +197,15 @@ class AmlCompute(ComputeTarget):
 
     def get_status(self) -> Any:
         """How many machines it has: one, this one."""
-        kept = self._configuration
-        least, most = kept["min_nodes"], kept["max_nodes"]
+        kept, scale = self._configuration, self._scale_settings()
         return AmlComputeStatus(
-            min(1, most),
+            min(1, scale["max_nodes"]),
             0,
-            least,
-            most,
-            kept["idle_seconds_before_scaledown"],
-            kept["vm_size"],
-            kept["vm_priority"],
+            scale["min_nodes"],
+            scale["max_nodes"],
+            scale["idle_seconds_before_scaledown"],
+            kept.get("vm_size", ""),
+            kept.get("vm_priority", "dedicated"),
         )
 
     def list_nodes(self) -> list[dict[str, Any]]:
@@ -199,7 +223,7 @@ class AmlCompute(ComputeTarget):
 
 
 class _Attached(ComputeTarget):
-    """A machine that is reached by SSH."""
+    """A machine that is attached with what SSH needs."""
 
     kind: ClassVar[str] = ""
     words: ClassVar[str] = "it is kept as a record"
@@ -241,19 +265,12 @@ class _BySsh(Configuration):
         deferred.attaching.attach(workspace.local, file.stem, settings, secrets, engine_of)
 
 
-class RemoteCompute(_Attached):
+class RemoteCompute(TargetOfRuns, _Attached):
     """A virtual machine, or any other that SSH reaches: scripts are sent there."""
 
     kind = "VirtualMachine"
     words = "scripts are sent there by SSH"
     configuration = _BySsh
-
-    def delete(self) -> None:
-        """Forget it, unless a run is on it."""
-        with raised_as(ComputeTargetException):
-            if self.name in deferred.definitions.list_targets(self.workspace.local.targets_dir):
-                deferred.attaching.detach(self.workspace.local, self.name)
-        super().delete()
 
 
 class DsvmCompute(RemoteCompute):
@@ -327,6 +344,17 @@ class AdlaCompute(_OfPipelines):
     ) -> Configuration:
         """What `ComputeTarget.attach` takes."""
         return Configuration(AdlaCompute.kind, given(locals()))
+
+
+def _scale(
+    min_nodes: int | str, max_nodes: int | str, idle_seconds_before_scaledown: int | str
+) -> dict[str, int]:
+    """How many nodes a cluster may have, and how long one may be idle, as numbers."""
+    least, most = _number("min_nodes", min_nodes), _number("max_nodes", max_nodes)
+    if not 0 <= least <= most:
+        raise ComputeTargetException(f"max_nodes is {most}, less than min_nodes, {least}")
+    idle_s = _number("idle_seconds_before_scaledown", idle_seconds_before_scaledown)
+    return {"min_nodes": least, "max_nodes": most, "idle_seconds_before_scaledown": idle_s}
 
 
 def _number(name: str, value: int | str) -> int:

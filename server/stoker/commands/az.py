@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.commands import az_actions
 from stoker.commands.az_history import history
 from stoker.commands.az_refusals import REFUSED, refuse
+from stoker.errors import SubmissionRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,8 +66,14 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
             (("-a", "--address"), {"metavar": "HOST", "help": "the machine"}),
             (("-u", "--username"), {"metavar": "NAME", "help": "who logs in there"}),
             (
-                ("-w", "--password"),
+                ("-p", "-w", "--password"),
                 {"metavar": "PASSWORD", "help": "kept in a file of the workspace for you alone"},
+            ),
+            (("--ssh-port",), {"metavar": "PORT", "help": "where its SSH server listens (default: 22)"}),
+            (("--private-key-file",), {"metavar": "FILE", "help": "the private key to log in with"}),
+            (
+                ("--private-key-passphrase",),
+                {"metavar": "TEXT", "help": "its passphrase, kept as the password is"},
             ),
             (("-k", "--use-azureml-ssh-key"), {"action": "store_true", "help": "log in by a key of yours"}),
         ),
@@ -80,6 +87,20 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
             (("-s", "--vm-size"), {"default": "", "metavar": "SIZE", "help": "the size of its machines"}),
             (("--min-nodes",), {"default": 0, "metavar": "N", "help": "how many it keeps"}),
             (("--max-nodes",), {"required": True, "metavar": "N", "help": "how many it may have"}),
+        ),
+    ),
+    ("computetarget", "update"): (
+        "change how many nodes a cluster may have",
+        az_actions.update_cluster,
+        (
+            (("kind",), {"choices": ["amlcompute"], "metavar": "TYPE", "help": "amlcompute"}),
+            _NAME,
+            (("--min-nodes",), {"metavar": "N", "help": "how many it keeps"}),
+            (("--max-nodes",), {"metavar": "N", "help": "how many it may have"}),
+            (
+                ("--idle-seconds-before-scaledown",),
+                {"metavar": "S", "help": "how long one may be idle; kept, nothing here"},
+            ),
         ),
     ),
     ("computetarget", "list"): ("list the compute targets", az_actions.native("targets", "list"), ()),
@@ -246,5 +267,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: It is refused; the message names the command of Stoker that there is instead.
     """
-    exit_code: int = args.az_run(args)
+    from stoker.azure.exceptions import AzureMLException
+
+    try:
+        exit_code: int = args.az_run(args)
+    except AzureMLException as error:
+        # What code for the SDK catches is a sentence here.
+        raise SubmissionRefused(str(error)) from None
     return exit_code

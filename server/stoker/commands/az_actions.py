@@ -28,6 +28,7 @@ __all__ = [
     "restore",
     "submit",
     "submit_hyperdrive",
+    "update_cluster",
     "upload",
 ]
 
@@ -54,6 +55,7 @@ def attach(args: argparse.Namespace) -> int:
     """Write the two files of a compute target into `aml_config/`; the password goes to the workspace."""
     from stoker.launch.compute_files import keep_target, read_compute
     from stoker.names import checked_name
+    from stoker.system.durable import replace_file
     from stoker.workspace import Workspace
 
     kind = args.kind or args.type_of_before
@@ -65,7 +67,10 @@ def attach(args: argparse.Namespace) -> int:
     lines = {"type": kind}
     if args.address is not None:
         reference = f"AzureMlSecret={args.name}#{args.username or ''}#{secrets.token_hex(16)}"
-        lines |= {"address": args.address, "username": args.username or ""}
+        port = f":{args.ssh_port}" if args.ssh_port else ""
+        lines |= {"address": f"{args.address}{port}", "username": args.username or ""}
+        if args.private_key_file:
+            lines["privateKeyFile"] = str(Path(args.private_key_file).expanduser().absolute())
         lines |= {"password": reference} if args.password else {}
     in_docker = "docker" in kind
     if in_docker:
@@ -85,8 +90,10 @@ def attach(args: argparse.Namespace) -> int:
         raise
     if not run_config.exists():
         run_config.write_text(_run_config_lines(args.name), encoding="utf-8")
-    if args.password:
-        _keep_password(workspace.targets_dir / f"{args.name}.secret", args.password)
+    known = {"password": args.password, "passphrase": args.private_key_passphrase}
+    if given := {name: text for name, text in known.items() if text}:
+        file = workspace.targets_dir / f"{args.name}.secret"
+        replace_file(file, json.dumps(given).encode() + b"\n", mode=0o600)
     elif args.use_azureml_ssh_key:
         note(f"let your own key in there: ssh-copy-id {args.username}@{args.address}")
     sys.stdout.write(f"{compute}\n{run_config}\n")
@@ -121,12 +128,6 @@ def _run_config_lines(name: str) -> str:
     return yaml.safe_dump(content, sort_keys=True)
 
 
-def _keep_password(file: Path, password: str) -> None:
-    from stoker.system.durable import replace_file
-
-    replace_file(file, json.dumps({"password": password}).encode() + b"\n", mode=0o600)
-
-
 def create_cluster(args: argparse.Namespace) -> int:
     """Keep a cluster as code for the SDK does."""
     from stoker.azure_sdk.core import Workspace
@@ -136,6 +137,18 @@ def create_cluster(args: argparse.Namespace) -> int:
         args.vm_size, min_nodes=args.min_nodes, max_nodes=args.max_nodes
     )
     AmlCompute.create(Workspace.from_config(), args.name, configuration)
+    return 0
+
+
+def update_cluster(args: argparse.Namespace) -> int:
+    """Change how many nodes a cluster may have, as code for the SDK does."""
+    from stoker.azure_sdk.core import Workspace
+    from stoker.azure_sdk.training_compute import AmlCompute
+
+    cluster = AmlCompute(Workspace.from_config(), args.name)
+    cluster.update(args.min_nodes, args.max_nodes, args.idle_seconds_before_scaledown)
+    nodes = cluster.serialize()["properties"]
+    sys.stdout.write(f"{args.name}: min_nodes {nodes['min_nodes']}, max_nodes {nodes['max_nodes']}\n")
     return 0
 
 
@@ -149,10 +162,13 @@ def detach(args: argparse.Namespace) -> int:
         raise InvalidSettings(f"{LOCAL} is this machine, and cannot be detached")
     workspace = Workspace.find()
     files = [workspace.targets_dir / f"{args.name}.yaml", workspace.targets_dir / f"{args.name}.secret"]
+    # What code for the SDK has kept.
+    record = workspace.azure_dir / "compute" / f"{args.name}.json"
+    files += [record, record.with_suffix(".secret")]
     compute = find_compute(Path(), args.name)
     if compute is not None:
         files += [compute, compute.with_suffix(".runconfig")]
-    elif not files[0].is_file():
+    elif not any(file.is_file() for file in files):
         # Says which one may be meant.
         find_target(workspace.targets_dir, args.name)
     for file in filter(Path.is_file, files):

@@ -29,7 +29,6 @@ REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
     "experiment": {"diagnose": "'stoker targets check NAME' looks at a compute target"},
     "history": {"compare": "'stoker runs compare RUN RUN' says in what runs differ"},
     "computetarget": {
-        "update": "edit aml_config/NAME.compute, or targets/NAME.yaml of the workspace",
         "check": "'stoker targets check NAME' looks at one",
     },
     "datastore": {

@@ -79,6 +79,8 @@ def _show(args: argparse.Namespace) -> int:
     workspace = found_workspace(args)
     target = find_target(workspace.targets_dir, args.target)
     facts = [("target", target.name), ("type", target.type)]
+    if "max_nodes" in target.settings:
+        facts.append(("nodes", f"{target.settings.get('min_nodes', 0)} to {target.settings['max_nodes']}"))
     capacity = target.capacity
     if capacity is not None:
         facts += [("cores", str(capacity.cores)), ("GPUs", ", ".join(capacity.gpus) or "none")]

@@ -10,6 +10,7 @@ import pytest
 from tests.patience import PROGRAM_S
 
 from stoker.azure.__main__ import main
+from stoker.azure.entrance import show_exception
 from stoker.azure.exceptions import ComputeTargetException
 
 SCRIPT = """
@@ -103,11 +104,10 @@ def test_an_exception_is_shown_from_the_script_on(
     script.write_text("\n1 / 0\n")
     monkeypatch.setattr(sys, "argv", ["stoker.azure", str(script)])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(ZeroDivisionError) as raised:
         main()
     # What Python has on top of it is how a script is run, and not a test.
     frames = next(entry for entry in raised.traceback if entry.path.name == "__main__.py")._rawentry
-    sys.excepthook(raised.type, raised.value.with_traceback(frames), frames)
+    show_exception(raised.type, raised.value.with_traceback(frames), frames)
     begins = f'Traceback (most recent call last):\n  File "{script}", line 2, in <module>\n'
     assert capsys.readouterr().err.startswith(begins)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stoker.azure_sdk import core as azure_sdk
 from stoker.cli import main
 from stoker.commands import az_actions
 from stoker.commands.az_refusals import REFUSED
@@ -17,6 +18,7 @@ from stoker.runs.record import RunRecord
 from stoker.runs.states import RunState, Status
 from stoker.runs.store import RunStore
 from stoker.targets.container_program import ContainerProgram
+from stoker.targets.definitions import find_target
 from stoker.workspace import Workspace
 
 Output = pytest.CaptureFixture[str]
@@ -264,14 +266,15 @@ def test_the_interpreter_of_a_compute_file_gives_way_to_packages(project: Path, 
 
 
 def test_a_target_of_azure_is_told_by_its_kind(project: Path, capsys: Output) -> None:
-    """This machine stands for a cluster; Batch takes no scripts, and says so."""
+    """A cluster's runs are on this machine; Batch takes no scripts, and says so."""
     assert main(["az", "ml", "computetarget", "create", "amlcompute", "-n", "cpu", "--max-nodes", "2"]) == 0
     lines = "ArgumentVector: [$file]\nTarget: cpu\nFramework: Python\n"
     (project / "aml_config" / "cpu.runconfig").write_text(lines)
     assert main(["submit", "--dry-run", "--config", "cpu", "train.py"]) == 0
     captured = capsys.readouterr()
-    assert "target       local (local)" in captured.out
-    assert "cpu: the cores and GPUs of this machine stand for the cluster" in captured.err
+    assert "cpu: the cores and GPUs of this machine stand for the cluster" in captured.out
+    assert "target       cpu (amlcompute)" in captured.out
+    (Workspace.find().targets_dir / "cpu.yaml").unlink()
     record = Workspace.find().azure_dir / "compute" / "cpu.json"
     record.write_text(record.read_text().replace("AmlCompute", "Batch"))
     assert main(["submit", "--dry-run", "--config", "cpu", "train.py"]) == 2
@@ -292,6 +295,72 @@ def test_attach_says_what_is_missing_and_keeps_what_was_there(project: Path, cap
     assert run_config["Framework"] == "PySpark"
     assert main([*attach, "remote", "-n", "box"]) == 2
     assert compute.read_text() == before
+
+
+def test_a_cluster_is_one_whoever_made_it(project: Path, capsys: Output) -> None:
+    """What the command line creates, lists, shows, updates and forgets is what the SDK has, and what runs go to."""
+    azure = ["az", "ml", "computetarget"]
+    cluster = ["amlcompute", "-n", "cpu-cluster"]
+    assert main([*azure, "create", *cluster, "--max-nodes", "4", "-s", "STANDARD_D3_V2"]) == 0
+    assert main(["submit", "--dry-run", "--target", "cpu-cluster", "train.py"]) == 0
+    assert "target       cpu-cluster (amlcompute)" in capsys.readouterr().out
+    assert main([*azure, "list"]) == 0
+    assert "cpu-cluster  amlcompute" in capsys.readouterr().out
+    assert main([*azure, "update", *cluster, "--min-nodes", "1", "--max-nodes", "3"]) == 0
+    assert main([*azure, "show", "-n", "cpu-cluster"]) == 0
+    assert "nodes   1 to 3" in capsys.readouterr().out
+    ws = azure_sdk.Workspace.from_config()
+    target = ws.compute_targets["cpu-cluster"]
+    assert (target.vm_size, target.get_status().most) == ("STANDARD_D3_V2", 3)
+    assert main([*azure, "detach", "-n", "cpu-cluster"]) == 0
+    assert ws.compute_targets == {}
+
+    assert main(["targets", "create", "amlcompute", "gpus", "--max-nodes", "2", "--no-check"]) == 0
+    assert main([*azure, "attach", "remote", "-n", "vm", "-a", "host.lab", "-u", "me", "-p", "word"]) == 0
+    found = {
+        name: (target.type, target.serialize()["properties"]) for name, target in ws.compute_targets.items()
+    }
+    assert found["gpus"] == ("AmlCompute", {"max_nodes": 2})
+    assert found["vm"] == ("VirtualMachine", {"address": "host.lab", "username": "me", "containers": False})
+    assert ws.compute_targets["gpus"].get_status().serialize()["scaleSettings"]["maxNodeCount"] == 2
+    assert main(["targets", "detach", "gpus"]) == 0
+    ws.compute_targets["vm"].delete()
+    assert (ws.compute_targets, list(Workspace.find().targets_dir.glob("*.yaml"))) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "computetarget update amlcompute -n cpu --max-nodes 2",
+            "there is no compute target 'cpu' in the workspace",
+        ),
+        ("computetarget create amlcompute -n cpu --max-nodes x", "max_nodes is 'x', and has to be a number"),
+        ("computetarget create amlcompute -n cpu --max-nodes 1 --min-nodes 2", "less than min_nodes, 2"),
+        ("computetarget create amlcompute -n a/b --max-nodes 1", "cannot be a compute target name"),
+        ("datastore upload -n none -p .", "there is no data store 'none' in the workspace"),
+    ],
+)
+def test_what_the_sdk_raises_is_a_sentence(project: Path, capsys: Output, words: str, said: str) -> None:
+    """And nothing has been made."""
+    assert main(["az", "ml", *words.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert azure_sdk.Workspace.from_config().compute_targets == {}
+
+
+def test_attach_takes_the_options_of_azure_for_ssh(project: Path, capsys: Output) -> None:
+    """A port, a key and its passphrase; what is secret is in the workspace alone."""
+    words = (
+        "attach remote --name vm --address host.lab --username me --ssh-port 25022 --private-key-file id_rsa"
+    )
+    assert main(["az", "ml", "computetarget", *words.split(), "--private-key-passphrase", "open sesame"]) == 0
+    target = find_target(Workspace.find().targets_dir, "vm")
+    assert (target.settings["address"], target.settings["port"]) == ("host.lab", 25022)
+    assert target.settings["key_file"] == str(project / "id_rsa")
+    secret = Workspace.find().targets_dir / "vm.secret"
+    assert json.loads(secret.read_text()) == {"passphrase": "open sesame"}
+    assert "sesame" not in (project / "aml_config" / "vm.compute").read_text()
 
 
 def test_only_what_was_attached_is_detached(project: Path, capsys: Output) -> None:

@@ -33,7 +33,6 @@ __all__ = ["MODES", "MODE_VARIABLE", "requested"]
 MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
 """How the packages of environments are had: one of `MODES`."""
 MODES: Final = ("exact", "relaxed", "here")
-_STANDS_FOR: Final = frozenset({"AmlCompute"})
 
 
 @contextmanager
@@ -192,8 +191,6 @@ def _target(workspace: Workspace, config: ScriptRunConfig) -> tuple[str, dict[st
     if name.lower() == "amlcompute" and config.run_config.amlcompute.vm_size:
         return LOCAL, {TARGET_VARIABLE: config.run_config.amlcompute.name or name}
     kind = ComputeTarget(workspace, name).type
-    if kind in _STANDS_FOR:
-        return LOCAL, {TARGET_VARIABLE: name}
     raise ExperimentExecutionException(
         f"{name} is a compute target of type {kind}, to which no scripts are sent from here; name an AmlCompute, for "
         f"which this machine stands, or one of these: {', '.join(list_targets(workspace.local.targets_dir))}"
