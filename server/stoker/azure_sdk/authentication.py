@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.azure_sdk.labels import Shown
 from stoker.azure_sdk.unoffered import UnofferedByAuthentication
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
 ]
 
 
-class AbstractAuthentication(UnofferedByAuthentication):
+class AbstractAuthentication(Shown, UnofferedByAuthentication):
     """A way to sign in. Its arguments have no effect, and are not kept: they can be secrets."""
 
     def __init__(self, *_arguments: Any, **_keywords: Any) -> None:

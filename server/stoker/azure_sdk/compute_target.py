@@ -114,7 +114,10 @@ class ComputeTarget(UnofferedByComputeTarget):
         self.location: str = self._configuration.get("location") or workspace.location
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r})"
+        return (
+            f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, type={self.type!r}, "
+            f"provisioning_state={self.provisioning_state!r})"
+        )
 
     @staticmethod
     def create(

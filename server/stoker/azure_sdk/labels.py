@@ -1,11 +1,14 @@
-"""Tags and properties: labels of models and services, and searching by them."""
+"""What objects say of themselves: tags and properties, searching by them, and how an object is printed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["Wanted", "carries", "labels"]
+__all__ = ["Shown", "Wanted", "carries", "labels"]
+
+_SECRET: Final = re.compile(r"password|passphrase|secret|token|(?:^|_)key$")
 
 Wanted = Mapping[str, Any] | Iterable[str | Sequence[str]]
 """What is searched for: `KEY`, `[KEY, VALUE]`, several of both, or a mapping."""
@@ -24,3 +27,19 @@ def carries(own: Mapping[str, str], wanted: Wanted | None) -> bool:
         if key not in own or (value and own[key] != str(value[0])):
             return False
     return True
+
+
+class Shown:
+    """Prints as `Class(attribute=value, …)`: what is set, and no secrets."""
+
+    def __repr__(self) -> str:
+        said = ", ".join(
+            f"{name}={value!r}"
+            for name, value in self._facts().items()
+            if value is not None and not _SECRET.search(name)
+        )
+        return f"{type(self).__name__}({said})"
+
+    def _facts(self) -> Mapping[str, Any]:
+        """What is printed: its public attributes."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}

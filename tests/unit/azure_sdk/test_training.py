@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-import stoker.azure  # noqa: F401  # provides azureml
-
-from azureml.core import Dataset, Environment, Experiment, Run, ScriptRunConfig, Workspace  # isort: skip
+from azureml.core import (
+    ContainerRegistry,
+    Dataset,
+    Datastore,
+    Environment,
+    Experiment,
+    Run,
+    ScriptRunConfig,
+    Workspace,
+)  # isort: skip
 from azureml.core.compute import AmlCompute, BatchCompute, ComputeTarget
 from azureml.core.conda_dependencies import CondaDependencies
 from azureml.core.run import _OfflineRun
@@ -36,7 +43,9 @@ from azureml.train.dnn import TensorFlow
 from azureml.train.estimator import Estimator
 from azureml.widgets import RunDetails
 
+import stoker.azure  # noqa: F401  # provides azureml
 from stoker.azure.exceptions import NotOffered
+from stoker.azure.finder import IMPORTS
 from stoker.azure_sdk.training import experiment as experiments
 from stoker.azure_sdk.training import request as request_module
 from stoker.azure_sdk.training import waiting
@@ -551,3 +560,50 @@ def test_a_target_of_containers_gets_the_image(ws: Workspace, asked: Asked) -> N
     assert request.dockerfile is not None
     config.run_config.target = "local"
     assert asked(config).definition.container == {}
+
+
+# What is never made, and sections, which are printed with the configuration that has them.
+WITHOUT_REPR = {
+    *(
+        "Dataset",
+        "Image",
+        "ContainerImage",
+        "Pipeline",
+        "PipelineData",
+        "PipelineEndpoint",
+        "PublishedPipeline",
+    ),
+    *("DockerSection", "PythonSection", "AmlComputeSection", "DockerConfiguration"),
+    *("MpiConfiguration", "PyTorchConfiguration", "TensorflowConfiguration"),
+}
+
+
+def test_no_object_of_the_sdk_prints_its_address() -> None:
+    """Every public class of it has a text of its own."""
+    silent = set()
+    for name in {name for name in IMPORTS.values() if name.startswith("stoker.azure_sdk.")}:
+        module = importlib.import_module(name)
+        classes = [vars(module).get(public) for public in module.__all__]
+        silent |= {
+            one.__name__ for one in classes if isinstance(one, type) and one.__repr__ is object.__repr__
+        }
+    assert silent <= WITHOUT_REPR
+
+
+def test_configurations_say_what_they_ask_for(ws: Workspace) -> None:
+    """`print(run_config)` is Azure's JSON; secrets are left out."""
+    config = RunConfiguration()
+    config.environment.python.conda_dependencies = CondaDependencies.create(conda_packages=["scikit-learn"])
+    config.target = "cpu"
+    said = json.loads(str(config))
+    assert (said["target"], said["framework"], said["nodeCount"]) == ("cpu", "Python", 1)
+    assert said["environment"]["python"]["condaDependencies"]["dependencies"] == ["scikit-learn"]
+    data = Datastore(ws).path("digits")
+    assert repr(ScriptRunConfig("src", "train.py", ["--data", data], run_config=config)) == (
+        "ScriptRunConfig(source_directory='src', script='train.py', "
+        "arguments=['--data', DataReference('workspaceblobstore', 'digits')], target='cpu', "
+        "environment=Environment(name='default-environment', version=None))"
+    )
+    registry = ContainerRegistry()
+    registry.address, registry.password = "images.lab", "s3cret"
+    assert repr(registry) == "ContainerRegistry(address='images.lab')"

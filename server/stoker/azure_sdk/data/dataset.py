@@ -15,6 +15,7 @@ from stoker.azure_sdk import deferred
 from stoker.azure_sdk.data.datastore import Datastore
 from stoker.azure_sdk.data.reference import DataPath
 from stoker.azure_sdk.failures import none_in_workspace, raised_as
+from stoker.azure_sdk.labels import Shown
 from stoker.azure_sdk.unoffered import NotAClass
 from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.stores import checked_data_set_name, data_set_versions, is_data_set_name, is_of_web
@@ -199,7 +200,7 @@ class _Mounted:
         """Nothing is to be done."""
 
 
-class DatasetConsumption:
+class DatasetConsumption(Shown):
     """A data set as an input of a script.
 
     Attributes:
@@ -219,7 +220,7 @@ class DatasetConsumption:
     as_download = as_hdfs = as_mount
 
 
-class OutputFileDatasetConfig:
+class OutputFileDatasetConfig(Shown):
     """A folder of a data store that a script writes to.
 
     Args:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, Self
 
+from stoker.azure_sdk.labels import Shown
+
 __all__ = ["DataPath", "DataReference"]
 
 
@@ -18,7 +20,7 @@ class _Store(Protocol):
         ...
 
 
-class DataPath:
+class DataPath(Shown):
     """A path in a data store, as `resume_from` and pipelines take it.
 
     Args:

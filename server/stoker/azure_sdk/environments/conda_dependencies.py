@@ -37,6 +37,9 @@ class CondaDependencies:
         if conda_dependencies_file_path is not None:
             self._content = _read(Path(conda_dependencies_file_path))
 
+    def __repr__(self) -> str:
+        return f"CondaDependencies({self._content})"
+
     @classmethod
     def create(
         cls,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from stoker.azure_sdk.labels import Shown
+
 __all__ = ["ContainerRegistry"]
 
 
-class ContainerRegistry:
+class ContainerRegistry(Shown):
     """A registry of images. It has no effect, and is not kept: it can hold a password.
 
     Attributes:

@@ -130,7 +130,10 @@ class Model(installed.Model, UnofferedByModel):
         self.model_framework = _AZURE_FRAMEWORKS.get(registered.framework, Model.Framework.CUSTOM)
 
     def __repr__(self) -> str:
-        return f"Model(workspace={self.workspace!r}, name={self.name!r}, version={self.version!r})"
+        return (
+            f"Model(workspace={self.workspace!r}, name={self.name!r}, id={self.id!r}, version={self.version!r}, "
+            f"tags={self.tags!r}, properties={self.properties!r})"
+        )
 
     @staticmethod
     def register(

@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.azure.exceptions import NotOffered, UserErrorException
 from stoker.azure_sdk.failures import raised_as
+from stoker.azure_sdk.labels import Shown
 from stoker.azure_sdk.training.hyperdrive_run import HyperDriveRun
 from stoker.azure_sdk.training.run_configuration import ScriptRunConfig
 from stoker.azure_sdk.workspace import Workspace
@@ -112,7 +113,7 @@ def qlognormal(mu: float, sigma: float, q: float) -> Expression:
     return _expression("qlognormal", mu, sigma, q)
 
 
-class _Sampling:
+class _Sampling(Shown):
     """A way to choose parameters.
 
     Args:
@@ -155,7 +156,7 @@ class BayesianParameterSampling(_Sampling):
         )
 
 
-class _EarlyTermination:
+class _EarlyTermination(Shown):
     """What ends poor runs early.
 
     Attributes:
@@ -232,7 +233,7 @@ class NoTerminationPolicy(_EarlyTermination):
         self.policy = NoTermination()
 
 
-class HyperDriveConfig:
+class HyperDriveConfig(Shown):
     """A script, and how its runs differ.
 
     Args:
@@ -283,6 +284,10 @@ class HyperDriveConfig:
         self._policy = policy
         self._resume_from = [run.id for run in _as_list(resume_from)]
         self._resume_child_runs = [run.id for run in _as_list(resume_child_runs)]
+
+    def _facts(self) -> dict[str, Any]:
+        names = ("run_config", "primary_metric_name", "_goal", "_sampling", "_policy", "_max_total_runs")
+        return {name.lstrip("_"): getattr(self, name) for name in (*names, "_max_concurrent_runs")}
 
     def terms(self, workspace: Workspace) -> Terms:
         """Return what is asked of the sweep; a random one begins with another seed each time.

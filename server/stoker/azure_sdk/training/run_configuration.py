@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -204,6 +205,25 @@ class RunConfiguration(KnownAttributes):
     def target(self, target: Any) -> None:
         self._target = target
 
+    def __repr__(self) -> str:
+        """Azure's JSON of what is set."""
+        several = self.distribution()
+        content = {
+            "script": self.script,
+            "arguments": self.arguments,
+            "target": self.target,
+            "framework": self.framework,
+            "communicator": self.communicator,
+            "maxRunDurationSeconds": self.max_run_duration_seconds,
+            "nodeCount": self.node_count,
+            "processCountPerNode": 1 if several is None else several.process_count_per_node,
+            "environment": self.environment.to_json(),
+            "environmentVariables": self.environment_variables,
+            "dataReferences": self.data_references,
+            "vmSize": self.amlcompute.vm_size,
+        }
+        return json.dumps(content, indent=4, default=repr)
+
     def distribution(self) -> Any:
         """How several processes find each other; None for a single one."""
         word = self.communicator.lower()
@@ -271,3 +291,10 @@ class ScriptRunConfig:
                 self.run_config.docker = docker_runtime_config
         self.script = script or self.run_config.script
         self.arguments = list(arguments if arguments is not None else self.run_config.arguments)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(source_directory={self.source_directory!r}, script={self.script!r}, "
+            f"arguments={self.arguments!r}, target={self.run_config.target!r}, "
+            f"environment={self.run_config.environment!r})"
+        )

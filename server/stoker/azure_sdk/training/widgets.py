@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from stoker.azure_sdk.labels import Shown
 from stoker.azure_sdk.training.run import Run
 
 __all__ = ["RunDetails"]
 
 
-class RunDetails:
+class RunDetails(Shown):
     """Shows a run.
 
     Args:
@@ -16,6 +17,9 @@ class RunDetails:
 
     def __init__(self, run_instance: Run) -> None:
         self._run = run_instance
+
+    def _facts(self) -> dict[str, Run]:
+        return {"run": self._run}
 
     def show(self, render_lib: object = None, widget_settings: object = None) -> None:
         """Print what the run is doing, and where it is."""
