@@ -135,7 +135,7 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
     ("history", "download"): ("copy the files of a run", az_actions.download, (_RUN, _DIRECTORY, _PREFIX)),
     ("history", "promote"): (
         "register a file of a run as a model",
-        az_actions.native("models", "register", "{name}", "{path}", "--run", "{reference}"),
+        az_actions.promote,
         (
             _RUN,
             _NAME,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.commands.run_output import note
-from stoker.errors import InvalidSettings, OperatorError
+from stoker.errors import InvalidSettings, OperatorError, RepositoryError
 
 __all__ = [
     "attach",
@@ -25,6 +25,7 @@ __all__ = [
     "list_stores",
     "native",
     "prepare",
+    "promote",
     "restore",
     "submit",
     "submit_hyperdrive",
@@ -249,6 +250,23 @@ def download_logs(args: argparse.Namespace) -> int:
     """Copy the logs of a run."""
     words = ["runs", "download", args.reference, "azureml-logs/"]
     return _as_stoker([*words, *(["--output", args.output] if args.output else [])])
+
+
+def promote(args: argparse.Namespace) -> int:
+    """Register a file of a run as a model; one that cannot be served by itself is kept for entry scripts."""
+    from stoker.models.frameworks import detect
+    from stoker.runs.files import find_file
+    from stoker.runs.store import RunStore
+    from stoker.workspace import Workspace
+
+    words = ["models", "register", args.name, args.path, "--run", args.reference]
+    source = find_file(RunStore(Workspace.find().runs_dir).find(args.reference), args.path)
+    try:
+        detect(source)
+    except RepositoryError:
+        note(f"{args.path} is registered as files for an entry script")
+        words += ["--framework", "files"]
+    return _as_stoker(words)
 
 
 def restore(args: argparse.Namespace) -> int:

@@ -116,7 +116,6 @@ def test_detach_removes_what_attach_has_written(project: Path, tmp_path: Path) -
         ("run submit-script -c gpu -e e --async train.py", "submit --experiment e --config gpu --detach train.py"),
         ("history info --run-id R", "runs show R --json"),
         ("history download --run-id R", "runs download R "),
-        ("history promote -r R -ap outputs/model.pkl -n digits", "models register digits outputs/model.pkl --run R"),
         ("project restore --run-id R", "runs snapshot R --output R"),
         ("run cancel -r R", "runs cancel R"),
         ("computetarget list", "targets list"),
@@ -177,6 +176,18 @@ def test_history_shows_what_runs_have_measured(project: Path, run: Run, capsys: 
     assert {one["Accuracy"] for one in json.loads(capsys.readouterr().out)} == {0.5, 0.96875}
     assert main(["az", "ml", "history", "list", "-o", "tsv"]) == 0
     assert {line.split("\t")[-1] for line in capsys.readouterr().out.splitlines()} == {"0.5", "0.96875"}
+
+
+def test_promote_registers_any_file(project: Path, run: Run, tmp_path: Path, lines: list[list[str]]) -> None:
+    """As on Azure; what no server can serve is kept for entry scripts."""
+    run("00000001", 0.5)
+    outputs = next((tmp_path / "home").rglob("*_00000001")) / "outputs"
+    outputs.mkdir(exist_ok=True)
+    for name, more in {"weights.txt": ["--framework", "files"], "model.onnx": []}.items():
+        (outputs / name).write_bytes(b"x")
+        given = ["-r", "@latest", "-ap", f"outputs/{name}", "-n", "digits"]
+        assert main(["az", "ml", "history", "promote", *given]) == 0
+        assert lines.pop() == ["models", "register", "digits", f"outputs/{name}", "--run", "@latest", *more]
 
 
 def test_prepare_has_what_a_run_would_have(project: Path, capsys: Output, tmp_path: Path) -> None:
