@@ -1,7 +1,8 @@
 """Small models for tests of running servers: ONNX files and entry scripts whose answers are known beforehand.
 
 The scripts do what the data tells them: a first number of `HOLD` waits at a gate that the test opens, `RAISE`
-raises, `DIE` ends the device process. So tests need no sleeps to catch a server in a certain state.
+raises, `DIE` ends the device process, `FORK` forks a child that comes back as the second number says. So tests need
+no sleeps to catch a server in a certain state.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "BATCHED_SCRIPT",
     "BODY_SCRIPT",
     "DIE",
+    "FORK",
     "HOLD",
     "PICKY_LIMIT",
     "RAISE",
@@ -37,8 +39,11 @@ __all__ = [
     "write_told",
 ]
 
-HOLD, RAISE, DIE = 1001, 1002, 1003
-"""First numbers of a row that make an entry script wait at its gate, raise, or end its process."""
+HOLD, RAISE, DIE, FORK = 1001, 1002, 1003, 1004
+"""First numbers of a row that make an entry script wait at its gate, raise, end its process, or fork it.
+
+The child returns wrong answers, or, for a second number of 1, 2 or 3, exits, raises, or is interrupted.
+"""
 
 PICKY_LIMIT = 8
 """The picky model fails at run time for a row whose first number is this or more."""
@@ -74,18 +79,36 @@ def run(raw_data):
 
 BATCHED_SCRIPT = f"""
 import os
+import sys
 import time
 from pathlib import Path
 
 import stoker
 
+children = []
+
 def init():
     global folder
     folder = Path(os.environ["AZUREML_MODEL_DIR"])
 
+def come_back(data, how):
+    if how == 1:
+        sys.exit(0)
+    if how == 2:
+        raise ValueError("the script was told to raise: a secret of the log")
+    if how == 3:
+        raise KeyboardInterrupt("the script was told to raise: a secret of the log")
+    return data * 0 - 1
+
 @stoker.batched(shape=(4,))
 def run(data):
     told = data[:, 0]
+    while children and os.waitpid(children[-1], os.WNOHANG)[0]:
+        children.pop()
+    if (told == {FORK}).any():
+        children.append(os.fork())
+        if not children[-1]:
+            return come_back(data, data[told == {FORK}][0, 1])
     if (told == {RAISE}).any():
         raise ValueError("the script was told to raise: a secret of the log")
     if (told == {DIE}).any():

@@ -124,8 +124,8 @@ def _layout(signature: Signature, capacity: int) -> tuple[list[_Field], int]:
     # One matrix per writer: a process accesses the header of rows with one gather or scatter.
     add("queued", "int64", (capacity, len(_QUEUED_COLUMNS)))
     add("done", "int64", (capacity, len(_DONE_COLUMNS)))
-    # One flag of the frontend and one of the device; each is set at most once.
-    add("flags", "int64", (2,))
+    # One flag of the frontend, one of the device, and who the device is; each is set at most once.
+    add("flags", "int64", (3,))
     add("turn_ns", "int64", (capacity,))
     add("board", "int64", (BOARD_WORDS,))
     for side, specs in (("in", signature.stored_inputs), ("out", signature.outputs)):
@@ -165,6 +165,7 @@ class Arena:
             set.
         turned: `int64[1]`: whether batches have ever waited for turns. On most devices they never do, and `turn_ns`
             is not written.
+        consumer: `int64[1]`: the id of the process that runs the rows, the only one that may; 0 until it has come.
 
     Times are nanoseconds of `time.monotonic_ns`, one clock for all processes of a machine.
     """
@@ -194,7 +195,7 @@ class Arena:
         ]
         self.queued = arrays["queued"]
         self.done = arrays["done"]
-        self.told, self.turned = arrays["flags"][:1], arrays["flags"][1:]
+        self.told, self.turned, self.consumer = (arrays["flags"][word : word + 1] for word in range(3))
         self.turn_ns = arrays["turn_ns"]
         self.board = arrays["board"]
         for column, name in enumerate(_QUEUED_COLUMNS):

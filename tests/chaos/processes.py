@@ -17,7 +17,7 @@ from tests.chaos.ledger import Outcome, Verdict
 from tests.chaos.scene import Scene, action
 from tests.http.raw_http import Connection, rows_body, scoring
 from tests.live_server import PRIMARY, wait_until
-from tests.tiny_models import DIE
+from tests.tiny_models import DIE, FORK
 
 __all__: list[str] = []
 
@@ -25,6 +25,7 @@ _GONE: Final = ("device_lost", "not_ready")
 _HELD_UP: Final = 2.0
 """So many times as long as other faults last: at the longest, longer than a request may take."""
 _MOST_OOM_SCORE_ADJ: Final = 1000
+_FORKS: Final = 12
 
 
 @action
@@ -53,6 +54,16 @@ def script_ends_its_process(scene: Scene) -> Iterator[None]:
             connection = opened.enter_context(Connection(scene.server.port))
             connection.send(scoring("/api/v1/service/tripler/score", PRIMARY, rows_body([DIE, 0, 0, 0])))
         yield
+
+
+@action
+def script_forks(scene: Scene) -> Iterator[None]:
+    """A script whose children come back from its call, however, answers as if it had not forked."""
+    for how in scene.random.choices(range(4), k=_FORKS):
+        # Another fault may end the connection, or the script's process.
+        with contextlib.suppress(OSError, AssertionError), Connection(scene.server.port) as connection:
+            connection.ask(scoring("/api/v1/service/tripler/score", PRIMARY, rows_body([FORK, how, 0, 0])))
+    yield
 
 
 @action

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ TIMEOUT_MS = 3000
 
 SCRIPT = """
 import logging
+import multiprocessing
+import os
 import sys
 import time
 
@@ -23,8 +26,17 @@ from words import GREETING
 
 def init():
     print("initialised")
+    os.fork()
+
+def length(word):
+    return len(word)
 
 def run(raw_data):
+    if raw_data == '"fork"' and os.fork() == 0:
+        sys.exit(0)
+    if raw_data == '"pool"':
+        with multiprocessing.Pool(1) as pool:
+            return pool.map(length, ["a", "bc"])
     if raw_data == '"spin"':
         while True:
             pass
@@ -83,6 +95,26 @@ def test_what_a_script_writes_is_in_the_log_with_the_id_of_the_request(server: L
         "WARNING [device code0] mine - request id-for-the-log: from logging",
     ):
         assert line in lines
+
+
+def test_children_of_a_script_serve_nobody(server: LiveServer) -> None:
+    """Those that come back from `init` and `run` have ended; a pool of processes works as elsewhere."""
+    assert ask(server, b'"pool"').json() == [1, 2]
+    assert ask(server, b'"fork"').json() == "cat dog"
+    ended = re.compile(
+        r"process \d+, which the script has forked, came back from its call: it ends with code 0"
+    )
+    wait_until(lambda: len(ended.findall(server.output())) >= 2, "both have ended")
+    (pid,) = server.device_pids()
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text("ascii").split()]
+    assert children
+    wait_until(lambda: not any(_runs(child) for child in children), "nobody is left of them")
+
+
+def _runs(pid: str) -> bool:
+    """Whether a child is more than an entry in the table of processes."""
+    return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] not in "ZX"
 
 
 @pytest.mark.interrupts

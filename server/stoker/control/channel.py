@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
 from stoker.control.message_codec import Codec
+from stoker.system.forks import CHILDREN
 from stoker.system.passed_memory import memory_with, receive_packet
 
 __all__ = ["ControlChannel"]
@@ -53,11 +54,18 @@ class ControlChannel(Generic[_Sent, _Received]):
     def inherited(fd: int, codec: Codec[_Sent, _Received]) -> ControlChannel[_Sent, _Received]:
         """The end that the supervisor has passed to this process."""
         os.set_inheritable(fd, False)
-        return ControlChannel(socket.socket(fileno=fd), codec)
+        channel = ControlChannel(socket.socket(fileno=fd), codec)
+        CHILDREN.cut_off(channel)
+        return channel
 
     def fileno(self) -> int:
         """The socket's file descriptor, for polling."""
         return self._socket.fileno()
+
+    def descriptors(self) -> list[int]:
+        """The socket's, while it is open."""
+        number = self.fileno()
+        return [] if number < 0 else [number]
 
     def send(self, message: _Sent, fds: Sequence[int] = ()) -> bool:
         """Send a message; returns False if the other process has ended.

@@ -235,6 +235,7 @@ class Instance:
         )
 
     def _scatter(self, lane: Lane, lot: Lot, outputs: list[Any], started_ns: int, facts: int) -> None:
+        lane.check_consumer()
         arena = lane.arena
         where: np.ndarray | slice = lot.numbers
         if len(lot.numbers) == 1:
@@ -272,6 +273,7 @@ class Instance:
         outcome, error_id = _log_failure(error)
         for lot in batch.lots:
             lane = batch.lanes[lot.lane]
+            lane.check_consumer()
             lane.arena.done[lot.numbers] = (outcome, started_ns, self._clock_ns(), error_id)
             lane.send(lot.numbers)
 

@@ -13,17 +13,28 @@ import numpy as np
 
 from stoker.arena import Arena, Outcome, push_numbers
 from stoker.device.planner import Lot
+from stoker.system.forks import CHILDREN, OWN
 
-__all__ = ["Batch", "Lane"]
+__all__ = ["Batch", "Lane", "SecondConsumer"]
 
 _READ_BYTES: Final = 1 << 14
 
 
-@dataclass(slots=True, eq=False)
+class SecondConsumer(RuntimeError):
+    """This process must not run the rows of an arena, because another one does: callers would get mixed answers."""
+
+    def __init__(self, consumer: int) -> None:
+        super().__init__(f"the rows belong to process {consumer}, not to process {OWN[0]}")
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Lane:
     """The device's side of one arena: a frontend's rows and the doorbell to it.
 
     One thread at a time receives; any thread may hand rows back, also those of a lane that was closed meanwhile.
+
+    Raises:
+        SecondConsumer: Another process runs the rows of this arena.
     """
 
     arena: Arena
@@ -32,6 +43,7 @@ class Lane:
     unsent: bytes = b""
     told: memoryview = field(init=False)
     """Whether the frontend writes caller and urgency of its rows."""
+    _consumer: memoryview = field(init=False)
     _poller: select.epoll | None = field(default=None, init=False)
     # The number of a closed descriptor may be reused for another file, so nothing may be sent during or after the
     # close.
@@ -39,6 +51,25 @@ class Lane:
 
     def __post_init__(self) -> None:
         self.told = self.arena.words("told")
+        self._consumer = self.arena.words("consumer")
+        if not self._consumer[0]:
+            self._consumer[0] = OWN[0]
+        self.check_consumer()
+        CHILDREN.cut_off(self)
+
+    def check_consumer(self) -> None:
+        """Check that the rows are this process's to run, before anything is written to them.
+
+        Raises:
+            SecondConsumer: They are not: it is a fork of the process whose they are.
+        """
+        if self._consumer[0] != OWN[0]:
+            raise SecondConsumer(self._consumer[0])
+
+    def descriptors(self) -> list[int]:
+        """The doorbell, while it is open."""
+        number = self.doorbell.fileno()
+        return [] if number < 0 else [number]
 
     def open(self, poller: select.epoll) -> int:
         """Let `poller` watch the doorbell; returns its file descriptor."""
@@ -74,6 +105,7 @@ class Lane:
 
     def hand_back(self, numbers: np.ndarray, outcome: Outcome, now_ns: int) -> None:
         """Hand rows back without running them."""
+        self.check_consumer()
         self.arena.done[numbers] = (outcome, now_ns, now_ns, 0)
         self.send(numbers)
 

@@ -34,6 +34,7 @@ from stoker.device.turn_taking import TurnTaking
 from stoker.device.turns import Turn
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
+from stoker.system.forks import CHILDREN
 
 __all__ = ["Worker"]
 
@@ -108,6 +109,13 @@ class Worker:
         self._stopped = self._closed = False
         self._wake_fd = self._watched_eventfd()
 
+    def descriptors(self) -> list[int]:
+        """What it waits with, while it serves: a child that waited with the same would take its parent's wakings."""
+        if self._closed:
+            return []
+        own = [self._wake_fd, self._poller.fileno()]
+        return own if self._turn is None else [*own, self._turn.wake_fd]
+
     def _watched_eventfd(self) -> int:
         fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.register(fd, select.EPOLLIN)
@@ -129,6 +137,7 @@ class Worker:
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend's rows from now on; may be called on any thread."""
+        CHILDREN.cut_off(self)
         with self._arriving:
             self._new_lanes.append(lane)
             self._wake()
@@ -162,14 +171,14 @@ class Worker:
 
     def _close(self) -> None:
         self._metrics.flush_queued()
+        with self._arriving:
+            self._closed = True
         for fd in list(self._lanes):
             self._drop(fd)
         self._poller.close()
         if self._turn is not None:
             self._turn.leave()
-        with self._arriving:
-            self._closed = True
-            os.close(self._wake_fd)
+        os.close(self._wake_fd)
 
     def turn(self, most_s: float | None = None, instance: Instance | None = None) -> int | None:
         """Lead until rows have come, then run at most one batch.

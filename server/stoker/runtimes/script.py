@@ -36,6 +36,7 @@ from stoker.scripts.tensorflow_v1 import first_v1_use, give_v1_api, read_uses
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
+from stoker.system.forks import call_in_this_process
 from stoker.system.request_log import SELF_CHECK, requests_in_log
 from stoker.system.tracebacks import frames_of_script
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec
@@ -217,7 +218,7 @@ def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:
     zeros = np.zeros((2, *spec.shape), spec.dtype)
     try:
         with requests_in_log(SELF_CHECK):
-            result = run(zeros)
+            result = call_in_this_process(lambda: run(zeros))
     except BaseException as error:
         lines = traceback.format_exception(type(error), error, frames_of_script(error))
         raise LoadFailed(

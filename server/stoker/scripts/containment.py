@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from stoker.system.forks import call_in_this_process
+
 __all__ = ["contain"]
 
 _Result = TypeVar("_Result")
 
 
 def contain(function: Callable[[], _Result], what: str = "run()") -> _Result:
-    """Call code of a script.
+    """Call code of a script; of processes that it forks this one alone comes back.
 
     Args:
         function: Calls it.
@@ -23,7 +25,7 @@ def contain(function: Callable[[], _Result], what: str = "run()") -> _Result:
             KeyboardInterrupt, asyncio's CancelledError.
     """
     try:
-        return function()
+        return call_in_this_process(function)
     except Exception:
         raise
     except SystemExit as error:

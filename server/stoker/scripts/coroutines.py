@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 from concurrent.futures import Future, wait
 from typing import Any, Final
 
+from stoker.system.forks import CHILDREN, call_in_this_process
+
 __all__ = ["SharedLoop", "finish", "share_loop"]
+
+logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.25
 """An exception that is raised in a thread from outside arrives when the thread looks around."""
@@ -22,8 +27,24 @@ class SharedLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._turning = threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True)
+        self._closing = False
+        self._turning = threading.Thread(target=self._live, name="coroutines", daemon=True)
         self._turning.start()
+        CHILDREN.tell(self)
+
+    def _live(self) -> None:
+        while not self._closing:
+            try:
+                call_in_this_process(self._loop.run_forever)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Whoever waits for the coroutine gets it too; those of others go on.
+                logger.warning("a coroutine raised %r", error)
+
+    def after_fork(self) -> None:
+        """In a child that a coroutine has forked, end when that gives way: the other coroutines are the parent's."""
+        if threading.get_ident() == self._turning.ident:
+            self._closing = True
+            self._loop.stop()
 
     def finish(self, awaitable: Any) -> Any:
         """Return what something awaitable comes to; it sees the context of this thread."""
@@ -41,6 +62,7 @@ class SharedLoop:
 
     def close(self) -> None:
         """End; nothing is to be finished on it any more."""
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._turning.join()
         self._loop.close()

@@ -23,6 +23,7 @@ from stoker.azure.raw_http import raw_http_requested
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
 from stoker.scripts.load_advice import load_advice
+from stoker.system.forks import call_in_this_process
 from stoker.system.tracebacks import frames_of_script
 from stoker_run.former_names import provide_former_names
 
@@ -106,7 +107,7 @@ def _execute(path: Path, model_dir: Path) -> ModuleType:
 
 def _call(function: Callable[[], object], failure: str, model_dir: Path) -> None:
     try:
-        function()
+        call_in_this_process(function)
     # Whatever it is: a script that exits while it loads, or has itself cancelled, has failed to load.
     except BaseException as error:
         frames = frames_of_script(error)

@@ -15,6 +15,7 @@ from stoker.collecting.model_data import open_model_data
 from stoker.errors import LoadFailed
 from stoker.scripts.json_reading import quicken_json_loads
 from stoker.servable import Device, Servable
+from stoker.system.forks import call_in_this_process
 from stoker.system.logs import log_settings
 from stoker.system.request_log import open_request_log
 
@@ -147,7 +148,9 @@ def leave_script_process(end: Callable[[], None], within_s: float = _LEAVE_WITHI
     timer = threading.Timer(within_s, give_up)
     timer.daemon = True
     timer.start()
+    # A process that one of them forks is not to call the others. Neither function has a public name.
+    os.register_at_fork(after_in_child=atexit._clear)  # noqa: SLF001
     # Python itself calls them only where it may wait for all threads.
-    atexit._run_exitfuncs()  # noqa: SLF001  # there is no public name
+    call_in_this_process(atexit._run_exitfuncs)  # noqa: SLF001
     timer.cancel()
     end()

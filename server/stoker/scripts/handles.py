@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -47,6 +48,14 @@ class Desk(Protocol):
     def take(self, call: HandleCall) -> Any:
         """Return what the call gives, or raise what it raises."""
         ...
+
+
+def _leave_desk() -> None:
+    """In a process that a script forks nobody sits at a desk: calls to models are its own."""
+    _threads.desk = None
+
+
+os.register_at_fork(after_in_child=_leave_desk)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.forms import parameters_of
 from stoker.scripts.schema import is_decorated
+from stoker.system.forks import call_in_this_process
 from stoker.system.tracebacks import frames_of_script
 
 __all__ = ["MiniBatchScript", "Tally", "enter_folder", "lines_of"]
@@ -91,7 +92,7 @@ class MiniBatchScript:
         """
         self.tally.items += len(mini_batch)
         try:
-            lines = lines_of(finish(self._run(mini_batch)))
+            lines = lines_of(call_in_this_process(lambda: finish(self._run(mini_batch))))
         except (Exception, SystemExit) as error:
             # The command must not end as if all had been scored.
             raised = (type(error), error, frames_of_script(error) or error.__traceback__)
@@ -108,8 +109,8 @@ class MiniBatchScript:
 
     def shut_down(self) -> None:
         """Call the script's `shutdown`, if it has one."""
-        if callable(self._shutdown):
-            finish(self._shutdown())
+        if (shutdown := self._shutdown) is not None and callable(shutdown):
+            call_in_this_process(lambda: finish(shutdown()))
 
 
 def lines_of(result: Any) -> list[str]:

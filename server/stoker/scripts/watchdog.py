@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from stoker.errors import ScoringTimeout
+from stoker.system.forks import call_in_this_process
 from stoker.system.process_end import GRACE_MS, ExitCode, end_process
 
 __all__ = ["Watchdog"]
@@ -82,7 +83,8 @@ class Watchdog:
             self._calls.add(call)
         try:
             try:
-                return function()
+                # Within: a lock may be held for ever in a process that the function has forked.
+                return call_in_this_process(function)
             finally:
                 self._leave(call)
         except _Interrupt as interrupt:
