@@ -15,11 +15,12 @@ from stoker.commands.model_weights import add_canary_arguments, shift_weights
 from stoker.commands.run_output import table
 from stoker.commands.running_server import add_server_arguments, ask_admin
 from stoker.commands.sizes import size_text
-from stoker.errors import InvalidSettings, LoadFailed, OperatorError
+from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
 from stoker.system.logs import escaped_lines
+from stoker.settings.values import number_of
 from stoker.versions import VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:
@@ -81,6 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="a request that the model is known to answer: JSON, .npy, .npz, or an image",
+    )
+    register.add_argument(
+        "--load-timeout-s",
+        type=number_of(float, 1, 86_400),
+        metavar="S",
+        help="how long loading it to read its signature may take, in seconds (default: STOKER_LOAD_TIMEOUT_S or 600)",
     )
     register.set_defaults(models_run=_register)
 
@@ -177,7 +184,11 @@ def _register(args: argparse.Namespace) -> int:
         if sys.stderr.isatty() and detected.framework in {"onnx", "tensorflow"}:
             _note(f"Loading {detected.path} on the CPU to read its signature …")
         try:
-            return learn_signature(args.name, args.path, detected, copy, folder, _note, check, args.image)
+            return learn_signature(
+                args.name, args.path, detected, copy, folder, _note, check, args.image, args.load_timeout_s
+            )
+        except LoadTimeout:
+            raise
         except LoadFailed as error:
             raise LoadFailed(
                 f"{str(error).rstrip('.')}; if an entry script loads it, register it with --framework files"

@@ -25,6 +25,7 @@ from stoker.runtimes.base import (
 )
 from stoker.servable import Device, Servable
 from stoker.system.extras import onnx_missing
+from stoker.system.memory import require_memory
 from stoker.tensors import Signature, check_batch
 
 __all__ = ["LoadedModel", "fork", "load", "load_runtime", "run_larger_batches"]
@@ -246,6 +247,11 @@ def run_larger_batches(loaded: LoadedModel, name: str, most: int, goes_on: Calla
 
 
 def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.ndarray] | None) -> None:
+    fixed = [spec for spec in (*runtime.signature.inputs, *runtime.signature.outputs) if not spec.variable]
+    try:
+        require_memory(rows * sum(spec.row_bytes for spec in fixed), f"a batch of {rows} rows")
+    except MemoryError as error:
+        raise OutOfMemory(str(error)) from error
     inputs = first_rows(runtime.signature.inputs, rows, sample)
     if isinstance(runtime, BufferedRuntime):
         buffers = [buffer[:rows] for buffer in runtime.buffers()]
@@ -276,7 +282,12 @@ def load_runtime(servable: Servable, device: Device, threads: int) -> Runtime:
         LoadFailed: It cannot be loaded; the message says why.
     """
     load = _loader(servable.framework)
-    return load(servable, device, threads)
+    try:
+        return load(servable, device, threads)
+    except MemoryError as error:
+        raise LoadFailed(
+            f"{servable.name}: {error}; give its inputs smaller sizes, or serve it where there is more memory"
+        ) from error
 
 
 def _loader(framework: str) -> Callable[[Servable, Device, int], Runtime]:

@@ -7,21 +7,25 @@ have initialised the framework differently.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import LoadFailed, OperatorError, RepositoryError
+from stoker.errors import LoadFailed, LoadTimeout, OperatorError, RepositoryError
 from stoker.models.frameworks import Detected
+from stoker.settings.fields import converted
 from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.server import ServerSettings
 
 __all__ = ["learn_signature"]
 
+_VARIABLE: Final = "STOKER_LOAD_TIMEOUT_S"
 _PROBED_ROWS: Final = 2
 _LARGEST_BATCH_S: Final = 0.5
 """Batches grow towards the largest one while together they take no longer than this."""
@@ -43,6 +47,7 @@ def learn_signature(
     note: Callable[[str], None],
     check: Callable[[dict[str, Any]], None] = lambda _: None,
     image: ImageInput | None = None,
+    load_timeout_s: float | None = None,
 ) -> dict[str, Any] | None:
     """Find the signature of a model that is being registered, and refuse models that a server would refuse.
 
@@ -55,6 +60,7 @@ def learn_signature(
         note: Called with a sentence if a signature stays open: why, and which setting the model needs.
         check: Raises an OperatorError for a signature that is refused.
         image: How its input is made from images; None if it takes none.
+        load_timeout_s: How long loading it may take; by default as long as a server of this environment would wait.
 
     Returns:
         The signature as `stoker.tensors.Signature.to_json` gives it; None for scripts, which say when they are
@@ -62,26 +68,34 @@ def learn_signature(
         what they take, and for a model that may need a GPU, or TensorFlow, which is not there.
 
     Raises:
+        LoadTimeout: It is not loaded in time.
         RepositoryError: The original can be served, and a copy of it alone cannot.
         LoadFailed: A server would refuse it on any device; the message is what it would say.
         OperatorError: `check` refuses it.
     """
-    if original.framework not in {"onnx", "tensorflow"}:
-        return None
-    if original.framework == "tensorflow" and find_spec("tensorflow") is None:
-        note("TensorFlow is not installed here, so the model is registered without its signature.")
+    if not _is_readable(original, note):
         return None
     try:
-        signature, limit = _probe_signature(copy, name, folder, image)
+        signature, limit = _probe_signature(copy, name, folder, image, load_timeout_s)
+    except LoadTimeout:
+        raise
     except LoadFailed:
         limit = None
     if limit is None:
-        _explain_failure(original, name, path, note, check, image)
+        _explain_failure(original, name, path, note, check, image, load_timeout_s)
         return None
     check(signature)
     if limit:
         note(limit)
     return signature
+
+
+def _is_readable(model: Detected, note: Callable[[str], None]) -> bool:
+    """Whether a model has a signature that can be read here."""
+    if model.framework == "tensorflow" and find_spec("tensorflow") is None:
+        note("TensorFlow is not installed here, so the model is registered without its signature.")
+        return False
+    return model.framework in {"onnx", "tensorflow"}
 
 
 def _explain_failure(
@@ -91,6 +105,7 @@ def _explain_failure(
     note: Callable[[str], None],
     check: Callable[[dict[str, Any]], None],
     image: ImageInput | None,
+    load_timeout_s: float | None,
 ) -> None:
     """Explain why the copy of a model cannot be loaded on the CPU; the arguments are those of `learn_signature`.
 
@@ -102,7 +117,8 @@ def _explain_failure(
         OperatorError: `check` refuses it.
     """
     try:
-        signature, _ = _probe_signature(original, name, path if path.is_dir() else path.parent, image)
+        folder = path if path.is_dir() else path.parent
+        signature, _ = _probe_signature(original, name, folder, image, load_timeout_s)
     except LoadFailed as error:
         if not _MAY_LOAD_ELSEWHERE.search(str(error)):
             raise
@@ -118,7 +134,7 @@ def _explain_failure(
 
 
 def _probe_signature(
-    model: Detected, name: str, model_dir: Path, image: ImageInput | None = None
+    model: Detected, name: str, model_dir: Path, image: ImageInput | None, load_timeout_s: float | None
 ) -> tuple[dict[str, Any], str]:
     """Load the model and run its first batches.
 
@@ -127,6 +143,7 @@ def _probe_signature(
         name: Its name, for messages.
         model_dir: The folder with its files, where its sample input is looked for.
         image: How its input is made from images; None if it takes none.
+        load_timeout_s: As in `learn_signature`.
 
     Returns:
         Its signature as `stoker.tensors.Signature.to_json` gives it, and why batches of the usual size are too
@@ -134,8 +151,10 @@ def _probe_signature(
         for it; empty if they are not.
 
     Raises:
+        LoadTimeout: It is not loaded in time; its process was ended.
         LoadFailed: A server would refuse it on the CPU; the message says why.
     """
+    limit_s = _load_timeout_s(os.environ) if load_timeout_s is None else load_timeout_s
     described = {
         "name": name,
         "framework": model.framework,
@@ -144,7 +163,13 @@ def _probe_signature(
         "image": None if image is None else image.to_json(),
     }
     command = [sys.executable, "-P", "-m", __name__, json.dumps(described)]
-    probe = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise LoadTimeout(
+            f"{name} was not loaded and warmed up within {limit_s:g} s, so its process was ended; if it only needs "
+            "longer, raise load_timeout_s"
+        ) from None
     last_line = (probe.stdout.strip().splitlines() or [""])[-1]
     try:
         answer: dict[str, Any] = json.loads(last_line)
@@ -154,6 +179,13 @@ def _probe_signature(
     if "error" in answer:
         raise LoadFailed(answer["error"])
     return answer["signature"], answer["limit"]
+
+
+def _load_timeout_s(environ: Mapping[str, str]) -> float:
+    """How long a server of this environment would wait."""
+    given = environ.get(_VARIABLE)
+    values = {} if not given else converted(ServerSettings, {"load_timeout_s": given}, _VARIABLE)
+    return ServerSettings(**values).load_timeout_s
 
 
 def _probe(described: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ They are deterministic.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from stoker.isolation.difference import same_bits
+from stoker.system.memory import require_memory
 from stoker.tensors import TensorInfo
 
 __all__ = ["NON_FINITE", "Companions", "Row", "made_up_rows", "same_rows", "sample_feeds"]
@@ -46,7 +48,12 @@ _LADDER: Final = (3, 10, 100, 1000, 30_000, 10_000_000)
 
 
 def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
-    """Yield several ways to make up rows, the most plausible first; a model may refuse some of them."""
+    """Yield several ways to make up rows, the most plausible first; a model may refuse some of them.
+
+    Raises:
+        MemoryError: There is no memory for them and the batches that they are put into.
+    """
+    _check_memory(inputs)
     sizes = _FREE_SIZES if any(-1 in info.shape[1:] for info in inputs) else _FREE_SIZES[:1]
     has_texts = any(info.dtype == "string" for info in inputs)
     for size in sizes:
@@ -58,6 +65,18 @@ def made_up_rows(inputs: Sequence[TensorInfo]) -> Iterator[Companions]:
             yield Companions(
                 [_made_up(inputs, sizes[0], seed, contents[seed : seed + 1]) for seed in range(_ROWS)]
             )
+
+
+def _check_memory(inputs: Sequence[TensorInfo]) -> None:
+    """Check that there is memory for rows of them, one more of 8-byte numbers, and batches of the rows."""
+    elements = {info.name: math.prod(abs(size) for size in info.shape[1:]) for info in inputs}
+    needed = sum(elements[info.name] * (2 * _ROWS * _item_bytes(info.dtype) + 8) for info in inputs)
+    named = ", ".join(f"{name} ({count:,} numbers)" for name, count in elements.items())
+    require_memory(needed, f"trying {_ROWS} rows of {named}")
+
+
+def _item_bytes(dtype: str) -> int:
+    return np.dtype(object if dtype == "string" else dtype).itemsize
 
 
 def sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:

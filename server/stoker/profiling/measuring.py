@@ -78,11 +78,13 @@ def measure(order: Order, tell: Tell, leases: ExitStack, clock_ns: Callable[[], 
     settings = {**order.settings, "target_ms": order.target_ms}
     deployed = chosen(order.model, order.workspace, order.config, settings, leases)
     servable = deployed.servable
+    tell({"step": f"loading {servable.name}", "load_timeout_s": servable.terms.load_timeout_s})
     if servable.framework == "script":
         enter_script(servable)
     where = deployed.placement.devices[0] if order.device == "auto" else order.device
     device = device_here(servable, where)
     loaded = load_here(servable, device, deployed.threads)
+    tell({"step": "measuring"})
     request = request_of(loaded, servable, order.rows)
     begin = batches_of(loaded, servable, request)
     alone = _alone(begin, loaded, order, tell, clock_ns)

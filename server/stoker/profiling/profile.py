@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, Final
 
-from stoker.errors import InvalidSettings, LoadFailed
+from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout
 from stoker.profiling.candidates import Candidate, Space
 from stoker.profiling.curves import MeasuredCurve
 from stoker.profiling.measuring import Order
@@ -117,9 +118,11 @@ def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
             start_new_session=True,
         )
         os.close(write)
+        limit = _LoadLimit(process.kill)
         try:
             for line in messages:
                 message = json.loads(line)
+                limit.hear(message)
                 if "error" in message:
                     raise _failed(message)
                 if "measured" in message:
@@ -128,9 +131,42 @@ def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
                 say(message)
             status = process.wait()
         finally:
+            limit.hear({})
             process.kill()
             process.wait()
+        limit.check()
         raise LoadFailed(f"measuring {order.model} ended with status {status}: {_last_line(log)}")
+
+
+class _LoadLimit:
+    """Kills the measuring process if it says that it loads a model, and then nothing until the time is up."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self._kill = kill
+        self._timer: threading.Timer | None = None
+        self._late = ""
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Take a message of the process; the time is that of the last one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if "load_timeout_s" in message:
+            self._timer = threading.Timer(message["load_timeout_s"], self._end, [message])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _end(self, message: Mapping[str, Any]) -> None:
+        self._late = (
+            f"{message['step']} took longer than {message['load_timeout_s']:g} s, so the process was ended; if the "
+            "model only needs longer, raise load_timeout_s"
+        )
+        self._kill()
+
+    def check(self) -> None:
+        """Raise LoadTimeout if the time was up."""
+        if self._late:
+            raise LoadTimeout(self._late)
 
 
 def _failed(message: dict[str, Any]) -> InvalidSettings | LoadFailed:

@@ -37,6 +37,7 @@ from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.forks import call_in_this_process
+from stoker.system.memory import require_memory
 from stoker.system.request_log import SELF_CHECK, requests_in_log
 from stoker.system.tracebacks import frames_of_script
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec
@@ -215,6 +216,7 @@ def _verdict(form: ScriptForm, wanted: str) -> Verdict:
 
 def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:
     """See what `run` returns for two rows of zeros: an array of numbers, or anything else as JSON per row."""
+    require_memory(2 * spec.row_bytes, f"two rows of stoker.batched(shape={spec.shape})")
     zeros = np.zeros((2, *spec.shape), spec.dtype)
     try:
         with requests_in_log(SELF_CHECK):

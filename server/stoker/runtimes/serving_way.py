@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.declared import as_declared, is_reshaped
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.servable import Servable
+from stoker.system.memory import require_memory
 from stoker.tensors import ModelTensors, Signature, TensorSpec
 
 __all__ = ["as_runtime"]
@@ -126,12 +127,17 @@ def _cast(value: float, dtype: str) -> np.ndarray:
         return np.asarray(value).astype(dtype)
 
 
+def _described(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} ({spec.elements:,} numbers)" for spec in specs)
+
+
 def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Signature | None:
     """The signature per row; None if rows have free sizes or strings, or the model does not take zeros."""
     if any(info.dtype == "string" or -1 in info.shape[1:] for info in tensors.inputs):
         return None
     specs = [TensorSpec(info.name, info.dtype, info.shape[1:], labels=info.labels) for info in tensors.inputs]
     shapes = []
+    require_memory(4 * sum(spec.row_bytes for spec in specs), f"two rows of {_described(specs)}")
     for rows in (2, 1):
         feeds = {spec.name: array for spec, array in zip(specs, first_rows(specs, rows, sample), strict=True)}
         try:

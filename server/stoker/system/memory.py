@@ -9,7 +9,7 @@ from typing import Final
 
 from stoker.system.cgroup import own_groups
 
-__all__ = ["main_memory"]
+__all__ = ["main_memory", "require_memory"]
 
 _ROOT: Final = Path("/")
 # The limit and what is used of it, as the two versions of control groups call their files.
@@ -28,6 +28,28 @@ def main_memory(root: Path = _ROOT) -> tuple[int, int]:
     for limit, used in _limits(root):
         total, available = min(total, limit), min(available, max(0, limit - used))
     return total, available
+
+
+def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
+    """Refuse what would not fit into memory before it is made: whoever only tries may be killed by the kernel.
+
+    Args:
+        size_bytes: How much is to be made.
+        what: What it is, as the beginning of a sentence: `two rows of x (8 numbers)`.
+        root: As for `main_memory`.
+
+    Raises:
+        MemoryError: It is more than can be had; the message says both sizes.
+    """
+    _, available = main_memory(root)
+    if size_bytes > available:
+        raise MemoryError(
+            f"{what} would take {_gib(size_bytes)} of memory, of which {_gib(available)} can be had"
+        )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):,.1f} GiB"
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:

@@ -19,7 +19,7 @@ from stoker.commands import models as command
 from stoker.commands.running_server import server_here
 from stoker.device import signature_probe
 from stoker.device.lifecycle import load
-from stoker.errors import InvalidSettings, LoadFailed, ModelInUse, OperatorError, RepositoryError
+from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, ModelInUse, OperatorError, RepositoryError
 from stoker.keys.keyring import AdminKey
 from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.repository import Repository
@@ -241,6 +241,34 @@ def test_a_probe_looks_for_samples_in_the_folder_of_the_model(workspace: Path, t
         run("register", "export", folder)
     (folder / "sample_input.json").write_text('{"data": [[1, 2, 3]]}')
     assert run("register", "export", folder) == 0
+
+
+def test_a_model_whose_rows_no_memory_holds_is_refused(workspace: Path, tmp_path: Path) -> None:
+    """With their size, before any are made to try it."""
+    onnx = pytest.importorskip("onnx", reason="onnx, of the training extra, is not installed")
+    _write_onnx(tmp_path / "vast.onnx", ("ReduceSum", ["x", "axes"], ["y"]), axes=np.array([1]))
+    model = onnx.load(tmp_path / "vast.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1 << 45
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+    onnx.save(model, tmp_path / "vast.onnx")
+    with pytest.raises(LoadFailed, match=r"vast: .* x \(35,184,372,088,832 numbers\) would take"):
+        run("register", "vast", tmp_path / "vast.onnx")
+
+
+@pytest.mark.parametrize("told", ["by argument", "by variable"])
+def test_a_model_that_loads_for_ever_is_given_up(
+    workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    """After the time that a server would give it; nothing is registered."""
+    sleeps = onnx_file.with_name("python")
+    sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeps.chmod(0o755)
+    monkeypatch.setattr("stoker.device.signature_probe.sys.executable", str(sleeps))
+    monkeypatch.setenv("STOKER_LOAD_TIMEOUT_S", "1" if told == "by variable" else "600")
+    option = ["--load-timeout-s", "1"] if told == "by argument" else []
+    with pytest.raises(LoadTimeout, match="double was not loaded and warmed up within 1 s"):
+        run("register", "double", onnx_file, *option)
+    assert not Repository(workspace / "models").versions("double")
 
 
 def _write_onnx(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
 
+from stoker.device import lifecycle
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary, first_row
 from stoker.device.planner import BatchPolicy
-from stoker.errors import DeviceOutOfMemory
-from stoker.runtimes.base import OutOfMemory, RowFailure
+from stoker.errors import DeviceOutOfMemory, LoadFailed
+from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime
+from stoker.servable import Device, Servable
 from stoker.system.process_end import ExitCode
+from stoker.tensors import Signature, TensorSpec
 
 
 def sizes_of(joined: Joined) -> list[int]:
@@ -129,3 +135,56 @@ def test_a_packed_request_that_fits_nowhere_is_told_so() -> None:
         joined.settle()
         assert tickets[0].texts == [b"1"]
         assert tickets[1].failure() is DeviceOutOfMemory
+
+
+def model_of(monkeypatch: pytest.MonkeyPatch, runtime: PuppetRuntime) -> Servable:
+    """A model that is loaded as this runtime."""
+    monkeypatch.setattr(lifecycle, "_loader", lambda _: lambda *_: runtime)
+    return Servable("vast", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
+
+
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_a_row_that_no_memory_holds_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    """On either side of the model, with its size."""
+    small, vast = TensorSpec("a", "float32", (1,)), TensorSpec("b", "float32", (1 << 45,))
+    sides = ((vast,), (small,)) if side == "inputs" else ((small,), (vast,))
+    runtime = PuppetRuntime(Signature(*sides))
+    servable = model_of(monkeypatch, runtime)
+    with pytest.raises(
+        LoadFailed, match=r"no memory for one row of vast: a batch of 1 rows would take 131,072\.0 GiB"
+    ):
+        lifecycle.load(servable, Device("cpu", 0, "CPU"), 1)
+    assert not runtime.batches
+
+
+def test_batches_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batches are smaller where the largest would not fit, as on a device."""
+    monkeypatch.setattr(lifecycle, "require_memory", refuse_beyond(4 * 16))
+    runtime = PuppetRuntime()
+    assert lifecycle.load(model_of(monkeypatch, runtime), Device("cpu", 0, "CPU"), 1).max_batch_rows == 4
+    assert max(len(batch) for batch in runtime.batches) == 4
+
+
+def refuse_beyond(most_bytes: int) -> Callable[[int, str], None]:
+    """What checks the memory, with so much of it."""
+
+    def require(size_bytes: int, what: str) -> None:
+        if size_bytes > most_bytes:
+            raise MemoryError(f"{what} would take {size_bytes} bytes")
+
+    return require
+
+
+def test_what_a_framework_has_no_memory_for_is_said_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads several models learns which one it was."""
+
+    def fails(*_: object) -> Runtime:
+        raise MemoryError("two rows would take 9 GiB")
+
+    monkeypatch.setattr(lifecycle, "_loader", lambda _: fails)
+    with pytest.raises(LoadFailed, match="vast: two rows would take 9 GiB; give its inputs smaller sizes"):
+        lifecycle.load_runtime(
+            Servable("vast", 1, "onnx", Path(), Path(), 8, 1000), Device("cpu", 0, "CPU"), 1
+        )

@@ -322,3 +322,13 @@ def test_the_largest_difference_to_answers_alone_is_told() -> None:
     assert found.finding == "apart"
     assert found.difference is not None
     assert 0 < found.difference < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "string"])
+def test_rows_for_which_there_is_no_memory_are_not_made(dtype: str) -> None:
+    """The sizes are said; nothing runs, and nothing is allocated that the kernel would kill for."""
+    vast = TensorInfo("x", dtype, (-1, 1 << 25, 1 << 20))
+    with pytest.raises(
+        MemoryError, match=r"trying 3 rows of x \(35,184,372,088,832 numbers\) would take .* GiB"
+    ):
+        evidence(lambda x: x, (vast,))

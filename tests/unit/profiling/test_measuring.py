@@ -5,18 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import os
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.puppets import HandClock, PuppetRuntime
 
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.lifecycle import LoadedModel
+from stoker.errors import LoadTimeout
 from stoker.profiling import measuring
 from stoker.profiling.measuring import Order, main, measure
+from stoker.profiling.profile import _LoadLimit
 from stoker.servable import Device, Servable
 
 ORDER = Order("digits", None, None, {}, "auto", target_ms=3, rows=2, seconds=0.0)
@@ -80,3 +84,17 @@ def test_why_a_model_cannot_be_measured_is_told(tmp_path: Path) -> None:
     assert loading == {"step": "loading"}
     assert "none.onnx" in failed["error"]
     assert failed["exit_code"] in (2, 3)
+
+
+def test_a_model_that_loads_for_ever_is_given_up() -> None:
+    """Its process is killed when the time that it has said is up, unless it says that it goes on."""
+    killed = threading.Event()
+    patient = _LoadLimit(killed.set)
+    patient.hear({"step": "loading m", "load_timeout_s": 3600})
+    patient.hear({"step": "measuring"})
+    patient.check()
+    late = _LoadLimit(killed.set)
+    late.hear({"step": "loading m", "load_timeout_s": 0})
+    assert killed.wait(PATIENCE_S)
+    with pytest.raises(LoadTimeout, match="loading m took longer than 0 s"):
+        late.check()

@@ -448,3 +448,12 @@ def test_a_script_that_returns_has_one_instance(servable: Write) -> None:
     ):
         load(dataclasses.replace(servable(text), instances=2), CPU, 1)
     coroutines._shared.pop().close()
+
+
+def test_a_shape_that_no_memory_holds_is_refused(servable: Write) -> None:
+    """With its size, before two rows of zeros are made of it."""
+    script = servable(
+        "import stoker\ndef init(): ...\n@stoker.batched(shape=(1 << 45,))\ndef run(data): return data\n"
+    )
+    with pytest.raises(LoadFailed, match=r"digits: two rows of stoker.batched\(shape=.* would take"):
+        load_runtime(script, CPU, 1)

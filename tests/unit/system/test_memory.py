@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.system.memory import main_memory
+from stoker.system.memory import main_memory, require_memory
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       8192 kB\nMemFree:        100 kB\nMemAvailable:   4096 kB\n"
@@ -58,3 +58,13 @@ def test_a_kernel_without_groups_has_its_memory(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(MEMINFO)
     assert main_memory(tmp_path) == (8 * MIB, 4 * MIB)
+
+
+def test_what_does_not_fit_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    """Before it is made; what fits is not."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {8 << 20} kB\nMemAvailable: {3 << 20} kB\n")
+    require_memory(3 << 30, "two rows", tmp_path)
+    with pytest.raises(MemoryError) as refused:
+        require_memory((3 << 30) + 1, "two rows", tmp_path)
+    assert str(refused.value) == "two rows would take 3.0 GiB of memory, of which 3.0 GiB can be had"
