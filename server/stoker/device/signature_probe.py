@@ -22,6 +22,7 @@ from stoker.models.frameworks import Detected
 from stoker.settings.fields import converted
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.server import ServerSettings
+from stoker.system.memory import MemoryKills
 
 __all__ = ["learn_signature"]
 
@@ -163,6 +164,7 @@ def _probe_signature(
         "image": None if image is None else image.to_json(),
     }
     command = [sys.executable, "-P", "-m", __name__, json.dumps(described)]
+    kills = MemoryKills()
     try:
         probe = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -175,7 +177,8 @@ def _probe_signature(
         answer: dict[str, Any] = json.loads(last_line)
     except ValueError as error:
         reason = (probe.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise LoadFailed(f"loading {model.path} ended with status {probe.returncode}: {reason}") from error
+        how = kills.describe(probe.returncode)
+        raise LoadFailed(f"the process that loaded {model.path} {how}: {reason}") from error
     if "error" in answer:
         raise LoadFailed(answer["error"])
     return answer["signature"], answer["limit"]

@@ -18,6 +18,7 @@ from stoker.profiling.candidates import Candidate, Space
 from stoker.profiling.curves import MeasuredCurve
 from stoker.profiling.measuring import Order
 from stoker.profiling.search import Found, Load, Step, search
+from stoker.system.memory import MemoryKills
 
 __all__ = ["Measured", "find_settings", "measure_model"]
 
@@ -106,6 +107,7 @@ def _curve(facts: dict[str, Any]) -> MeasuredCurve:
 
 def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
     """Run the measuring process; it is killed if this process is interrupted."""
+    kills = MemoryKills()
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log, os.fdopen(read, encoding="utf-8") as messages:
         process = subprocess.Popen(
@@ -135,7 +137,9 @@ def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
             process.kill()
             process.wait()
         limit.check()
-        raise LoadFailed(f"measuring {order.model} ended with status {status}: {_last_line(log)}")
+        raise LoadFailed(
+            f"the process that measured {order.model} {kills.describe(status)}: {_last_line(log)}"
+        )
 
 
 class _LoadLimit:

@@ -18,6 +18,7 @@ from stoker.control.channel import ControlChannel
 from stoker.control.message_codec import Codec
 from stoker.environments.interpreters import variables_for
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
+from stoker.system.memory import MemoryKills
 from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable
 
 __all__ = ["Backoff", "Child"]
@@ -30,6 +31,7 @@ _Received = TypeVar("_Received")
 # On busy cores a process that yields may not be scheduled for a while.
 _STACKS_S: Final = 2.0
 _LAST_STACKS_S: Final = 1.0
+_KILLS: Final = MemoryKills()
 _KEY: Final = re.compile(r"STOKER_\w+_KEY")
 
 _ENVIRONMENT: Final = {
@@ -76,6 +78,9 @@ class Child(Generic[_Sent, _Received]):
         self.channel = channel
         self.process = process
         self.started_s = asyncio.get_running_loop().time()
+        self.out_of_memory = False
+        """Whether the kernel has killed it for want of memory."""
+        self._killed = False
 
     @classmethod
     async def start(
@@ -139,7 +144,8 @@ class Child(Generic[_Sent, _Received]):
         if code < 0:
             # Real-time signals have no names, except for the first and the last.
             known = {number.value: number.name for number in signal.Signals}
-            return f"was ended by {known.get(-code, f'signal {-code}')}"
+            why = " by the kernel, which had no memory left: it needs more, or less may run here"
+            return f"was ended by {known.get(-code, f'signal {-code}')}{why if self.out_of_memory else ''}"
         return f"exited with code {code}"
 
     def send(self, message: _Sent, fds: Sequence[int] = ()) -> None:
@@ -171,6 +177,7 @@ class Child(Generic[_Sent, _Received]):
 
     def kill(self) -> None:
         """Kill it at once, with the processes that it has started."""
+        self._killed = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -214,7 +221,8 @@ class Child(Generic[_Sent, _Received]):
             on_message(self, received[0])
 
         async def wait() -> None:
-            await self.process.wait()
+            status = await self.process.wait()
+            self.out_of_memory = not self._killed and _KILLS.explain(status)
             # Its last messages are still in the channel, which its own child processes may keep open.
             with contextlib.suppress(OSError):
                 while not self._ended and (received := self.channel.receive()) is not None:

@@ -1,15 +1,19 @@
-"""How much memory this process may use: the machine's, or less where a control group limits it, as in containers."""
+"""How much memory this process may use, and what the kernel kills for want of it.
+
+It is the machine's, or less where a control group limits it, as in containers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from stoker.system.cgroup import own_groups
 
-__all__ = ["main_memory", "require_memory"]
+__all__ = ["MemoryKills", "main_memory", "require_memory"]
 
 _ROOT: Final = Path("/")
 # The limit and what is used of it, as the two versions of control groups call their files.
@@ -45,6 +49,41 @@ def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
     if size_bytes > available:
         raise MemoryError(
             f"{what} would take {_gib(size_bytes)} of memory, of which {_gib(available)} can be had"
+        )
+
+
+class MemoryKills:
+    """Tells processes that the kernel has killed for want of memory from those that somebody else has killed.
+
+    The kernel counts the kills of a control group, or of the machine, and does not say whose they were: each explains
+    one end by SIGKILL.
+    """
+
+    def __init__(self, count: Callable[[], int] | None = None) -> None:
+        """Begin with those that have been counted so far, which explain nothing.
+
+        Args:
+            count: How many there have been; by default asks the kernel.
+        """
+        # Not above: device processes import this module, and the environments of scripts need not have that one.
+        from stoker_run.memory import kills_for_memory
+
+        self._count = count or kills_for_memory
+        self._explained = self._count()
+
+    def explain(self, exit_status: int | None) -> bool:
+        """Whether a process with this exit status, negative for a signal, was killed for want of memory."""
+        if exit_status != -signal.SIGKILL or self._count() <= self._explained:
+            return False
+        self._explained += 1
+        return True
+
+    def describe(self, exit_status: int) -> str:
+        """What to say of how a process ended: its exit status, or that the kernel has killed it."""
+        return (
+            "was killed by the kernel, out of memory"
+            if self.explain(exit_status)
+            else f"ended with status {exit_status}"
         )
 
 

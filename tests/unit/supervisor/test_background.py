@@ -14,12 +14,11 @@ from stoker.supervisor.background import Background, in_thread
 from stoker.supervisor.children import Backoff, Child
 
 
-def ended_child(returncode: int = -9, lived_s: float = 0.0) -> Any:
+def ended_child(returncode: int = -9, lived_s: float = 0.0, *, out_of_memory: bool = False) -> Any:
     """A process that has ended."""
     process = SimpleNamespace(returncode=returncode)
-    return SimpleNamespace(
-        lived_s=lived_s, describe_exit=lambda: Child.describe_exit(SimpleNamespace(process=process))
-    )
+    child: Any = SimpleNamespace(process=process, out_of_memory=out_of_memory)
+    return SimpleNamespace(lived_s=lived_s, describe_exit=lambda: Child.describe_exit(child))
 
 
 def test_a_process_that_cannot_be_started_is_tried_until_it_can(
@@ -112,6 +111,15 @@ def test_a_look_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> 
 def test_every_exit_has_words(code: int, words: str) -> None:
     """Also one by a real-time signal, which has no name."""
     assert ended_child(code).describe_exit() == words
+
+
+def test_an_end_for_want_of_memory_is_called_so() -> None:
+    """An operator who reads of SIGKILL alone looks for who sent it."""
+    told = ended_child(out_of_memory=True).describe_exit()
+    assert (
+        told
+        == "was ended by SIGKILL by the kernel, which had no memory left: it needs more, or less may run here"
+    )
 
 
 def test_a_call_in_a_thread_gives_what_the_function_gives() -> None:

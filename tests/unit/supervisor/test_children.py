@@ -15,7 +15,9 @@ from tests.descriptors import open_descriptors, room_for_descriptors
 from tests.patience import PATIENCE_S, PROGRAM_S
 
 from stoker.control.message_codec import Codec
+from stoker.supervisor import children
 from stoker.supervisor.children import Child
+from stoker.system.memory import MemoryKills
 
 TELLS_ITS_ENVIRONMENT = """
 import os
@@ -152,3 +154,31 @@ def test_what_a_device_process_starts_heeds_signals() -> None:
         [sys.executable, "-c", STARTS_OTHERS], capture_output=True, text=True, timeout=PROGRAM_S, check=True
     )
     assert json.loads(ran.stdout) == [-15, -2, -15]
+
+
+@pytest.mark.parametrize("by_supervisor", [False, True])
+def test_a_child_that_the_kernel_kills_for_memory_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_supervisor: bool
+) -> None:
+    """The kernel has counted one more kill by then; what the supervisor kills itself is no affair of the memory."""
+    (tmp_path / "waits.py").write_text(TELLS_ITS_ENVIRONMENT.replace("sys.exit(5)", "channel.receive()"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    counted = [0]
+    monkeypatch.setattr(children, "_KILLS", MemoryKills(lambda: counted[0]))
+
+    async def scene() -> str:
+        ended = asyncio.get_running_loop().create_future()
+
+        def kill(child: Child[Told, Told], _: Told) -> None:
+            counted[0] += 1
+            if by_supervisor:
+                child.kill()
+            else:
+                child.process.kill()
+
+        child = await Child.start("child", "waits", CODEC, kill, ended.set_result)
+        async with asyncio.timeout(PATIENCE_S):
+            await ended
+        return child.describe_exit()
+
+    assert ("which had no memory left" in asyncio.run(scene())) is not by_supervisor

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from stoker.system.memory import main_memory, require_memory
+from stoker.system.memory import MemoryKills, main_memory, require_memory
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       8192 kB\nMemFree:        100 kB\nMemAvailable:   4096 kB\n"
@@ -68,3 +69,15 @@ def test_what_does_not_fit_is_refused_with_both_sizes(tmp_path: Path) -> None:
     with pytest.raises(MemoryError) as refused:
         require_memory((3 << 30) + 1, "two rows", tmp_path)
     assert str(refused.value) == "two rows would take 3.0 GiB of memory, of which 3.0 GiB can be had"
+
+
+def test_each_kill_for_memory_explains_one_end() -> None:
+    """Of processes that SIGKILL has ended, not of others, and of no more than the kernel has counted."""
+    counted = 7
+    kills = MemoryKills(lambda: counted)
+    assert not kills.explain(-signal.SIGKILL)
+    counted = 9
+    assert [kills.explain(status) for status in (0, -signal.SIGTERM, None, 137)] == [False] * 4
+    assert kills.explain(-signal.SIGKILL)
+    assert kills.describe(-signal.SIGKILL) == "was killed by the kernel, out of memory"
+    assert kills.describe(-signal.SIGKILL) == "ended with status -9"
