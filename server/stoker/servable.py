@@ -10,6 +10,7 @@ from typing import Final, Literal
 from stoker.declaration import Declaration
 from stoker.settings.acceleration import Acceleration
 from stoker.settings.sequence import SequenceSettings
+from stoker.settings.values import TOGETHER
 from stoker.terms import Terms
 
 __all__ = [
@@ -46,24 +47,37 @@ class Device:
     """The device that a model runs on.
 
     In a device process the model's GPU is the only one visible to CUDA, and so the first: frameworks use ordinal 0,
-    never `index`.
+    never `index`. An entry script may have several: then they are visible in this order.
 
     Attributes:
         kind: `cpu`, or `cuda` for a GPU or a MIG device.
         index: For the operator: the N of `cuda:N`, of the GPU or of the GPU that the MIG device belongs to.
-        description: Its name for display.
-        uuid: Its UUID for CUDA_VISIBLE_DEVICES: `GPU-…` or `MIG-…`; empty for the CPU.
+        description: Its name for display; with that of further GPUs.
+        uuid: Its UUID: `GPU-…` or `MIG-…`; empty for the CPU.
+        further: The GPUs beside it that the same process sees.
     """
 
     kind: Literal["cpu", "cuda"]
     index: int
     description: str
     uuid: str = ""
+    further: tuple[Device, ...] = ()
 
     def __str__(self) -> str:
         if self.kind == "cpu":
             return "cpu"
-        return self.uuid if self.uuid.startswith("MIG-") else f"cuda:{self.index}"
+        own = self.uuid if self.uuid.startswith("MIG-") else f"cuda:{self.index}"
+        return TOGETHER.join([own, *map(str, self.further)])
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """All GPUs that the process sees, this one first; none for the CPU."""
+        return () if self.kind == "cpu" else (self, *self.further)
+
+    @property
+    def visible(self) -> str:
+        """Their UUIDs, as CUDA_VISIBLE_DEVICES has them; empty for the CPU."""
+        return ",".join(gpu.uuid for gpu in self.gpus)
 
     @property
     def name_in_process(self) -> str:

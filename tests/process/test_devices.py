@@ -36,6 +36,25 @@ def run(raw_data):
 """
 
 
+def test_a_script_may_see_several_gpus(tmp_path: Path) -> None:
+    """Those that are joined by a plus, in one process; both are among the metrics."""
+    (tmp_path / "nvml").mkdir()
+    (tmp_path / "nvml" / "pynvml.py").write_text(NVML)
+    script = tmp_path / "score.py"
+    script.write_text(SCRIPT)
+    scratch = tmp_path / "server"
+    scratch.mkdir()
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path / "nvml"), os.environ.get("PYTHONPATH")]))
+    }
+    options = ("--device", "cuda:1+cuda:0", "--frontends", "1")
+    with LiveServer(scratch, script, *options, env=variables) as server:
+        assert json.loads(server.score([0.0]).body) == [f"{UUID},GPU-another", "PCI_BUS_ID", "cuda:0"]
+        assert "  device   cuda:1+cuda:0: NVIDIA H200, 140 GiB + NVIDIA H200, 140 GiB" in server.output()
+        exposed = server.get("/metrics").body.decode()
+        assert all(f'stoker_device_busy_seconds_total{{device="cuda:{n}"' in exposed for n in (0, 1))
+
+
 def test_a_gpu_is_the_only_one_of_its_process_and_is_measured(tmp_path: Path) -> None:
     """The operator says cuda:0 of what CUDA_VISIBLE_DEVICES leaves; the script's process is given the UUID."""
     (tmp_path / "nvml").mkdir()

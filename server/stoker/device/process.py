@@ -110,7 +110,7 @@ class _ModelHost:
         os.close(metrics_fd)
         device, reason = enter_device(start.device, {model.servable.framework for model in start.models})
         self._channel.send(DeviceChosen(str(device), device.description, reason))
-        page.set_device(None if device.kind == "cpu" else device.index)
+        page.set_device(*(gpu.index for gpu in device.gpus))
         turns = _join_turns(turns_fd, device, start)
         failure: OperatorError | None = None
         for model in start.models:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from stoker.gpu.nvml import gpus
 from stoker.gpu.probes import probe
 from stoker.gpu.visible import Visible, visible_devices
 from stoker.servable import Device
-from stoker.settings.values import read_device
+from stoker.settings.values import TOGETHER, read_device
 from stoker.system.cgroup import usable_cores
 
 __all__ = ["choose_device", "confine", "cpu_device", "enter_device", "mig_hint"]
@@ -31,9 +32,11 @@ def choose_device(
     """Resolve a device setting.
 
     Args:
-        setting: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU (`GPU-…`) or of a MIG device (`MIG-…`).
+        setting: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU (`GPU-…`) or of a MIG device (`MIG-…`); several GPUs
+            that one process sees are joined by `+`.
         frameworks: Frameworks of the models that will run on it; each must be able to use it.
-        problem: Says why the GPU with a UUID cannot be used by a framework; None if it can.
+        problem: Says why the GPU with a UUID, or those with several with commas between them, cannot be used by a
+            framework; None if it can.
         environ: The operator's environment, whose CUDA_VISIBLE_DEVICES is heeded.
 
     Returns:
@@ -50,7 +53,8 @@ def choose_device(
     if setting == "cpu":
         return cpu_device(), "as asked for"
     try:
-        device = _find(setting, environ)
+        first, *further = (_find(name, environ) for name in setting.split(TOGETHER))
+        device = _together(first, further)
         _check(device, frameworks, problem)
     except DeviceUnavailable as error:
         if setting == "auto":
@@ -64,7 +68,7 @@ def choose_device(
 
 def _check(device: Device, frameworks: Collection[str], problem: Callable[[str, str], str | None]) -> None:
     for framework in sorted(frameworks):
-        reason = problem(device.uuid, framework)
+        reason = problem(device.visible, framework)
         if reason is not None:
             raise DeviceUnavailable(reason)
 
@@ -80,7 +84,7 @@ def enter_device(setting: str, frameworks: Collection[str]) -> tuple[Device, str
         return probe(framework)
 
     device, reason = choose_device(setting, frameworks, problem, dict(os.environ))
-    confine(device.uuid, os.environ)
+    confine(device.visible, os.environ)
     return device, reason
 
 
@@ -91,7 +95,7 @@ def confine(uuid: str, environ: MutableMapping[str, str]) -> None:
     variables once, when it is loaded.
 
     Args:
-        uuid: `Device.uuid`.
+        uuid: `Device.visible`: of several GPUs the UUIDs, with commas between them.
         environ: The variables of this process, or of one that is to be started.
     """
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -151,6 +155,17 @@ def _device(visible: Sequence[Visible], number: int) -> Device:
     if gpu.mig_mode:
         raise DeviceUnavailable(f"{gpu.name} ({gpu.uuid}) is {mig_hint(gpu)}")
     return _described(number, gpu)
+
+
+def _together(first: Device, further: Sequence[Device]) -> Device:
+    """GPUs of one process as one device; the same GPU may have been named by its number and its UUID."""
+    uuids = [device.uuid for device in (first, *further)]
+    if len(set(uuids)) < len(uuids):
+        raise DeviceUnavailable("it names a GPU twice")
+    if not further:
+        return first
+    description = " + ".join(device.description for device in (first, *further))
+    return replace(first, description=description, further=tuple(further))
 
 
 def _described(number: int, device: Gpu | MigDevice) -> Device:

@@ -152,14 +152,19 @@ class MetricMemory:
         }
 
     def busy_s(self) -> dict[str, np.ndarray]:
-        """Device time of batches in seconds, by device and slot: `float64[slots]` each."""
+        """Device time of batches in seconds, by device and slot: `float64[slots]` each.
+
+        That of a process that sees several GPUs counts for each of them.
+        """
         words = self._pages[self._pages_in_use()]
         devices = words[:, DEVICE_BLOCK.offset]
         slots = words[:, : MODEL_SLOTS * SLOT_WORDS].reshape(-1, MODEL_SLOTS, SLOT_WORDS)
         busy_s = slots[..., BUSY_BLOCK.offset] / 1e9
+        used = int(np.bitwise_or.reduce(devices)) if len(devices) else 0
         return {
-            "cpu" if device == 1 else f"cuda:{device - 2}": busy_s[devices == device].sum(axis=0)
-            for device in np.unique(devices[devices > 0]).tolist()
+            "cpu" if bit == 0 else f"cuda:{bit - 1}": busy_s[(devices >> bit) & 1 == 1].sum(axis=0)
+            for bit in range(used.bit_length())
+            if used >> bit & 1
         }
 
     def caller_usage(self) -> CallerUsage:
@@ -242,9 +247,9 @@ class MetricPage:
         self._words[start] += sent
         self._words[start + 1] += dropped
 
-    def set_device(self, gpu: int | None) -> None:
-        """Set the GPU on which this process computes; None for the CPU."""
-        self._words[DEVICE_BLOCK.offset] = 1 if gpu is None else 2 + gpu
+    def set_device(self, *gpus: int) -> None:
+        """Set the GPUs on which this process computes; none for the CPU. Each has a bit above that of the CPU."""
+        self._words[DEVICE_BLOCK.offset] = sum(2 << gpu for gpu in gpus) or 1
 
     def beat(self) -> None:
         """Count a heartbeat of the process's event loop."""

@@ -160,7 +160,7 @@ def deploy(
     if source.registered is not None:
         leases.enter_context(source.registered.hold())
         source.registered.verify()
-    check_settings(offer.settings, source)
+    check_settings(offer.settings, source, offer.settings.device or settings.device)
     model = _with_example(offer.settings, source, workspace)
     model_dir = _model_dir(model, source, workspace, leases)
     fingerprint = source.fingerprint()

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings
+from stoker.settings.values import TOGETHER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stoker.models.sources import ModelSource
     from stoker.settings.sequence import SequenceSettings
 
@@ -23,8 +26,13 @@ _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "
 """How requests can be batched, by whether an entry script answers them."""
 
 
-def check_settings(model: ModelSettings, source: ModelSource) -> None:
+def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[str] = ()) -> None:
     """Refuse settings that this version cannot heed.
+
+    Args:
+        model: Its settings.
+        source: What it is.
+        devices: Where it is to run, by these settings or the server's.
 
     Raises:
         InvalidSettings: One is for models of another framework, or contradicts another one.
@@ -38,6 +46,7 @@ def check_settings(model: ModelSettings, source: ModelSource) -> None:
         raise InvalidSettings(
             f"{source.name} is an entry script, which writes its answers itself: leave non_finite out"
         )
+    _check_devices(devices, source)
     _check_batching(model, source)
     _check_cache(model, source)
     _check_sequence(model, source)
@@ -57,6 +66,15 @@ def check_settings(model: ModelSettings, source: ModelSource) -> None:
         )
     if model.sample_input is not None and not model.sample_input.is_file():
         raise InvalidSettings(f"the sample input {model.sample_input} is not a file")
+
+
+def _check_devices(devices: Sequence[str], source: ModelSource) -> None:
+    several = next((device for device in devices if TOGETHER in device), None)
+    if several is not None and source.framework not in ("script", "mlflow"):
+        raise InvalidSettings(
+            f"{source.name} is no entry script, so a process of it uses one GPU alone, not {several}; "
+            f"for a replica on each write {several.replace(TOGETHER, ',')}"
+        )
 
 
 def _check_cache(model: ModelSettings, source: ModelSource) -> None:

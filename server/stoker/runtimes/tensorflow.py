@@ -35,7 +35,7 @@ def import_tensorflow(device: Device, threads: int, acceleration: Acceleration |
     """Import TensorFlow, quietly, and confine it to `device`.
 
     Args:
-        device: The CPU, or the one GPU that the process sees.
+        device: The CPU, or the GPUs that the process sees, of which only a script has several.
         threads: Threads that one operation may use on the CPU.
         acceleration: How it uses the GPU; None leaves all to the script but that its memory grows as it needs it.
 
@@ -55,11 +55,13 @@ def import_tensorflow(device: Device, threads: int, acceleration: Acceleration |
     gpus = tf.config.list_physical_devices("GPU")
     if device.kind == "cpu":
         tf.config.set_visible_devices([], "GPU")
-    elif not gpus:
+    elif len(gpus) < len(device.gpus):
         raise LoadFailed(f"TensorFlow does not find {device}; see TensorFlow's log above")
     else:
-        tf.config.set_visible_devices(gpus[0], "GPU")
-        _set_up_gpu(tf, gpus[0], acceleration)
+        own = gpus[: len(device.gpus)]
+        tf.config.set_visible_devices(own, "GPU")
+        for gpu in own:
+            _set_up_gpu(tf, gpu, acceleration)
     # Both can be set once only, before the first operation; a second model in the process keeps them.
     if tf.config.threading.get_intra_op_parallelism_threads() == 0:
         tf.config.threading.set_intra_op_parallelism_threads(threads)

@@ -74,7 +74,8 @@ class ServerSettings:
     device: tuple[str, ...] = setting(
         ("auto",),
         read_devices,
-        "auto, cpu, cuda:N, or the UUID of a GPU or MIG device; several with commas, each model runs on all",
+        "auto, cpu, cuda:N, or the UUID of a GPU or MIG device; several with commas, each model runs on all; "
+        "cuda:0+cuda:1 lets one process of an entry script see both",
         "DEVICE",
     )
     replicas: int = setting(

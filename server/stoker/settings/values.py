@@ -16,6 +16,7 @@ from stoker.names import parse_reference
 from stoker.non_finite import NON_FINITE, NonFinite
 
 __all__ = [
+    "TOGETHER",
     "choice_of",
     "number_of",
     "read_audit",
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+TOGETHER: Final = "+"
+"""Between the names of GPUs that one process sees; a comma is between those of replicas."""
+_WHOLE_GPUS: Final = ("cuda:", "GPU-")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda:[0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
 _MAX_BATCH_ROWS: Final = 65536
 
@@ -112,13 +116,20 @@ def choice_of(*words: str) -> Callable[[Any], str]:
 
 
 def read_device(value: Any) -> str:
-    """A device: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU or of a MIG device."""
-    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+    """A device: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU or of a MIG device; several GPUs joined by `+`."""
+    names = value.split(TOGETHER) if isinstance(value, str) else []
+    if not names or not all(map(_DEVICE.fullmatch, names)):
         raise ValueError(
             "must be auto, cpu or cuda:N (for instance cuda:0), or the UUID of a GPU (GPU-…) or of a MIG device "
-            "(MIG-…)"
+            "(MIG-…); GPUs that one process is to see are joined by +: cuda:0+cuda:1"
         )
-    return value
+    if len(names) > 1 and not all(name.startswith(_WHOLE_GPUS) for name in names):
+        raise ValueError(
+            f"joins by + what is no whole GPU: {value}; a process sees several GPUs, or one other device"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"names a GPU twice: {value}")
+    return str(value)
 
 
 def read_device_batches(value: Any) -> int | None:

@@ -22,6 +22,7 @@ from stoker.models.offers import left_out
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.endpoint import keys_owner
 from stoker.settings.server import ServerSettings, default_frontends
+from stoker.settings.values import TOGETHER
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.tls_ports import TlsPort, http_address
 from stoker.system.cgroup import usable_cores
@@ -179,7 +180,8 @@ def device_lines(devices: Sequence[DeviceReport]) -> list[str]:
         f"  device   {device.device}: {device.description} ({device.reason})"
         for device in dict.fromkeys(devices)
     ]
-    for device, processes in Counter(device.device for device in devices).items():
+    names = (name for device in devices for name in device.device.split(TOGETHER))
+    for device, processes in Counter(names).items():
         if processes > 1:
             shared = "the cores" if device == "cpu" else f"the memory of {device}"
             lines.append(f"           {processes} device processes share {shared}")

@@ -144,6 +144,61 @@ def test_an_unknown_device_is_refused(machine: Set, setting: str) -> None:
         choose(setting)
 
 
+# --- several GPUs of one process ---
+
+
+@pytest.mark.parametrize("setting", ["cuda:1+cuda:0", f"{SECOND}+{FIRST}", f"cuda:1+{FIRST}"])
+def test_several_gpus_are_the_device_of_one_process(machine: Set, setting: str) -> None:
+    """In the order in which they are named; a comma would make them devices of two."""
+    machine(TWO)
+    device, reason = choose(setting, "script")
+    assert (str(device), device.visible, reason) == ("cuda:1+cuda:0", f"{SECOND},{FIRST}", "as asked for")
+    assert (device.description, device.name_in_process) == ("L4, 24 GiB + H200, 141 GiB", "cuda:0")
+    assert [gpu.index for gpu in device.gpus] == [1, 0]
+
+
+def test_several_gpus_are_those_that_are_visible(machine: Set) -> None:
+    """CUDA_VISIBLE_DEVICES renumbers them, too."""
+    machine([*TWO, Gpu(2, THIRD, "H100")])
+    device, _ = choose("cuda:0+cuda:1", "script", visible="2,0")
+    assert device.visible == f"{THIRD},{FIRST}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        (
+            "cuda:0+cuda:2",
+            r"cuda:0\+cuda:2 cannot be used: the NVIDIA driver sees 2 GPUs, cuda:2 is not among them",
+        ),
+        (f"cuda:0+{FIRST}", "it names a GPU twice"),
+    ],
+)
+def test_several_gpus_are_all_there_or_none(machine: Set, setting: str, complaint: str) -> None:
+    """A script that was promised two would fail with one."""
+    machine(TWO)
+    with pytest.raises(DeviceUnavailable, match=complaint):
+        choose(setting, "script")
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("cuda:0+auto", "no whole GPU"),
+        ("cpu+cuda:0", "no whole GPU"),
+        ("cuda:0+MIG-1", "no whole GPU"),
+        ("cuda:0+cuda:0", "names a GPU twice"),
+        ("cuda:0+", "must be auto, cpu or cuda:N"),
+        ("+cuda:0", "must be auto, cpu or cuda:N"),
+    ],
+)
+def test_only_whole_gpus_are_joined(machine: Set, setting: str, complaint: str) -> None:
+    """CUDA lets a process use one MIG device, and the CPU is there anyway."""
+    machine(TWO)
+    with pytest.raises(InvalidSettings, match=complaint):
+        choose(setting)
+
+
 # --- MIG ---
 
 

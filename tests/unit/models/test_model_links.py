@@ -187,6 +187,8 @@ def test_only_a_script_uses_models(
         serve(workspace, leases, path=script, cache_mb=1)
     with pytest.raises(InvalidSettings, match="app keeps no answers: cache_scripts needs cache_mb"):
         serve(workspace, leases, path=script, cache_scripts=True)
+    with pytest.raises(InvalidSettings, match="for a replica on each write cuda:0,cuda:1"):
+        serve(workspace, leases, path=tmp_path / "digits.onnx", device=("cuda:0+cuda:1",))
     with pytest.raises(InvalidSettings, match="digits is no entry script: cache_scripts is for those alone"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", cache_mb=1, cache_scripts=True)
     with pytest.raises(InvalidSettings, match="app is no ONNX model: zipmap is for those alone"):

@@ -132,7 +132,20 @@ def test_a_gpu_is_set_up_as_the_model_has_it(
     config = _Config(["first"])
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
     import_tensorflow(Device("cuda", 1, "a GPU"), 2, acceleration)
-    assert config.calls == [("visible", "first", "GPU"), *calls]
+    assert config.calls == [("visible", ["first"], "GPU"), *calls]
+
+
+def test_a_script_has_all_gpus_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them grows its memory as it needs it; one that is missing is told."""
+    device = Device("cuda", 0, "two GPUs", "GPU-a", (Device("cuda", 1, "a GPU", "GPU-b"),))
+    config = _Config(["first", "second"])
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+    import_tensorflow(device, 2)
+    visible = ("visible", ["first", "second"], "GPU")
+    assert config.calls == [visible, ("growth", "first", True), ("growth", "second", True)]
+    monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=_Config(["first"])))
+    with pytest.raises(LoadFailed, match=r"TensorFlow does not find cuda:0\+cuda:1"):
+        import_tensorflow(device, 2)
 
 
 def test_a_gpu_that_tensorflow_does_not_find_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

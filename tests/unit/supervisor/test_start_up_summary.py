@@ -186,6 +186,8 @@ def test_processes_that_share_a_device_are_counted() -> None:
         "           2 device processes share the memory of cuda:0",
         "           2 device processes share the cores",
     ]
+    both = DeviceReport("cuda:0+cuda:1", "H200, 140 GiB + H200, 140 GiB", "as asked for")
+    assert device_lines([both, first])[2:] == ["           2 device processes share the memory of cuda:0"]
 
 
 @pytest.mark.parametrize(

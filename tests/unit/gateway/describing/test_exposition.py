@@ -383,6 +383,16 @@ def test_triton_s_counters_name_the_gpu_that_a_number_means(
     assert samples_of(memory, "first", "digits")[f"nv_inference_count{{{labels}}}"] == 6
 
 
+def test_a_process_on_two_gpus_keeps_both_busy(memory: MetricMemory) -> None:
+    """Its time is that of each; Triton's counters name neither, for they are not told apart."""
+    memory.page(FIRST_DEVICE_PAGE).set_device(0, 3)
+    busy = families(memory, "first", "digits")["stoker_device_busy_seconds"]
+    for gpu in ("cuda:0", "cuda:3"):
+        assert value(busy, "stoker_device_busy_seconds_total", model="digits", device=gpu) == 1.5
+    samples = samples_of(memory, "first", "digits")
+    assert samples['nv_inference_count{model="digits",version="3"}'] == 6
+
+
 def test_triton_s_counters_only_grow(memory: MetricMemory) -> None:
     """Whichever process is ahead with its counts: a counter that becomes less is a restart to Prometheus."""
     frontend, device = memory.page(0).model(1), memory.page(FIRST_DEVICE_PAGE).model(1)

@@ -32,11 +32,12 @@ def configured(hosting: Hosting, signature: Signature = ROWS) -> dict[str, Any]:
 
 def test_where_it_runs_and_in_what_batches() -> None:
     """A group for each device with all instances there; buckets are the sizes that the model prefers."""
-    told = configured(Hosting(("cuda:1", "cpu", "cuda:1", "GPU-7"), 2, 64, 0.25, (8, 64)))
+    told = configured(Hosting(("cuda:1", "cpu", "cuda:1", "GPU-7", "cuda:0+cuda:2"), 2, 64, 0.25, (8, 64)))
     assert told["instance_group"] == [
         {"name": "digits_0", "kind": "KIND_GPU", "count": 4, "gpus": [1]},
         {"name": "digits_1", "kind": "KIND_CPU", "count": 2},
         {"name": "digits_2", "kind": "KIND_GPU", "count": 2},
+        {"name": "digits_3", "kind": "KIND_GPU", "count": 2, "gpus": [0, 2]},
     ]
     assert told["max_batch_size"] == 64
     assert told["dynamic_batching"] == {"preferred_batch_size": [8, 64], "max_queue_delay_microseconds": 250}
