@@ -106,9 +106,11 @@ def run(data):
     while children and os.waitpid(children[-1], os.WNOHANG)[0]:
         children.pop()
     if (told == {FORK}).any():
+        # Before: the rows are others' as soon as the parent has returned.
+        how = data[told == {FORK}][0, 1]
         children.append(os.fork())
         if not children[-1]:
-            return come_back(data, data[told == {FORK}][0, 1])
+            return come_back(data, how)
     if (told == {RAISE}).any():
         raise ValueError("the script was told to raise: a secret of the log")
     if (told == {DIE}).any():

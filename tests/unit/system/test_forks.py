@@ -20,6 +20,8 @@ from tests.patience import PATIENCE_S, PROGRAM_S
 from tests.puppets import ROWS, Joined, rows_of
 
 from stoker.arena import Arena, Outcome
+from stoker.control.channel import ControlChannel
+from stoker.control.device_messages import DEVICE_END
 from stoker.device.lanes import Lane, SecondConsumer
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.coroutines import SharedLoop, finish
@@ -162,6 +164,32 @@ def test_a_child_hears_and_tells_nothing() -> None:
     doorbell.near.close()
     assert doorbell.far.recv(100) == b""
     doorbell.close()
+
+
+def test_a_child_has_no_part_in_the_channels_of_a_device_process() -> None:
+    """Neither in the doorbells, nor in what the worker waits with, nor in the channel to the supervisor."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = ControlChannel.inherited(os.dup(far.fileno()), DEVICE_END)
+    with Joined(frontends=2) as joined:
+        joined.submit(1.0)
+        joined.turn_frontends()
+
+        def call(forking: Fork) -> None:
+            if forking():
+                return
+            assert [lane.receive() for lane in joined.worker._lanes.values()] == [None, None]
+            assert channel.receive() is None
+            with pytest.raises(OSError, match="Invalid argument"):
+                joined.worker._poller.poll(0)
+            with pytest.raises(BrokenPipeError):
+                joined.worker.stop()
+            os._exit(0)
+
+        assert child_of(call) == 0
+        joined.settle()
+        assert joined.runtime.rows_run == [1.0]
+    for end in (near, far, channel):
+        end.close()
 
 
 def test_a_child_without_room_for_descriptors_hears_nothing_either() -> None:
@@ -399,13 +427,14 @@ import atexit, os, sys
 from stoker.scripts.environment import leave_script_process
 
 def note(name):
-    print(name, os.getpid() == parent, flush=True)
+    # At once: the other process writes too.
+    os.write(1, f"{name} {os.getpid() == parent}\\n".encode())
 
 def forks():
     child = os.fork()
     note("forks")
     if child:
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        os.write(1, b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     elif HOW == "exits":
         sys.exit(3)
 
