@@ -80,7 +80,12 @@ def _item_bytes(dtype: str) -> int:
 
 
 def sample_feeds(inputs: Sequence[TensorInfo], rows: int) -> dict[str, np.ndarray]:
-    """Make plausible inputs with `rows` different rows; deterministic. Free sizes other than the batch are 8."""
+    """Make plausible inputs with up to three different rows; deterministic. Free sizes other than the batch are 8.
+
+    Raises:
+        MemoryError: There is no memory for them.
+    """
+    _check_memory(inputs)
     made = [_made_up(inputs, _FREE_SIZES[0], seed) for seed in range(rows)]
     return {info.name: np.concatenate([row[info.name] for row in made]) for info in inputs}
 

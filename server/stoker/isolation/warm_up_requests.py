@@ -16,6 +16,7 @@ import numpy as np
 
 from stoker.errors import LoadFailed, RequestError
 from stoker.servable import WarmUpInput, WarmUpRequest
+from stoker.system.memory import require_memory
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import DATATYPES, from_raw
 from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
@@ -197,6 +198,7 @@ def _from_file(
 
 
 def _made(dtype: str, shape: tuple[int, ...], random: np.random.Generator | None) -> np.ndarray:
+    require_memory(8 * math.prod(shape), f"a warm-up input of {' × '.join(map(str, shape))} numbers")
     if dtype == "string":
         texts = np.empty(shape, object)
         texts[...] = b"" if random is None else b"word"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +25,7 @@ from stoker.runtimes.sequences import SequenceRuntime
 from stoker.sequences import ID_BYTES, TEXT_IDS, Control, text_of
 from stoker.servable import Servable
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
+from stoker.system.memory import require_memory
 from stoker.tensors import TensorInfo
 
 __all__ = ["DeclaredSession", "SequenceSession", "check_batched", "declared_rows"]
@@ -330,6 +332,7 @@ def _fits(number: float, dtype: str) -> bool:
 
 def _constant(model: str, value: Any, number: float) -> np.ndarray:
     sizes = [size if isinstance(size, int) else 1 for size in value.shape or ()]
+    require_memory(8 * math.prod(sizes), f"the constant for the input {value.name!r} of {model}")
     try:
         array = np.full(sizes, number, DTYPES.get(value.type, value.type))
     except (TypeError, ValueError, OverflowError):

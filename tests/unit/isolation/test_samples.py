@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import LoadFailed
+from stoker.isolation.companions import sample_feeds
 from stoker.isolation.sample_files import read_sample
 from stoker.isolation.samples import Sample, find_sample_feeds
 from stoker.servable import Servable, WarmUpInput, WarmUpRequest
@@ -264,3 +265,17 @@ def test_warm_up_requests_of_tensorflow_serving(tmp_path: Path) -> None:
     file.write_bytes(damaged)
     with pytest.raises(LoadFailed, match=r"warm-up requests .* cannot be read: "):
         find_sample_feeds(model, (X, WORDS))
+
+
+@pytest.mark.parametrize("data", ["zero", "random"])
+@pytest.mark.parametrize("data_type", ["TYPE_FP32", "TYPE_STRING"])
+def test_warm_up_requests_that_no_memory_holds_are_not_made(
+    tmp_path: Path, data_type: str, data: Any
+) -> None:
+    """A line of a configuration names sizes that nobody has."""
+    free = TensorInfo("x", "string" if data_type == "TYPE_STRING" else "float32", (-1, -1))
+    vast = warm_up(WarmUpInput("x", data_type, (1 << 45,), data))
+    with pytest.raises(MemoryError, match=r"a warm-up input of 1 × 35184372088832 numbers would take"):
+        find_sample_feeds(servable(tmp_path, warm_up=(vast,)), (free,))
+    with pytest.raises(MemoryError, match="trying 3 rows of x"):
+        sample_feeds((TensorInfo("x", "float32", (-1, 1 << 45)),), 1)

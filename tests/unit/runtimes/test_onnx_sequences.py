@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.tiny_models import write_running_sum, write_told
 from stoker.declaration import Declaration, DeclaredTensor
 from stoker.device.lifecycle import load
 from stoker.errors import LoadFailed
+from stoker.runtimes.onnx_sequences import _constant
 from stoker.runtimes.sequences import SequenceRuntime, sequence_runtime
 from stoker.sequences import END, START, SequenceStep
 from stoker.servable import Device, Servable
@@ -321,3 +323,10 @@ class Forked(PuppetRuntime):
     def fork(self) -> Forked:
         """The same."""
         return self
+
+
+def test_a_constant_that_no_memory_holds_is_not_made() -> None:
+    """Its sizes are the model's; the message says what they would take."""
+    value = SimpleNamespace(name="times", shape=[1 << 45], type="tensor(float)")
+    with pytest.raises(MemoryError, match="the constant for the input 'times' of sums would take"):
+        _constant("sums", value, 1)
