@@ -19,8 +19,8 @@ from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorErro
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
-from stoker.system.logs import escaped_lines
 from stoker.settings.values import number_of
+from stoker.system.logs import escaped_lines
 from stoker.versions import VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:

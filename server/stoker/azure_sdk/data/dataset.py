@@ -20,8 +20,8 @@ from stoker.azure_sdk.unoffered import NotAClass
 from stoker.azure_sdk.workspace import Workspace
 from stoker.launch.stores import checked_data_set_name, data_set_versions, is_data_set_name, is_of_web
 from stoker.system.durable import locked, private_folder, replace_file
-from stoker_run.trees import files_below
 from stoker.workspace import Workspace as LocalWorkspace
+from stoker_run.trees import files_below
 
 __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
 
