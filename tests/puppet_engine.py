@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.runs.failures import FailureCode, RunFailure
-from stoker.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
 
 __all__ = ["Machine", "PuppetEngine", "exited"]
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.profiling.profile import Confirmation, Question
 from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, post
 from stoker_bench.generators.http_caller import HTTP_OK
 from stoker_bench.generators.scoring_request import ScoringRequest
 from stoker_bench.gpu.poisson import PoissonOptions, highest_rate, run_poisson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from stoker_bench.gpu.poisson import PoissonRun
 
-__all__ = ["Confirmation", "Question", "borne_load", "confirm"]
+__all__ = ["borne_load", "confirm"]
 
 SETTLE_S: Final = 0.8
 CONNECTIONS: Final = 128
@@ -30,43 +30,6 @@ MOST_RUN_S: Final = 6.0
 # Runs of a search that goes down two times, in the mean, the starts of their processes, and the server's.
 _RUNS: Final = 5
 _START_S: Final = 4.0
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request, and what is expected of answers to many of it.
-
-    Attributes:
-        path: Where it is posted.
-        headers: What goes with it.
-        body: What it holds.
-        rows: Its rows.
-        target_ms: How long an answer is worth something.
-        rows_per_s: The load at which 99 % are expected to be in time.
-    """
-
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-    rows: int
-    target_ms: float
-    rows_per_s: float
-
-
-@dataclass(frozen=True)
-class Confirmation:
-    """What was found.
-
-    Attributes:
-        load_rows_per_s: The largest load that was tried at which 99 % were in time; 0 if there was none.
-        p50_ms, p99_ms: Time to the answer at half of that, as callers see it.
-        generator_busy: Whether the load generator had no core left, so that the server may bear more.
-    """
-
-    load_rows_per_s: float
-    p50_ms: float
-    p99_ms: float
-    generator_busy: bool
 
 
 def confirm(

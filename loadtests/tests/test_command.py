@@ -6,7 +6,6 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stoker.commands import bench
 from stoker.errors import InvalidSettings
 from stoker_bench.agreement import bench as agreement_bench
 from stoker_bench.agreement.bench import AgreementOptions
@@ -16,6 +15,7 @@ from stoker_bench.benches.bench import BenchOptions
 from stoker_bench.benches.body_bench import BodyBenchOptions
 from stoker_bench.benches.protocol_bench import ProtocolBenchOptions
 from stoker_bench.benches.script_bench import ScriptBenchOptions
+from stoker_bench.commands import bench
 from stoker_bench.reports.bench_report import BenchReport
 from stoker_bench.reports.report import Report
 

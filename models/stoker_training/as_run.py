@@ -9,16 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.launch.submission import Request, submit
-from stoker.runs.definition import Definition
-from stoker.targets.definitions import LOCAL, find_target
+from stoker_runs.launch.submission import Request, submit
+from stoker_runs.records.definition import Definition
+from stoker_runs.targets.definitions import LOCAL, find_target
 from stoker_training.mnist_files import check_mnist_files
 from stoker_training.run_folder import check_target, check_writable, replacing
 from stoker_training.script import arguments_of
 
 if TYPE_CHECKING:
-    from stoker.runs.folder import RunFolder
     from stoker.workspace import Workspace
+    from stoker_runs.records.folder import RunFolder
     from stoker_training.spec import TrainingSpec
 
 __all__ = ["collect", "submit_training"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # milliseconds less in which Ctrl-C is shown as a traceback; see `stoker.cli`.
 _HOMES = {
     "batched": "stoker.batch_mark",
-    **dict.fromkeys(("get_run", "list_runs", "start_run", "submit"), "stoker.tracking"),
+    **dict.fromkeys(("get_run", "list_runs", "start_run", "submit"), "stoker_runs.tracking"),
     **dict.fromkeys(
         (
             *(
@@ -35,7 +35,7 @@ _HOMES = {
             ),
             *("qlognormal", "qloguniform", "qnormal", "quniform", "randint", "tune", "uniform"),
         ),
-        "stoker.sweeps",
+        "stoker_runs.sweeps",
     ),
 }
 

@@ -7,47 +7,44 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, Final, NoReturn
 
 from stoker import __version__
 from stoker.errors import StokerError
+from stoker.extensions import command_names, find_command
 from stoker.system import standard_streams
 from stoker.system.cgroup import tell_libraries
+from stoker.system.extras import how_to_install
 
 __all__ = ["run"]
 
-_COMMANDS: Final = (
-    "quickstart",
-    "serve",
-    "reload",
-    "train",
-    "submit",
-    "tune",
-    "runs",
-    "experiments",
-    "targets",
-    "models",
-    "keys",
-    "token",
-    "kubernetes",
-    "router",
-    "compute",
-    "autoscale",
-    "store",
-    "ray",
-    "score",
-    "offline",
-    "data",
-    "doctor",
-    "devices",
-    "bench",
-    "simulate",
-    "profile",
-    "az",
+_GROUPS: Final[Mapping[str, Sequence[str]]] = {
+    "Serve": ("quickstart", "serve", "reload"),
+    "Models": ("models", "score", "offline"),
+    "Keys": ("keys", "token"),
+    "Look": ("doctor", "devices", "data", "profile", "bench", "simulate"),
+    "Training": ("train", "submit", "tune", "runs", "experiments", "targets"),
+    "Cluster": ("kubernetes", "router", "autoscale", "store", "ray"),
+    "Azure": ("az", "compute"),
+}
+"""The commands, as the help lists them."""
+_OWN: Final = frozenset(
+    ("serve", "reload", "models", "score", "offline", "keys", "token", "doctor", "devices", "data", "profile")
 )
+"""Commands of this distribution. The others come by entry points."""
+_EXTRAS: Final[Mapping[str, Sequence[str]]] = {
+    "training": ("quickstart", "train"),
+    "runs": _GROUPS["Training"][1:],
+    "cluster": _GROUPS["Cluster"],
+    "azure": _GROUPS["Azure"],
+    "bench": ("bench", "simulate"),
+}
+"""The extra that brings each command that is not of this distribution."""
 _FAILED: Final = 1
 _NO_SUCH_USE: Final = 2
 _NO_ROOM: Final = "make room where its output and its files go"
@@ -191,18 +188,53 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     parser = _Parser(
         prog="stoker",
         description="Train models by scripts, and serve TensorFlow, ONNX and score.py models, batched, behind keys.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    chosen = next((word for word in arguments if word in _COMMANDS), None)
+    first = arguments[0] if arguments else ""
     # Only the module of the given command is imported: importing all takes longer than many commands.
-    for name in arguments[:1] if chosen is not None and arguments[0] == chosen else _COMMANDS:
-        module = importlib.import_module(f"stoker.commands.{name}")
-        command = commands.add_parser(name, help=module.SUMMARY, description=_sentence(module.SUMMARY))
-        command.set_defaults(run=module.run)
-        if chosen in (name, None):
-            module.add_arguments(command)
+    module = _find_command(first)
+    if module is not None:
+        _add_command(commands, first, module)
+        return parser
+    extra = next((extra for extra, names in _EXTRAS.items() if first in names), None)
+    if extra is not None:
+        parser.error(f"the command '{first}' is not installed; {how_to_install(extra)}")
+    parser.epilog = "\n".join(_add_all_commands(commands))
     return parser
+
+
+def _find_command(name: str) -> Any:
+    """Import the module of a command; None if there is no such command, or it is not installed."""
+    if name in _OWN:
+        return importlib.import_module(f"stoker.commands.{name}")
+    return find_command(name) if name and not name.startswith("-") else None
+
+
+def _add_all_commands(commands: Any) -> Iterator[str]:
+    """Add all installed commands; yields the lines that list them, in groups."""
+    installed = {*_OWN, *command_names()}
+    others = sorted(installed.difference(*_GROUPS.values()))
+    width = get_terminal_size().columns - 2
+    for title, names in {**_GROUPS, "Other": others}.items():
+        modules = {name: _find_command(name) for name in names if name in installed}
+        if modules:
+            yield f"\n{title}:" if title != next(iter(_GROUPS)) else f"{title}:"
+        for name, module in modules.items():
+            _add_command(commands, name, module)
+            yield textwrap.fill(
+                module.SUMMARY, width, initial_indent=f"  {name:<13}", subsequent_indent=" " * 15
+            )
+    missing = sorted({name for names in _EXTRAS.values() for name in names} - installed)
+    if missing:
+        yield f"\nNot installed: {', '.join(missing)}. Each says what brings it."
+
+
+def _add_command(commands: Any, name: str, module: Any) -> None:
+    command = commands.add_parser(name, description=_sentence(module.SUMMARY))
+    command.set_defaults(run=module.run)
+    module.add_arguments(command)
 
 
 def _nearest(parser: argparse.ArgumentParser, words: Sequence[str], arguments: Sequence[str]) -> str:

@@ -116,7 +116,7 @@ class Workspace:
 
     @property
     def services_dir(self) -> Path:
-        """Folder of the services that deployment code has started, by name; see `stoker.azure_sdk`."""
+        """Folder of the services that deployment code has started, by name; see `stoker_azure.sdk`."""
         return self.root / "services"
 
     @property

@@ -13,7 +13,7 @@ from tests.cluster.control_plane import ControlPlane, running
 from tests.cluster.namespaces import create_restricted
 from tests.cluster.nodes import Behaviour
 
-from stoker.cluster.access import Cluster
+from stoker_cluster.access import Cluster
 
 
 class Echo(BaseHTTPRequestHandler):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cluster.plan import ClusterPlan
+from stoker_cluster.plan import ClusterPlan
 
 __all__ = ["digits"]
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from tests.background import repeated
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.service import ClusterService
 
 __all__ = ["await_ready", "counted"]
 

@@ -10,11 +10,11 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.plans import digits
 from tests.cluster.readiness import await_ready
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import KINDS, apply, delete, difference
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.service import ClusterService
 from stoker.errors import ClusterError, ClusterRefusal
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import KINDS, apply, delete, difference
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.service import ClusterService
 
 KEY, OTHER_KEY = "a-key-that-is-long-enough", "another-key-that-is-long-enough"
 

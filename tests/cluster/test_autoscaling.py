@@ -20,13 +20,13 @@ from tests.cluster.plans import digits
 from tests.cluster.pod_times import pod_times
 from tests.live_server import wait_until
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.autoscaler import Autoscaler
-from stoker.cluster.leadership import Leadership
-from stoker.cluster.scale_access import ClusterDeployment
-from stoker.cluster.scaling import PodLoad
 from stoker.errors import ClusterError, ClusterRefusal
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.autoscaler import Autoscaler
+from stoker_cluster.leadership import Leadership
+from stoker_cluster.scale_access import ClusterDeployment
+from stoker_cluster.scaling import PodLoad
 
 NODES = 1000
 

@@ -14,7 +14,7 @@ from tests.cluster.test_azure_sdk import KEY, binding, folder  # noqa: F401  # a
 
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main
-from stoker.cluster.access import Cluster
+from stoker_cluster.access import Cluster
 
 from azureml.core import Model, Webservice, Workspace  # isort: skip
 from azureml.core.compute import AksCompute, ComputeTarget

@@ -16,8 +16,8 @@ from tests.unit.cluster.test_store import Store
 
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main
-from stoker.cluster.objects.store import store as store_objects
-from stoker.cluster.store_client import fetch
+from stoker_cluster.objects.store import store as store_objects
+from stoker_cluster.store_client import fetch
 
 from azureml.core import Model, Workspace  # isort: skip
 from azureml.core.compute import AksCompute, ComputeTarget

@@ -13,7 +13,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import Behaviour
 
 from stoker.cli import main
-from stoker.cluster.access import Cluster
+from stoker_cluster.access import Cluster
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.cluster.plans import digits
 from tests.cluster.readiness import await_ready
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.objects.store import store
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.objects.store import store
+from stoker_cluster.service import ClusterService
 
 
 def test_another_address_changes_a_config_map_and_no_pod(

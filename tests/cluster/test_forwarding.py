@@ -9,10 +9,10 @@ from tests.cluster.nodes import Behaviour
 from tests.cluster.plans import digits
 from tests.cluster.readiness import await_ready
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.forwarding import forwarding
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.forwarding import forwarding
+from stoker_cluster.service import ClusterService
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tests.cluster.plans import digits
 from tests.cluster.readiness import await_ready
 
 from stoker.cli import main
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.service import ClusterService
 
 LATE_BY = 3
 

@@ -11,8 +11,8 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kinds import anything, installed
 from tests.unit.cluster.keywords import EFFECTS, changed, planned
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import KINDS, apply
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import KINDS, apply
 
 SHOWN = ("apiVersion", "kind", "spec", "data", "rules", "subjects")
 # That the plan leaves it to others is all: the number of before stays until those have looked.

@@ -11,7 +11,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.definitions import SERVING_RUNTIMES, definition
 from tests.live_server import wait_until
 
-from stoker.cluster.objects.kserve import kserve
+from stoker_cluster.objects.kserve import kserve
 
 COLLECTION = "/apis/serving.kserve.io/v1alpha1/clusterservingruntimes"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -10,9 +10,9 @@ from tests.cluster.nodes import Behaviour
 from tests.cluster.plans import digits
 from tests.cluster.readiness import await_ready, counted
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.service import ClusterService
 
 
 def test_eight_pods_on_eight_gpus_are_replaced_one_by_one(

@@ -14,13 +14,13 @@ from tests.cluster.plans import digits
 from tests.cluster.readiness import await_ready
 
 from stoker.cli import main
-from stoker.cluster.access import Cluster, Reference
-from stoker.cluster.applying import apply, delete, difference
-from stoker.cluster.canary import set_shares
-from stoker.cluster.endpoints import EndpointSlices
-from stoker.cluster.service import ClusterService
-from stoker.cluster.slice_reader import PodSliceReader
 from stoker.errors import InvalidSettings
+from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.applying import apply, delete, difference
+from stoker_cluster.canary import set_shares
+from stoker_cluster.endpoints import EndpointSlices
+from stoker_cluster.service import ClusterService
+from stoker_cluster.slice_reader import PodSliceReader
 
 TLS = Path(__file__).parents[1] / "tls"
 OF_THE_ROUTER = {

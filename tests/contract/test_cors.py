@@ -9,7 +9,7 @@ import pytest
 from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import Answer, Headers, request
 
-from stoker.azure.aml_response import AMLResponse
+from stoker_azure.aml_response import AMLResponse
 
 LISTED = ("https://one.example", "https://two.example")
 ALLOW_ORIGIN = "access-control-allow-origin"

@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from stoker.azure.aml_response import AMLResponse
+from stoker_azure.aml_response import AMLResponse
 
 PIECE_BYTES = 50_000
 

@@ -11,7 +11,7 @@ from tests.contract.in_process import KEY, InProcessServer, script
 from tests.http.raw_http import request
 from tests.puppets import PuppetRuntime
 
-from stoker.azure.aml_response import AMLResponse
+from stoker_azure.aml_response import AMLResponse
 
 NOT_ALLOWED = "The method is not allowed for the requested URL."
 NOT_FOUND = (

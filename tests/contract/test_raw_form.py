@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.contract.in_process import APP, DOORS, InProcessServer, script
 
-from stoker.azure.aml_request import AMLRequest
-from stoker.azure.aml_response import AMLResponse
+from stoker_azure.aml_request import AMLRequest
+from stoker_azure.aml_response import AMLResponse
 
 HTML = "text/html; charset=utf-8"
 

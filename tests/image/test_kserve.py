@@ -17,7 +17,7 @@ from tests.live_server import wait_until
 from tests.patience import PROGRAM_S
 from tests.tiny_models import write_doubler, write_script
 
-from stoker.cluster.objects.kserve import kserve
+from stoker_cluster.objects.kserve import kserve
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [0.5, 0.0, -1.0, 7.0]]
 DOUBLED = [[2.0, 4.0, 6.0, 8.0], [1.0, 0.0, -2.0, 14.0]]

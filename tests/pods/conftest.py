@@ -20,7 +20,7 @@ from tests.pods.node import Node
 from tests.pods.service import Record
 from tests.tiny_models import write_doubler
 
-from stoker.cluster.access import Cluster
+from stoker_cluster.access import Cluster
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 from tests.http.raw_http import request
 from tests.pods.load import Load, ask
 
-from stoker.cluster.access import Cluster, Reference
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.service import ClusterService
 
 __all__ = ["Record", "answered_by", "eventually", "place", "pod_addresses"]
 

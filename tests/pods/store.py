@@ -8,8 +8,8 @@ from typing import Any
 from tests.cluster.control_plane import ControlPlane
 from tests.pods.service import place
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.objects.store import store
+from stoker_cluster.access import Cluster
+from stoker_cluster.objects.store import store
 
 __all__ = ["start_store"]
 

@@ -13,9 +13,9 @@ from tests.pods.node import Node
 from tests.pods.plans import digits
 from tests.pods.service import Record, eventually, place
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.service import ClusterService
 
 
 def restarts(service: ClusterService) -> list[int]:

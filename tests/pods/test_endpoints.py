@@ -19,10 +19,10 @@ from tests.pods.node import ADDRESS, Node
 from tests.pods.plans import KEY, digits
 from tests.pods.service import Record, eventually, place
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply, delete
-from stoker.cluster.canary import set_shares
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply, delete
+from stoker_cluster.canary import set_shares
+from stoker_cluster.service import ClusterService
 
 VERSIONS = {2: "a", 3: "b"}
 PATH = "/api/v1/service/digits/score"

@@ -24,7 +24,7 @@ from tests.pods.store import start_store
 
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main
-from stoker.cluster.access import Cluster
+from stoker_cluster.access import Cluster
 
 from azureml.core import Model, Workspace  # isort: skip
 

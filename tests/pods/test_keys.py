@@ -11,9 +11,9 @@ from tests.pods.load import Load, ask
 from tests.pods.plans import KEY, OTHER_KEY, digits
 from tests.pods.service import Record, eventually, place, pod_addresses
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.service import ClusterService
 
 NEW_KEY = "another-key-of-the-tests-00003"
 

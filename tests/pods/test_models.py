@@ -13,10 +13,10 @@ from tests.pods.service import Record, eventually, place
 from tests.pods.store import start_store
 from tests.tiny_models import write_doubler
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.service import ClusterService
-from stoker.cluster.store_client import push
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.service import ClusterService
+from stoker_cluster.store_client import push
 
 
 def test_one_pod_on_its_gpu_takes_a_new_version_in_place(

@@ -13,13 +13,13 @@ from tests.pods.load import Load
 from tests.pods.plans import digits
 from tests.pods.service import Record, answered_by, eventually, place
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.autoscaler import Autoscaler
-from stoker.cluster.leadership import Leadership
-from stoker.cluster.pod_loads import PodLoads
-from stoker.cluster.scale_access import ClusterDeployment
-from stoker.cluster.service import ClusterService
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.autoscaler import Autoscaler
+from stoker_cluster.leadership import Leadership
+from stoker_cluster.pod_loads import PodLoads
+from stoker_cluster.scale_access import ClusterDeployment
+from stoker_cluster.service import ClusterService
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
 

@@ -12,10 +12,10 @@ from tests.pods.load import Load
 from tests.pods.plans import digits
 from tests.pods.service import Record, eventually, place
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.applying import apply
-from stoker.cluster.service import ClusterService
-from stoker.cluster.standing import is_ready
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.service import ClusterService
+from stoker_cluster.standing import is_ready
 
 ROUTERS = "app.kubernetes.io/name=stoker-router,app.kubernetes.io/instance=digits-router"
 # As long as a pod may take to come on a machine that does other things too.

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tests.live_server import free_port, wait_until
 
-from stoker.cluster.endpoints import NamedServers, Server, ServerSource
-from stoker.cluster.haproxy import find_haproxy
-from stoker.cluster.router import Router
-from stoker.cluster.router_settings import RouterSettings
 from stoker.errors import OperatorError
+from stoker_cluster.endpoints import NamedServers, Server, ServerSource
+from stoker_cluster.haproxy import find_haproxy
+from stoker_cluster.router import Router
+from stoker_cluster.router_settings import RouterSettings
 
 LOOK_S = 0.05
 CHOICE = "azureml-model-deployment"

@@ -1,4 +1,4 @@
-"""`stoker.ray.app`: a whole server as an ASGI application."""
+"""`stoker_cluster.ray.app`: a whole server as an ASGI application."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.live_server import PRIMARY
 from tests.tiny_models import write_doubler
 
-from stoker.ray import app
+from stoker_cluster.ray import app
 
 
 @pytest.mark.anyio

@@ -19,8 +19,8 @@ from tests.live_server import PRIMARY, free_port, wait_until
 from tests.patience import PROGRAM_S
 from tests.tiny_models import write_doubler
 
-from stoker.cluster.haproxy import find_haproxy
 from stoker_client import Client
+from stoker_cluster.haproxy import find_haproxy
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 

@@ -8,14 +8,14 @@ import pytest
 from tests.patience import PROGRAM_S
 from tests.targets.machines import MACHINES
 
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord
-from stoker.runs.snapshots import SnapshotStore
-from stoker.runs.states import RunState
-from stoker.runs.store import RunStore
-from stoker.targets.engine import Engine, Job, Presence, Sight
 from stoker.workspace import Workspace
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.states import RunState
+from stoker_runs.records.store import RunStore
+from stoker_runs.targets.engine import Engine, Job, Presence, Sight
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

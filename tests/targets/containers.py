@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.targets.container import ContainerEngine
-from stoker.targets.definitions import DOCKER, Target
-from stoker.targets.engine import Engine
 from stoker.workspace import Workspace
+from stoker_runs.targets.container import ContainerEngine
+from stoker_runs.targets.definitions import DOCKER, Target
+from stoker_runs.targets.engine import Engine
 
 __all__ = ["IMAGE", "container_engine", "ready", "variables"]
 

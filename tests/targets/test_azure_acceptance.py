@@ -38,7 +38,7 @@ from pathlib import Path
 from stoker_training import tf1_checkpoint
 from stoker_training.networks import build
 tf1_checkpoint.write_checkpoint(build("softmax"), Path("outputs") / tf1_checkpoint.CHECKPOINT)
-from stoker.azure_sdk.core import Model, Workspace
+from stoker_azure.sdk.core import Model, Workspace
 Model.register(Workspace.from_config(), "outputs/model", "tf-dnn-mnist")
 """
 DATA_SET = """

@@ -13,9 +13,9 @@ from tests.patience import PROGRAM_S
 from tests.targets.test_local_runs import Project
 
 import stoker
-from stoker.runs.comparing import parameters_of
-from stoker.runs.states import Status
 from stoker.workspace import Workspace
+from stoker_runs.records.comparing import parameters_of
+from stoker_runs.records.states import Status
 
 pytestmark = pytest.mark.targets
 

@@ -8,7 +8,7 @@ import pytest
 from tests.live_server import marked_processes
 from tests.targets.conftest import Bench
 
-from stoker.targets.engine import Presence
+from stoker_runs.targets.engine import Presence
 
 pytestmark = pytest.mark.targets
 

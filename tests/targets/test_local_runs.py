@@ -16,16 +16,16 @@ from tests.targets.test_conformance import STUBBORN, processes_of
 
 import stoker
 from stoker.errors import RunFailed
-from stoker.launch.adoption import adopt, adopt_all
-from stoker.launch.following import wait
-from stoker.launch.submission import Request, resume, submit
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.journal import read_lines
-from stoker.runs.plotting import draw
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
+from stoker_runs.launch.adoption import adopt, adopt_all
+from stoker_runs.launch.following import wait
+from stoker_runs.launch.submission import Request, resume, submit
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.journal import read_lines
+from stoker_runs.records.plotting import draw
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
 
 pytestmark = pytest.mark.targets
 
@@ -80,7 +80,7 @@ def runners_of(folder: RunFolder) -> list[int]:
 def _was_spawned_for(place: Path, folder: RunFolder) -> bool:
     with contextlib.suppress(OSError):
         words = (place / "cmdline").read_bytes().split(b"\0")
-        return b"stoker.launch.runner_process" in words and str(folder.path).encode() in words
+        return b"stoker_runs.launch.runner_process" in words and str(folder.path).encode() in words
     return False
 
 

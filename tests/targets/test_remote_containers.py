@@ -12,9 +12,9 @@ from tests.targets.test_azure_projects import SCRIPT, Workbench
 from tests.targets.test_local_runs import Project
 from tests.tiny_packages import write_wheel
 
-from stoker.runs.folder import RunFolder
-from stoker.runs.states import Status
 from stoker.workspace import Workspace
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import Status
 
 pytestmark = [pytest.mark.targets, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker.launch.adoption import adopt_all
-from stoker.launch.following import wait
-from stoker.launch.submission import Request
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.states import Status
-from stoker.runs.store import RunStore
-from stoker.tuning.children import trials_of
-from stoker.tuning.policies import Bandit
-from stoker.tuning.samplers import sampler
-from stoker.tuning.spaces import expression
-from stoker.tuning.submission import submit_sweep
-from stoker.tuning.terms import Terms, terms
 from stoker.workspace import Workspace
+from stoker_runs.launch.adoption import adopt_all
+from stoker_runs.launch.following import wait
+from stoker_runs.launch.submission import Request
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import Status
+from stoker_runs.records.store import RunStore
+from stoker_runs.tuning.children import trials_of
+from stoker_runs.tuning.policies import Bandit
+from stoker_runs.tuning.samplers import sampler
+from stoker_runs.tuning.spaces import expression
+from stoker_runs.tuning.submission import submit_sweep
+from stoker_runs.tuning.terms import Terms, terms
 
 pytestmark = pytest.mark.targets
 
@@ -91,7 +91,11 @@ def kill_sweep(folder: RunFolder) -> int:
             is_fork = (place / "comm").read_text() == "stoker-runner\n"
         except OSError:
             continue
-        if b"stoker.tuning.sweep_process" in words and str(folder.path).encode() in words and not is_fork:
+        if (
+            b"stoker_runs.tuning.sweep_process" in words
+            and str(folder.path).encode() in words
+            and not is_fork
+        ):
             found.append(int(place.name))
     for number in found:
         os.kill(number, signal.SIGKILL)

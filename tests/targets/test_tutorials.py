@@ -16,10 +16,10 @@ from tests.live_server import free_port
 
 from stoker.environments.asked import AskedEnvironment
 from stoker.environments.interpreters import find_interpreter
-from stoker.environments.run_environment import prepared_for_run
-from stoker.runs.folder import RunFolder
-from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.store import RunStore
+from stoker_runs.run_environment import prepared_for_run
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("STOKER_TEST_SHARED", ROOT.parent / "shared"))

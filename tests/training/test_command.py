@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.commands import train
 from stoker.errors import OperatorError
-from stoker.launch import submission
-from stoker.launch.registration import origin_of_copy
 from stoker.workspace import Workspace
+from stoker_runs.launch import submission
+from stoker_runs.launch.registration import origin_of_copy
 from stoker_training import NETWORKS, TrainingSpec, as_run
+from stoker_training.commands import train
 
 
 def parse(*arguments):

@@ -12,11 +12,11 @@ from tests.puppets import STEADY
 
 from stoker.device.planner import BatchPolicy
 from stoker.simulation.arrivals import Requests
-from stoker.simulation.baselines import BASELINES
-from stoker.simulation.bounds import exact, fluid, has_exact
 from stoker.simulation.devices import Curve, Jitter
 from stoker.simulation.planned import Planned
 from stoker.simulation.world import RowTable, Scheduler, row_tables, run
+from stoker_bench.laboratory.baselines import BASELINES
+from stoker_bench.laboratory.bounds import exact, fluid, has_exact
 
 MS = 1_000_000
 FEW = settings(STEADY, max_examples=25)

@@ -15,9 +15,9 @@ from stoker.errors import InvalidSettings
 from stoker.gateway.rows.routing import Routing
 from stoker.simulation.arrivals import Stream, joined
 from stoker.simulation.devices import CURVES
-from stoker.simulation.fleet import Fleet, FleetOutcome, place, run_fleet
-from stoker.simulation.replay import learned_curve, read_requests
 from stoker.simulation.world import NEVER_NS
+from stoker_bench.laboratory.fleet import Fleet, FleetOutcome, place, run_fleet
+from stoker_bench.laboratory.replay import learned_curve, read_requests
 
 A100 = CURVES["resnet50-a100"]
 POLICY = BatchPolicy(64)

@@ -6,7 +6,7 @@ import pytest
 
 import stoker
 from stoker.errors import RunFailed
-from stoker.runs.folder import RunFolder
+from stoker_runs.records.folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

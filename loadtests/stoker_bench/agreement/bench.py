@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from stoker.simulation.devices import Jitter
-from stoker.simulation.replay import learned_curve
 from stoker_bench.agreement.open_loop import Answers, run_open_loop
 from stoker_bench.agreement.puppet import CURVE, puppet_launch, puppet_request
 from stoker_bench.agreement.report import AgreementReport, LightRun, Run
@@ -20,6 +19,7 @@ from stoker_bench.agreement.simulated import Expected, simulated
 from stoker_bench.contestants.loaded_server import Clocks
 from stoker_bench.contestants.servers import HOST, RunningServer, get, post
 from stoker_bench.generators.http_caller import HTTP_OK
+from stoker_bench.laboratory.replay import learned_curve
 from stoker_bench.progress import say
 
 if TYPE_CHECKING:

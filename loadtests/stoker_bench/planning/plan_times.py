@@ -129,7 +129,7 @@ def _chosen(offers: Any, arbiter: Any) -> object:
 
 def _simulated_s() -> dict[str, float]:
     """Processor seconds of 100,000 simulated requests, of those of O6 and of single rows."""
-    from stoker.simulation.suite import SUITE, simulate
+    from stoker_bench.laboratory.suite import SUITE, simulate
 
     found = {}
     for name in ("O1", "O4", "O6"):

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from stoker.cluster.scaling import ScalingPolicy
 from stoker_bench.scaling.fleet import Model
 from stoker_bench.scaling.rules import Fixed, Horizontal, Knative, Rule, Stoker
 from stoker_bench.scaling.simulation import Outcome, simulate
 from stoker_bench.scaling.traces import TRACES
+from stoker_cluster.scaling import ScalingPolicy
 
 __all__ = ["main", "parser", "rules_for", "table"]
 

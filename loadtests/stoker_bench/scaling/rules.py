@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from stoker.cluster.scaling import PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
 from stoker_bench.scaling.fleet import Fleet
+from stoker_cluster.scaling import PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
 
 __all__ = ["Fixed", "Horizontal", "Knative", "Rule", "Stoker"]
 
@@ -38,7 +38,7 @@ class Fixed:
 
 
 class Stoker:
-    """`stoker.cluster.scaling`, with the loads of the pods as they are at each look."""
+    """`stoker_cluster.scaling`, with the loads of the pods as they are at each look."""
 
     def __init__(self, policy: ScalingPolicy) -> None:
         self._policy = policy

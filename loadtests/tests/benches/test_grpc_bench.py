@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from stoker.commands import bench
 from stoker.errors import InvalidSettings
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest
 from stoker_bench.benches import grpc_bench
 from stoker_bench.benches.grpc_bench import ECHO, GRPC, GrpcBenchOptions, GrpcReport, run_grpc_bench
+from stoker_bench.commands import bench
 from stoker_bench.contestants.baselines.grpc_echo import echo_server
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.cpp_echo import CPP_ECHO, EchoNotBuilt

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker.commands import bench
 from stoker.errors import InvalidSettings
 from stoker_bench.benches import loading_bench
 from stoker_bench.benches.loading_bench import (
@@ -18,6 +17,7 @@ from stoker_bench.benches.loading_bench import (
     LoadingReport,
     run_loading_bench,
 )
+from stoker_bench.commands import bench
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.errors import BenchedServerError

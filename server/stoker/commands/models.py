@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.commands.model_events import add_events_arguments, print_events
 from stoker.commands.model_weights import add_canary_arguments, shift_weights
-from stoker.commands.run_output import table
+from stoker_runs.commands.run_output import table
 from stoker.commands.running_server import add_server_arguments, ask_admin
 from stoker.commands.sizes import size_text
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
+from stoker.extensions import find_extension, require_extension
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
@@ -214,18 +215,20 @@ def _register(args: argparse.Namespace) -> int:
 
 def _take_from_run(args: argparse.Namespace) -> dict[str, str]:
     """Make the path that of a run's file, if a run is named; returns what the version says of where it came from."""
-    from stoker.launch.registration import file_of_run, origin_of_copy
     from stoker.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
     if args.from_run is not None:
-        args.path, origin = file_of_run(workspace, args.from_run, args.path or Path(args.name))
-        return origin
+        args.path, origin = require_extension("runs").file_of_run(
+            workspace, args.from_run, args.path or Path(args.name)
+        )
+        return dict(origin)
     if args.path is None:
         raise InvalidSettings(
             "name the model file or folder, or with --run the training run that has written it"
         )
-    return origin_of_copy(workspace, args.path)
+    runs = find_extension("runs")
+    return {} if runs is None else dict(runs.origin_of_copy(workspace, args.path))
 
 
 def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:

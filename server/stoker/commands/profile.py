@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from stoker.commands.option_values import number_option
 from stoker.errors import InvalidSettings, OperatorError
+from stoker.extensions import find_extension, require_extension
 from stoker.system.cgroup import usable_cores
 from stoker.system.extras import how_to_install
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from stoker.profiling.profile import Measured
+    from stoker.profiling.profile import Confirmation, Measured
     from stoker.profiling.search import Expected, Found
-    from stoker_bench.confirmation import Confirmation
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -166,12 +166,14 @@ def _measure(args: argparse.Namespace, notes: list[str]) -> Measured:
 
 def _check_bench() -> None:
     try:
-        import stoker_bench.confirmation  # noqa: F401
+        missing = "" if find_extension("bench") is not None else "stoker_bench"
     except ModuleNotFoundError as error:
+        missing = str(error.name)
+    if missing:
         raise OperatorError(
-            f"confirming by real load needs packages that are not installed ({error.name}); "
+            f"confirming by real load needs packages that are not installed ({missing}); "
             f"{how_to_install('bench')}, or give --no-confirm"
-        ) from error
+        )
 
 
 def _confirm(
@@ -179,9 +181,10 @@ def _confirm(
 ) -> list[tuple[Expected, Confirmation]]:
     """Load a server with each of the best settings, as far as the time allows; with the best in any case."""
     from stoker.profiling.deployment import deployment_of, only_model
+    from stoker.profiling.profile import Question
     from stoker.workspace import Workspace
-    from stoker_bench.confirmation import Question, confirm
 
+    confirm = require_extension("bench").confirm
     todo = list(dict.fromkeys([*found.ranked[:_CONFIRMED], found.default]))
     done: list[tuple[Expected, Confirmation]] = []
     request = measured.facts["request"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.extensions import find_extension, require_extension
 from stoker.settings.image_input import image_argument
 from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
@@ -163,7 +164,6 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
     Raises:
         InvalidSettings: A setting is unknown, has a bad value, or contradicts another.
     """
-    from stoker.azure_config import AzureServer, DeploymentConfig, InferenceConfig
     from stoker.errors import InvalidSettings
     from stoker.models.serving_config import read_batching_parameters
     from stoker.workspace import Workspace
@@ -178,9 +178,11 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         versions = model_settings({"versions": args.versions}, "command line")
         imported.append(ImportedSettings("command line", model=versions))
     if args.deployment_config is not None:
-        imported.append(DeploymentConfig.from_file(args.deployment_config).imported())
+        azure = require_extension("azure").configurations()
+        imported.append(azure.DeploymentConfig.from_file(args.deployment_config).imported())
     if args.inference_config is not None:
-        inference = InferenceConfig.from_file(args.inference_config)
+        azure = require_extension("azure").configurations()
+        inference = azure.InferenceConfig.from_file(args.inference_config)
         script = inference.model(Workspace.find(args.workspace).run_dir / "conda")
         imported.append(ImportedSettings(inference.source, notes=inference.notes))
     if args.batching_parameters_file is not None:
@@ -190,7 +192,8 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
     else:
         models = _deployments(args, imported) if args.deployment else _models(args, script)
     settings = load_settings(vars(args), os.environ, args.config, models, imported)
-    if settings.models or (server := AzureServer.find(os.environ)) is None:
+    azure = None if settings.models else find_extension("azure")
+    if azure is None or (server := azure.configurations().AzureServer.find(os.environ)) is None:
         return settings
     imported.append(server.imported())
     environ = {**server.values, **os.environ}
@@ -199,12 +202,12 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
 
 def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
     """The models that deployments for Azure describe; what they say of the server is appended to `imported`."""
-    from stoker.azure_config import OnlineDeployment, OnlineEndpoint
     from stoker.workspace import Workspace
 
     _check_alone(args, "deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
-    deployments = [OnlineDeployment.from_file(file) for file in args.deployment]
-    endpoint = OnlineEndpoint() if args.endpoint is None else OnlineEndpoint.from_file(args.endpoint)
+    azure = require_extension("azure").configurations()
+    deployments = [azure.OnlineDeployment.from_file(file) for file in args.deployment]
+    endpoint = azure.OnlineEndpoint.from_file(args.endpoint) if args.endpoint else azure.OnlineEndpoint()
     imported.append(endpoint.imported(deployments))
     run_dir = Workspace.find(args.workspace).run_dir
     given = _given(args, ("image", "batching", "sample_input"))

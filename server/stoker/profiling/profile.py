@@ -20,7 +20,7 @@ from stoker.profiling.measuring import Order
 from stoker.profiling.search import Found, Load, Step, search
 from stoker.system.memory import MemoryKills
 
-__all__ = ["Measured", "find_settings", "measure_model"]
+__all__ = ["Confirmation", "Measured", "Question", "find_settings", "measure_model"]
 
 _EXECUTIONS: Final = ("copied", "bound", "graph")
 _MEASURING: Final = "stoker.profiling.measuring"
@@ -44,6 +44,43 @@ class Measured:
     def body(self) -> bytes:
         """The body of the sample request."""
         return base64.b64decode(self.facts["request"]["body"])
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and what is expected of answers to many of it.
+
+    Attributes:
+        path: Where it is posted.
+        headers: What goes with it.
+        body: What it holds.
+        rows: Its rows.
+        target_ms: How long an answer is worth something.
+        rows_per_s: The load at which 99 % are expected to be in time.
+    """
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    rows: int
+    target_ms: float
+    rows_per_s: float
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What was found.
+
+    Attributes:
+        load_rows_per_s: The largest load that was tried at which 99 % were in time; 0 if there was none.
+        p50_ms, p99_ms: Time to the answer at half of that, as callers see it.
+        generator_busy: Whether the load generator had no core left, so that the server may bear more.
+    """
+
+    load_rows_per_s: float
+    p50_ms: float
+    p99_ms: float
+    generator_busy: bool
 
 
 def measure_model(order: Order, say: Say = lambda _: None) -> Measured:

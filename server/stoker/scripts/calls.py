@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from stoker.azure.flask_context import flask_context, uses_flask
 from stoker.errors import (
     DeadlineExceeded,
     MalformedBody,
@@ -29,6 +28,7 @@ from stoker.scripts.pieces import Pieces, is_yielded, yields
 from stoker.scripts.results import encode_result, is_response, response_answer
 from stoker.scripts.schema import failed_in_conversion
 from stoker.scripts.sequence_arguments import StateNotCopied
+from stoker.scripts.stand_ins import flask_context, uses_flask
 from stoker.scripts.watchdog import Watchdog
 from stoker.system.request_log import requests_in_log
 from stoker.system.tracebacks import frames_of_script

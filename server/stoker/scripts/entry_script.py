@@ -18,11 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from stoker.azure import finder
-from stoker.azure.raw_http import raw_http_requested
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
 from stoker.scripts.load_advice import load_advice
+from stoker.scripts.stand_ins import find_stand_ins
 from stoker.system.forks import call_in_this_process
 from stoker.system.tracebacks import frames_of_script
 from stoker_run.former_names import provide_former_names
@@ -58,14 +57,16 @@ class EntryScript:
         """
         self._path = path
         self._model_dir = model_dir
-        finder.install()
+        stand_ins = find_stand_ins()
+        if stand_ins is not None:
+            stand_ins.install()
         provide_former_names(logger.info)
         module = _execute(path, model_dir)
         self._init = _function(module, "init", path)
         self.run = _function(getattr(module, "driver_module", module), "run", path)
         self.shutdown: Callable[[], Any] | None = getattr(module, "shutdown", None)
         self.batched: BatchedInput | None = batched_input(self.run)
-        self.raw = raw_http_requested()
+        self.raw = stand_ins is not None and stand_ins.raw_http_requested()
 
     def initialise(self, finish: Callable[[Any], Any]) -> None:
         """Call `init`.

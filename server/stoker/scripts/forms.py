@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
 from stoker.script_form import ScriptForm
 from stoker.scripts.schema import is_decorated, schema_form
+from stoker.scripts.stand_ins import stand_ins
 from stoker.wire.envelope import RequestHead, ScriptRequest
 
 __all__ = ["NO_HEAD", "Form", "bind_form", "parameters_of", "request_headers"]
@@ -71,9 +72,7 @@ class _RawForm:
         self._name = name
 
     def data(self, request: ScriptRequest) -> dict[str, Any]:
-        from stoker.azure.aml_request import request_from
-
-        return {self._name: request_from(request.head or NO_HEAD, request.body)}
+        return {self._name: stand_ins().request_from(request.head or NO_HEAD, request.body)}
 
     def release(self, arguments: dict[str, Any]) -> None:
         # Uploaded files.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from stoker.scripts.stand_ins import stand_ins
 from stoker.wire.envelope import ScriptAnswer
 
 __all__ = ["encode_result", "encode_rows", "is_response", "response_answer"]
@@ -49,9 +50,7 @@ def is_response(result: Any) -> bool:
 
 def response_answer(response: Any, exec_ns: int) -> ScriptAnswer:
     """Return a response as it goes to the caller."""
-    from stoker.azure.aml_response import answer_from
-
-    return dataclasses.replace(answer_from(response), exec_ns=exec_ns)
+    return dataclasses.replace(stand_ins().answer_from(response), exec_ns=exec_ns)
 
 
 def _encode_row(row: Any) -> bytes:

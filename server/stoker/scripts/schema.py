@@ -14,7 +14,7 @@ from stoker.script_form import ScriptForm
 __all__ = ["failed_in_conversion", "is_decorated", "schema_form"]
 
 _SCHEMA_PACKAGE: Final = "inference_schema"
-_CONVERTERS: Final = ("inference_schema.", "stoker.azure.inference_schema")
+_CONVERTERS: Final = ("inference_schema.", "stoker_azure.inference_schema")
 _CONVERSION_ERRORS: Final = (ValueError, TypeError, LookupError, ArithmeticError)
 
 

@@ -28,7 +28,14 @@ __all__ = [
 # process that lacks nothing is spared.
 
 # Distributions of Stoker's repository that extras ask for, by the folders that they are built from.
-_FOLDERS: Final = {"stoker-training": "models", "stoker-bench": "loadtests"}
+_FOLDERS: Final = {
+    "stoker-run": "clients/stoker_run",
+    "stoker-runs": "models/stoker_runs",
+    "stoker-azure": "clients/stoker_azure",
+    "stoker-cluster": "server/stoker_cluster",
+    "stoker-training": "models",
+    "stoker-bench": "loadtests",
+}
 # Distributions whose files are in the one folder `onnxruntime`, by the extra that asks for them.
 _ONNX_BUILDS: Final = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
 

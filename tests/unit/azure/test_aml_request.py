@@ -8,12 +8,12 @@ import pytest
 from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 from werkzeug.wrappers import Request
 
-from stoker.azure import aml_request
-from stoker.azure.aml_request import AMLRequest, rawhttp, request_from
-from stoker.azure.environ import wsgi_environ
-from stoker.azure.flask_context import flask_context, uses_flask
-from stoker.azure.raw_http import raw_http_requested
 from stoker.wire.envelope import RequestHead
+from stoker_azure import aml_request
+from stoker_azure.aml_request import AMLRequest, rawhttp, request_from
+from stoker_azure.environ import wsgi_environ
+from stoker_azure.flask_context import flask_context, uses_flask
+from stoker_azure.raw_http import raw_http_requested
 
 JSON = ("Content-Type", "application/json")
 FORM = ("Content-Type", "application/x-www-form-urlencoded")

@@ -12,13 +12,13 @@ import joblib
 import pandas as pd
 import pytest
 
-from stoker.azure.automl import log_server, logging_utilities, telemetry
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker_azure.automl import log_server, logging_utilities, telemetry
 
 SCRIPTS = Path(__file__).parents[2] / "entry_scripts" / "automl"
 ROWS = [{"age": 20.0, "visits": 1}, {"age": 70.0, "visits": 9}]
@@ -118,4 +118,4 @@ def test_classes_of_training_are_explained() -> None:
         exec("from azureml.train.automl import AutoMLConfig")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from azureml.train.automl import nothing")
-    assert azureml.train.automl.__name__ == "stoker.azure.automl.train"
+    assert azureml.train.automl.__name__ == "stoker_azure.automl.train"

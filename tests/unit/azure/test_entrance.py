@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker.azure import entrance
+from stoker_azure import entrance
 
 SEEN = """
 import os, sys
@@ -19,7 +19,7 @@ import numpy
 import azureml.core
 print(azureml.core.__name__, os.environ.get("TF_USE_LEGACY_KERAS"), str([numpy.float64(0.5)]))
 """
-STAND_IN = "stoker.azure_sdk.core 1 [0.5]"
+STAND_IN = "stoker_azure.sdk.core 1 [0.5]"
 FAILURE = "raise ValueError('the legacy SavedModel format is not supported')\n"
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.patience import PROGRAM_S
 
 import stoker.azure
-from stoker.azure import finder
-from stoker.azure.finder import IMPORTS, install, uninstall
+from stoker_azure import finder
+from stoker_azure.finder import IMPORTS, install, uninstall
 
 Write = Callable[[str, str], None]
 TOPS = {name.partition(".")[0] for name in IMPORTS} | {"contoso"}
@@ -47,7 +47,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 def test_every_name_can_be_imported(name: str) -> None:
     """Each entry of the table leads to a module, and the packages above it can be imported as well."""
     assert importlib.import_module(name).__name__.startswith(
-        ("stoker.azure.", "stoker.azure_sdk.", "stoker_run.")
+        ("stoker.azure.", "stoker_azure.sdk.", "stoker_run.")
     )
     while name := name.rpartition(".")[0]:
         assert importlib.import_module(name) is sys.modules[name]
@@ -58,10 +58,10 @@ def test_both_names_are_one_module() -> None:
     from azureml.contrib.services import aml_request as old
     from azureml_inference_server_http.api import aml_request as new
 
-    from stoker.azure import aml_request as ours
+    from stoker_azure import aml_request as ours
 
     assert old is new is ours
-    assert ours.__spec__.name == ours.__name__ == "stoker.azure.aml_request"
+    assert ours.__spec__.name == ours.__name__ == "stoker_azure.aml_request"
 
 
 def test_importing_the_package_is_enough() -> None:
@@ -123,7 +123,7 @@ def test_a_real_package_gets_the_children_that_it_lacks(site: Write, initial: st
     install()
     import azureml.contrib.services.aml_request
 
-    assert azureml.contrib.services.aml_request is sys.modules["stoker.azure.aml_request"]
+    assert azureml.contrib.services.aml_request is sys.modules["stoker_azure.aml_request"]
     assert importlib.import_module("azureml.mlflow").real
     assert not hasattr(sys.modules["azureml"].__spec__.loader, "provided")
     uninstall()
@@ -141,7 +141,7 @@ def test_a_real_server_package_provides_the_older_name_too(site: Write) -> None:
 
     assert old is new
     assert new.__file__.endswith("aml_request.py")
-    assert new is not sys.modules["stoker.azure.aml_request"]
+    assert new is not sys.modules["stoker_azure.aml_request"]
 
 
 def test_a_real_package_that_is_broken_says_so(site: Write) -> None:
@@ -183,7 +183,7 @@ def test_further_names_can_be_provided(site: Write) -> None:
 def test_a_package_cannot_stand_for_one_with_children(site: Write) -> None:
     """Python would load its files a second time under the other name, with a state of their own."""
     site("contoso_package/__init__.py", "")
-    install({"contoso.core": "contoso_package", "contoso.core.model": "stoker.azure.model_path"})
+    install({"contoso.core": "contoso_package", "contoso.core.model": "stoker_azure.model_path"})
     with pytest.raises(
         ImportError, match=r"contoso_package cannot be provided as contoso.core: it is a package"
     ):

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker.azure.inference_schema.parameter_types.pandas_parameter_type import PandasParameterType
-from stoker.azure.inference_schema.parameter_types.spark_parameter_type import SparkParameterType
-from stoker.azure.inference_schema.schema_decorators import input_schema
+from stoker_azure.inference_schema.parameter_types.pandas_parameter_type import PandasParameterType
+from stoker_azure.inference_schema.parameter_types.spark_parameter_type import SparkParameterType
+from stoker_azure.inference_schema.schema_decorators import input_schema
 
 FRAME = pd.DataFrame({"a": [1, 2], "b": [1.5, 2.5], "c": ["x", "y"]})
 TIMES = pd.DataFrame(
@@ -217,7 +217,7 @@ def test_pandas_is_imported_by_scripts_only() -> None:
     program = """
 import sys
 import stoker.azure
-for name in stoker.azure.finder.IMPORTS:
+for name in stoker_azure.finder.IMPORTS:
     __import__(name)
 assert not {"pandas", "pyspark"} & set(sys.modules)
 """

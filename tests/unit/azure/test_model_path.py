@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stoker.azure.exceptions import AzureMLException, ModelNotFoundException, WebserviceException
-from stoker.azure.model_path import Model
-from stoker.azure_sdk import core
+from stoker_azure.exceptions import AzureMLException, ModelNotFoundException, WebserviceException
+from stoker_azure.model_path import Model
+from stoker_azure.sdk import core
 
 Put = Callable[..., Path]
 

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.azure import collected_rows, collector, monitoring
-from stoker.azure.collector import Collector
-from stoker.azure.correlation import BasicCorrelationContext
-from stoker.azure.monitoring import ModelDataCollector
 from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
 from stoker.system.request_log import SELF_CHECK, requests_in_log
+from stoker_azure import collected_rows, collector, monitoring
+from stoker_azure.collector import Collector
+from stoker_azure.correlation import BasicCorrelationContext
+from stoker_azure.monitoring import ModelDataCollector
 
 NOON_S = 1_772_366_400.0  # 2026-03-01T12:00:00Z
 DAY_S = 86_400
@@ -159,7 +159,7 @@ def test_nothing_is_collected_unless_the_service_does(
 ) -> None:
     """Without `collect` all methods do nothing, and the log says so once."""
     monkeypatch.setattr(collected_rows._Told, "once", False)
-    caplog.set_level(logging.INFO, logger="stoker.azure.collected_rows")
+    caplog.set_level(logging.INFO, logger="stoker_azure.collected_rows")
     first, second = ModelDataCollector("m", "inputs"), ModelDataCollector("m", "predictions")
     assert first.collect([[1]]) is None
     assert second.add_correlations([2], None) == [2]

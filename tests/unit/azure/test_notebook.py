@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker.azure.notebook import NotebookRefused, run_notebook
+from stoker_azure.notebook import NotebookRefused, run_notebook
 
 
 def notebook(folder: Path, *cells: str, **metadata: Any) -> Path:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.azure_config import InferenceConfig
 from stoker.commands.serve import add_arguments, serve_settings
 from stoker.environments.discovery import read_environment
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings
+from stoker_azure.config import InferenceConfig
 
 CONDA = {
     "channels": ["conda-forge"],

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from stoker.azure_config import OnlineDeployment, OnlineEndpoint
-from stoker.azure_config.online_fields import DEPLOYMENT_FIELDS, ENDPOINT_FIELDS, KEPT_ONLINE_BECAUSE
 from stoker.collecting.collection import CollectionSettings
 from stoker.commands.serve import add_arguments, serve_settings
 from stoker.errors import InvalidSettings
 from stoker.settings.endpoint import Endpoint, keys_owner
 from stoker.settings.server import ServerSettings
+from stoker_azure.config import OnlineDeployment, OnlineEndpoint
+from stoker_azure.config.online_fields import DEPLOYMENT_FIELDS, ENDPOINT_FIELDS, KEPT_ONLINE_BECAUSE
 
 # As Azure's samples have it, with all that its reference of the schema lists.
 BLUE: dict[str, Any] = {

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.azure_config import AzureServer
-from stoker.azure_config.server_variables import SERVER_VARIABLES
 from stoker.commands.serve import add_arguments, serve_settings
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker_azure.config import AzureServer
+from stoker_azure.config.server_variables import SERVER_VARIABLES
 
 SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker.azure.__main__ import main
-from stoker.azure.entrance import show_exception
-from stoker.azure.exceptions import ComputeTargetException
+from stoker_azure.__main__ import main
+from stoker_azure.entrance import show_exception
+from stoker_azure.exceptions import ComputeTargetException
 
 SCRIPT = """
 import sys

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from stoker.azure_sdk import deferred
+from stoker_azure.sdk import deferred
 
 
 @pytest.mark.parametrize("name", deferred.__all__)

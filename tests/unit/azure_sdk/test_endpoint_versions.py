@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker.azure_sdk.services.endpoint_deploying import Change
-from stoker.azure_sdk.services.endpoint_versions import Endpoint, Version
 from stoker.errors import InvalidSettings
+from stoker_azure.sdk.services.endpoint_deploying import Change
+from stoker_azure.sdk.services.endpoint_versions import Endpoint, Version
 
 FIRST = Endpoint({"a": Version(traffic_percentile=20.0, is_control=True)}, "a")
 

@@ -36,11 +36,11 @@ from azureml.train.hyperdrive import (
 from azureml.train.hyperdrive.parameter_expressions import choice as choice_of_before
 from azureml.train.hyperdrive.policy import BanditPolicy as BanditPolicyOfBefore
 
-from stoker.azure.exceptions import NotOffered
-from stoker.tuning import submission
-from stoker.tuning.children import terms_of
-from stoker.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
-from stoker.tuning.spaces import expression
+from stoker_azure.exceptions import NotOffered
+from stoker_runs.tuning import submission
+from stoker_runs.tuning.children import terms_of
+from stoker_runs.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
+from stoker_runs.tuning.spaces import expression
 
 SPACE = {"--batch-size": choice(32, 64), "--rate": loguniform(-6, -1)}
 

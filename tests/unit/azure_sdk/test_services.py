@@ -28,11 +28,11 @@ from azureml.core.model import InferenceConfig
 from azureml.core.webservice import AciWebservice, AksWebservice, LocalWebservice
 from azureml.exceptions import WebserviceException
 
-from stoker.azure_sdk.services import process as service_process
-from stoker.azure_sdk.services.records import Services
 from stoker.keys.keyring import read_signing_secret
 from stoker.settings.loading import load_settings
 from stoker.settings.server import ServerSettings
+from stoker_azure.sdk.services import process as service_process
+from stoker_azure.sdk.services.records import Services
 
 PRIMARY, SECONDARY = "primary-key-of-the-tests-0001", "secondary-key-of-the-tests-002"
 
@@ -120,7 +120,7 @@ def starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
         return start(at, puppet, {**environ}, head)
 
     monkeypatch.setattr(service_process, "start", start_puppet)
-    monkeypatch.setattr("stoker.azure_sdk.services.backends._Process.look_every_s", 0.01)
+    monkeypatch.setattr("stoker_azure.sdk.services.backends._Process.look_every_s", 0.01)
     yield starts
     for service in Webservice.list(Workspace.from_config()):
         service.delete()

@@ -44,18 +44,18 @@ from azureml.train.estimator import Estimator
 from azureml.widgets import RunDetails
 
 import stoker.azure  # noqa: F401  # provides azureml
-from stoker.azure.exceptions import NotOffered
-from stoker.azure.finder import IMPORTS
-from stoker.azure_sdk.training import experiment as experiments
-from stoker.azure_sdk.training import request as request_module
-from stoker.azure_sdk.training import waiting
-from stoker.launch.submission import Request, plan
-from stoker.runs.failures import RunFailure
-from stoker.runs.folder import RunFolder
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
-from stoker.targets.container_program import ContainerProgram
-from stoker.targets.engine import EngineFailure
+from stoker_azure.exceptions import NotOffered
+from stoker_azure.finder import IMPORTS
+from stoker_azure.sdk.training import experiment as experiments
+from stoker_azure.sdk.training import request as request_module
+from stoker_azure.sdk.training import waiting
+from stoker_runs.launch.submission import Request, plan
+from stoker_runs.records.failures import RunFailure
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
+from stoker_runs.targets.container_program import ContainerProgram
+from stoker_runs.targets.engine import EngineFailure
 
 Asked = Callable[..., Request]
 
@@ -581,7 +581,7 @@ WITHOUT_REPR = {
 def test_no_object_of_the_sdk_prints_its_address() -> None:
     """Every public class of it has a text of its own."""
     silent = set()
-    for name in {name for name in IMPORTS.values() if name.startswith("stoker.azure_sdk.")}:
+    for name in {name for name in IMPORTS.values() if name.startswith("stoker_azure.sdk.")}:
         module = importlib.import_module(name)
         classes = [vars(module).get(public) for public in module.__all__]
         silent |= {

@@ -19,9 +19,9 @@ from azureml.core.model import InferenceConfig
 from azureml.core.webservice import AciWebservice, AksWebservice, LocalWebservice, Webservice
 from azureml.exceptions import AzureMLException, UserErrorException
 
-from stoker.azure.exceptions import NotOffered
-from stoker.azure_sdk.services.records import ServiceRecord, Services, now
-from stoker.azure_sdk.unoffered import UnofferedMethod, UnofferedValue
+from stoker_azure.exceptions import NotOffered
+from stoker_azure.sdk.services.records import ServiceRecord, Services, now
+from stoker_azure.sdk.unoffered import UnofferedMethod, UnofferedValue
 
 # The public names of azureml-core 1.61.
 NAMES = {

@@ -13,7 +13,7 @@ from tests.unit.cluster.puppet_api import PuppetApi
 
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main
-from stoker.cluster.access import Cluster
+from stoker_cluster.access import Cluster
 
 from azureml.core import Model, Workspace  # isort: skip
 

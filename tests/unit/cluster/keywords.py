@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from stoker.azure_config import DeploymentConfig
-from stoker.cluster.azure import plan_of
-from stoker.cluster.plan import ClusterPlan
+from stoker_azure.config import DeploymentConfig
+from stoker_azure.sdk.services.cluster_plan import plan_of
+from stoker_cluster.plan import ClusterPlan
 
 PRESENT = "an object"
 """Stands for all of an object that is there only with the keyword."""

@@ -3,9 +3,9 @@
 import random
 from typing import Any
 
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.render import objects_of
 from stoker.errors import InvalidSettings
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.render import objects_of
 
 
 def plan(**fields: Any) -> ClusterPlan:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kubernetes.client.exceptions import ApiException
 from urllib3 import HTTPResponse
 
-from stoker.cluster.access import Cluster
+from stoker_cluster.access import Cluster
 
 __all__ = ["PuppetApi", "status_of_whole"]
 

@@ -14,8 +14,8 @@ from kubernetes.client.exceptions import ApiException
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError
 
-from stoker.cluster.access import Cluster, Reference
 from stoker.errors import ClusterError, ClusterRefusal, FieldConflict
+from stoker_cluster.access import Cluster, Reference
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}}
 KINDS = {

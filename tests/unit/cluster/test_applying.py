@@ -6,10 +6,10 @@ import pytest
 from tests.unit.cluster.plans import plan
 from tests.unit.cluster.puppet_api import PuppetApi
 
-from stoker.cluster.applying import KINDS, apply, difference
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.render import objects_of
 from stoker.errors import ClusterError
+from stoker_cluster.applying import KINDS, apply, difference
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.render import objects_of
 
 SERVES = ({"path": "/models/digits.onnx", "name": "digits"},)
 

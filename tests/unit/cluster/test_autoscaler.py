@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.unit.cluster.test_leadership import Lease
 
-from stoker.cluster.autoscaler import Autoscaler
-from stoker.cluster.leadership import Leadership
-from stoker.cluster.scale_access import SeenDeployment
-from stoker.cluster.scaling import PodLoad, ScalingPolicy
 from stoker.errors import ClusterError, InvalidSettings
+from stoker_cluster.autoscaler import Autoscaler
+from stoker_cluster.leadership import Leadership
+from stoker_cluster.scale_access import SeenDeployment
+from stoker_cluster.scaling import PodLoad, ScalingPolicy
 
 
 class Puppet:

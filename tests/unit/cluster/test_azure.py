@@ -7,13 +7,13 @@ import pytest
 from tests.unit.cluster.keywords import EFFECTS, PRESENT, changed, flat
 from tests.unit.cluster.keywords import planned as keyword_plan
 
-from stoker.azure_config import DeploymentConfig
-from stoker.azure_config.fields import fields_of
-from stoker.cluster.azure import plan_of
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.pod_file import pod_file
-from stoker.cluster.render import objects_of
 from stoker.errors import InvalidSettings
+from stoker_azure.config import DeploymentConfig
+from stoker_azure.config.fields import fields_of
+from stoker_azure.sdk.services.cluster_plan import plan_of
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.pod_file import pod_file
+from stoker_cluster.render import objects_of
 
 GIVEN: dict[str, Any] = {
     "name": "digits",

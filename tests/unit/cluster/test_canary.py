@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.cluster.plans import plan
 
-from stoker.cluster.canary import Shares, set_shares, shares_of, with_shares
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.render import objects_of
 from stoker.errors import InvalidSettings
+from stoker_cluster.canary import Shares, set_shares, shares_of, with_shares
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.render import objects_of
 
 TRAFFIC = {"a": 20.0, "b": 10.0}
 PLANS = {

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from tests.patience import PROGRAM_S
 
-from stoker.cluster.options import plan_from
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.render import objects_of
 from stoker.errors import InvalidSettings
 from stoker.settings.fields import settings_of
+from stoker_cluster.options import plan_from
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.render import objects_of
 
 CHART = Path(__file__).parents[3] / "deploy" / "helm" / "stoker"
 HELM = os.environ.get("HELM") or shutil.which("helm")

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from stoker.azure_config.fields import fields_of
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.router_settings import RouterSettings
 from stoker.settings.fields import settings_of
+from stoker_azure.config.fields import fields_of
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.router_settings import RouterSettings
 
 PAGE = (Path(__file__).parents[3] / "server" / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cluster.endpoints import EndpointSlices, NamedServers, Server, servers_in_slices
+from stoker_cluster.endpoints import EndpointSlices, NamedServers, Server, servers_in_slices
 
 
 def endpoint(ip: str, **conditions: bool) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.forwarding import forwarding
+from stoker_cluster.access import Cluster
+from stoker_cluster.forwarding import forwarding
 
 TIMEOUT_S = 30.0
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.cluster.puppet_api import PuppetApi
 
-from stoker.cluster.access import Cluster
-from stoker.cluster.key_following import await_generation
 from stoker.errors import ClusterRefusal
+from stoker_cluster.access import Cluster
+from stoker_cluster.key_following import await_generation
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from tests.unit.cluster.plans import PLANS, by_kind, objects, plan, pod
 
-from stoker.cluster.plan import ClusterPlan
-from stoker.cluster.pod_file import pod_file
-from stoker.cluster.render import as_yaml, objects_of
-from stoker.cluster.routing import effective_weights
-from stoker.commands.autoscale import add_arguments
 from stoker.settings.loading import load_settings
+from stoker_cluster.commands.autoscale import add_arguments
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.pod_file import pod_file
+from stoker_cluster.render import as_yaml, objects_of
+from stoker_cluster.routing import effective_weights
 
 CUSTOM = {"HTTPRoute", "PodMonitor", "ScaledObject"}
 EACH = pytest.mark.parametrize("found", PLANS, ids=[f"plan {number}" for number in range(len(PLANS))])

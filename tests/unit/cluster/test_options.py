@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from stoker.cluster.dockerfile import dockerfile
-from stoker.cluster.options import listed_models, plan_from
-from stoker.cluster.pod_file import pod_file
 from stoker.errors import InvalidSettings
+from stoker_cluster.dockerfile import dockerfile
+from stoker_cluster.options import listed_models, plan_from
+from stoker_cluster.pod_file import pod_file
 
 
 def planned(tmp_path: Path, text: str, *paths: str, **arguments: Any) -> Any:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tests.unit.cluster.plans import plan
 
-from stoker.cluster.plan import ClusterPlan
 from stoker.errors import InvalidSettings
 from stoker.settings.fields import converted
+from stoker_cluster.plan import ClusterPlan
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from stoker.cluster.router_settings import RouterSettings
 from stoker.errors import InvalidSettings
 from stoker.settings.fields import converted
+from stoker_cluster.router_settings import RouterSettings
 
 
 @pytest.mark.parametrize(

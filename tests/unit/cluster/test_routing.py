@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.cluster.haproxy import find_haproxy
-from stoker.cluster.router_settings import RouterSettings
-from stoker.cluster.routing import WHOLE, Files, configuration, effective_weights, weight_map
 from stoker.errors import InvalidSettings, OperatorError
+from stoker_cluster.haproxy import find_haproxy
+from stoker_cluster.router_settings import RouterSettings
+from stoker_cluster.routing import WHOLE, Files, configuration, effective_weights, weight_map
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.cluster.access import Reference
-from stoker.cluster.scale_access import ClusterDeployment, policy_of, ready_addresses
-from stoker.cluster.scaling import ScalingPolicy
 from stoker.errors import ClusterError, ClusterRefusal, InvalidSettings
+from stoker_cluster.access import Reference
+from stoker_cluster.scale_access import ClusterDeployment, policy_of, ready_addresses
+from stoker_cluster.scaling import ScalingPolicy
 
 WANTED = {
     "stoker.dev/autoscale-min-replicas": "2",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.cluster.scaling import Decision, PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
+from stoker_cluster.scaling import Decision, PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
 
 POLICY = ScalingPolicy(1, 1000, 70)
 

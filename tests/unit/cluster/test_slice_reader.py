@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.background import serving
 
-from stoker.cluster.slice_reader import PodSliceReader
 from stoker.errors import OperatorError
+from stoker_cluster.slice_reader import PodSliceReader
 
 TLS = Path(__file__).parents[2] / "tls"
 

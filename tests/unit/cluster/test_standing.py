@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cluster.standing import Seen, standing
+from stoker_cluster.standing import Seen, standing
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 SENTENCE = "0/8 nodes are available: 8 Insufficient nvidia.com/gpu."

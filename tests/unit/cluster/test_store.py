@@ -15,10 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import cli
-from stoker.cluster import store_client
-from stoker.cluster.store import LENGTH_HEADER, OFFSET_HEADER, store_app
-from stoker.cluster.store_client import fetch, follow, push
-from stoker.cluster.store_tree import StoredFile, digest_of, read_tree, split_address, tree_text
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError
 from stoker_run.trees import Tree
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from stoker.commands import quickstart
 from stoker.errors import DeviceUnavailable, InvalidSettings
 from stoker.gpu import devices
 from stoker.models.repository import Repository
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import serving
 from stoker.supervisor.handover import Predecessor
 from stoker.workspace import Workspace
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
+from stoker_training.commands import quickstart
 
 
 def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.commands import ray
 from stoker.errors import InvalidSettings
+from stoker_cluster.commands import ray
 
 
 def test_tls_is_refused_where_nobody_would_speak_it(tmp_path: Path) -> None:

@@ -10,13 +10,6 @@ from typing import Any
 import pytest
 
 from stoker.cli import main
-from stoker.commands import run_output
-from stoker.runs.definition import Definition
-from stoker.runs.failures import RunFailure
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
 from stoker_run.records import Recorder
 
@@ -156,7 +149,7 @@ def test_a_resumed_run_is_followed_from_its_new_attempt(
     (folder.attempt(2) / "log_0.txt").write_text("again\n")
     state = replace(folder.state(), attempt=2)
     folder.write_state(state)
-    monkeypatch.setattr("stoker.launch.submission.resume", lambda *_: state)
+    monkeypatch.setattr("stoker_runs.launch.submission.resume", lambda *_: state)
     assert main(["runs", "resume", folder.id]) == 1
     assert capsys.readouterr().out == "again\n"
 
@@ -189,7 +182,7 @@ def test_lists_are_shown(
     assert main(["az", "ml", "history", "list", "--output", "json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
     assert (run["fib"], run["scores.f1"]) == (29, 0.25)
-    monkeypatch.setattr("stoker.runs.plotting._pyplot", lambda: pytest.fail("drawn"))
+    monkeypatch.setattr("stoker_runs.records.plotting._pyplot", lambda: pytest.fail("drawn"))
     with pytest.raises(pytest.fail.Exception, match="drawn"):
         main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(tmp_path / "fib.png")])
 

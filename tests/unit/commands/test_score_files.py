@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.azure import aml_request
 from stoker.cli import main
 from stoker.scripts.mini_batch import lines_of
+from stoker_azure import aml_request
 
 Score = Callable[..., int]
 NAMES = """

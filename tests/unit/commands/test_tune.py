@@ -7,12 +7,12 @@ import pytest
 from tests.unit.tuning.test_sweep import World, asked
 
 from stoker.cli import main
-from stoker.commands import run_output, sweep_output
-from stoker.runs.folder import RunFolder
-from stoker.runs.states import Status
-from stoker.tuning.children import Trial, trials_of
-from stoker.tuning.policies import Bandit
 from stoker.workspace import Workspace
+from stoker_runs.commands import run_output, sweep_output
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import Status
+from stoker_runs.tuning.children import Trial, trials_of
+from stoker_runs.tuning.policies import Bandit
 
 SWEEP = """
 script: train.py
@@ -88,7 +88,7 @@ def test_a_sweep_is_begun_and_left(
 ) -> None:
     """It is a run of the kind that has children, with what was asked."""
     begun: list[RunFolder] = []
-    monkeypatch.setattr("stoker.launch.runner_start.fork_runner", lambda folder, _: begun.append(folder))
+    monkeypatch.setattr("stoker_runs.launch.runner_start.fork_runner", lambda folder, _: begun.append(folder))
     assert main(["tune", "sweep.yaml", "--detach"]) == 0
     (folder,) = begun
     assert capsys.readouterr().out == f"{folder.id}\n"
@@ -190,7 +190,7 @@ def test_ctrl_c_leaves_a_sweep_to_itself(
         raise KeyboardInterrupt
 
     sweep.write_state(type(sweep.state())(status=Status.RUNNING))
-    monkeypatch.setattr("stoker.launch.following.follow", interrupted)
+    monkeypatch.setattr("stoker_runs.launch.following.follow", interrupted)
     assert sweep_output.follow_sweep(sweep, Workspace.find(None)) == run_output.DETACHED
     assert f"{sweep.id} goes on" in capsys.readouterr().err
     assert trials_of(sweep, World(Workspace.find(None).root).store)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tests.puppet_engine import Machine, PuppetEngine
 
-from stoker.launch.runner import Runner
-from stoker.launch.slots import Slots
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord
-from stoker.runs.states import RunState
-from stoker.runs.store import RunStore
+from stoker_runs.launch.runner import Runner
+from stoker_runs.launch.slots import Slots
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.states import RunState
+from stoker_runs.records.store import RunStore
 
 
 class StillClock:

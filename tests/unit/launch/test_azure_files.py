@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.launch.compute_files import keep_target, read_compute
-from stoker.launch.run_config_files import find_run_config, read_run_config
-from stoker.targets.definitions import find_target
 from stoker.workspace import Workspace
+from stoker_runs.launch.compute_files import keep_target, read_compute
+from stoker_runs.launch.run_config_files import find_run_config, read_run_config
+from stoker_runs.targets.definitions import find_target
 
 OLD = """
 ArgumentVector:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tests.puppet_engine import exited
 
-from stoker.launch.endings import observations
-from stoker.runs.failures import FailureCode
-from stoker.runs.states import CancelAsked, Ended, Lost, Refused, TimeUp
+from stoker_runs.launch.endings import observations
+from stoker_runs.records.failures import FailureCode
+from stoker_runs.records.states import CancelAsked, Ended, Lost, Refused, TimeUp
 
 KILLED = {"outcome": "signalled", "exit_status": None}
 

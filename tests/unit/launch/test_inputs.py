@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings, SubmissionRefused
-from stoker.launch.inputs import check_inputs, find_input, split_input
-from stoker.runs.data_digests import data_digests
-from stoker.targets.definitions import Target
 from stoker.workspace import Workspace
+from stoker_runs.launch.inputs import check_inputs, find_input, split_input
+from stoker_runs.records.data_digests import data_digests
+from stoker_runs.targets.definitions import Target
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.launch.registration import register_asked, register_model
 from stoker.models.repository import Repository
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
 from stoker.workspace import Workspace
+from stoker_runs.launch.registration import register_asked, register_model
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tests.puppet_engine import exited
 from tests.unit.launch.conftest import World
 
-from stoker.launch.following import follow
-from stoker.launch.slots import Slots
-from stoker.runs.definition import Definition
-from stoker.runs.failures import FailureCode, RunFailure
-from stoker.runs.files import log_file
-from stoker.runs.folder import RunFolder
-from stoker.runs.journal import read_lines
-from stoker.runs.states import RunState, Status, resumed
-from stoker.targets.capacity import Capacity
+from stoker_runs.launch.following import follow
+from stoker_runs.launch.slots import Slots
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.files import log_file
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.journal import read_lines
+from stoker_runs.records.states import RunState, Status, resumed
+from stoker_runs.targets.capacity import Capacity
 from stoker.workspace import Workspace
 
 

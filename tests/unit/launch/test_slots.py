@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from tests.unit.launch.conftest import World
 
 from stoker.errors import SubmissionRefused
-from stoker.launch.slots import Ask, Held, Slots, Wait, check_ask, choose
-from stoker.runs.states import RunState, Status
-from stoker.targets.capacity import Capacity
+from stoker_runs.launch.slots import Ask, Held, Slots, Wait, check_ask, choose
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.targets.capacity import Capacity
 
 FOUR = Capacity(4, ("0", "1"))
 

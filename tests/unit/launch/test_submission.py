@@ -8,15 +8,23 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError, SubmissionRefused
-from stoker.launch.configuration import read_configuration, read_duration_s
-from stoker.launch.submission import Request, plan, resume, submit
-from stoker.runs.comparing import compare_runs
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.states import RunState, Status
-from stoker.targets.engine import Job
-from stoker.targets.start_file import start_content
+from stoker_runs.launch.configuration import read_configuration, read_duration_s
+from stoker_runs.launch.submission import Request, plan, resume, submit
+from stoker_runs.records.comparing import compare_runs
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.targets.engine import Job
+from stoker_runs.targets.start_file import start_content
 from stoker.workspace import Workspace
+from stoker_runs.launch.configuration import read_configuration, read_duration_s
+from stoker_runs.launch.submission import Request, resume, submit
+from stoker_runs.records.comparing import compare_runs
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.targets.engine import Job
+from stoker_runs.targets.start_file import start_content
 
 Spawned = list[RunFolder]
 

@@ -11,9 +11,9 @@ import pytest
 from tests.client.puppet_server import PuppetServer, Request, answer
 
 from stoker.errors import LoadFailed
-from stoker.ray.app import ServerApp, app
+from stoker_cluster.ray.app import ServerApp, app
 
-module: Any = sys.modules["stoker.ray.app"]
+module: Any = sys.modules["stoker_cluster.ray.app"]
 
 
 class Stand:

@@ -12,8 +12,8 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from stoker.errors import LoadFailed
-from stoker.ray import replica
-from stoker.ray.replica import Replica, ServiceSpec
+from stoker_cluster.ray import replica
+from stoker_cluster.ray.replica import Replica, ServiceSpec
 
 SPEC = ServiceSpec("digits", ("m.onnx",), 8080, environ={"STOKER_PRIMARY_KEY": "k"})
 

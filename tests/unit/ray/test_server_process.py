@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from stoker.errors import LoadFailed
-from stoker.ray import child, server_process
-from stoker.ray.server_process import ServerProcess
+from stoker_cluster.ray import child, server_process
+from stoker_cluster.ray.server_process import ServerProcess
 
 
 class PuppetProcess:
@@ -61,7 +61,7 @@ def test_it_is_started_with_its_address_and_keys(server: ServerProcess) -> None:
     """By the module that lets it end with this process."""
     puppet = puppet_of(server)
     assert server.base_uri == "http://[::1]:8081"
-    assert puppet.command[1:4] == ["-P", "-m", "stoker.ray.child"]
+    assert puppet.command[1:4] == ["-P", "-m", "stoker_cluster.ray.child"]
     assert puppet.command[5:] == ["m.onnx", "--host", "::1", "--port", "8081"]
     assert puppet.options["env"]["STOKER_PRIMARY_KEY"] == "k"
 

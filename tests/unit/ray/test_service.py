@@ -14,8 +14,8 @@ import pytest
 
 from stoker import cli
 from stoker.errors import LoadFailed, OperatorError, UnknownModel
-from stoker.ray import service
-from stoker.ray.replica import ServiceSpec, Standing
+from stoker_cluster.ray import service
+from stoker_cluster.ray.replica import ServiceSpec, Standing
 
 SPEC = ServiceSpec("digits", ("/models/digits.onnx", "--name", "digits"), 8080, 1.0)
 

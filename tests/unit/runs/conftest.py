@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stoker.runs.definition import Definition
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
 
 MakeRun = Callable[..., RunFolder]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tests.unit.runs.conftest import MakeRun
 
-from stoker.runs.comparing import compare_runs
-from stoker.runs.git_facts import git_properties
-from stoker.runs.plotting import curves_of, thinned
-from stoker.runs.snapshots import SnapshotStore
-from stoker.runs.states import Status
+from stoker_runs.records.comparing import compare_runs
+from stoker_runs.records.git_facts import git_properties
+from stoker_runs.records.plotting import curves_of, thinned
+from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.states import Status
 
 
 def test_differences_are_named_by_kind(make_run: MakeRun, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 from tests.unit.runs.conftest import MakeRun
 
 from stoker.errors import SubmissionRefused
-from stoker.runs.files import copy_files, find_file, run_files
-from stoker.runs.folder import RunFolder
+from stoker_runs.records.files import copy_files, find_file, run_files
+from stoker_runs.records.folder import RunFolder
 
 
 @pytest.fixture

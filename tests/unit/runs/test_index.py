@@ -7,11 +7,11 @@ import pytest
 from tests.unit.runs.conftest import MakeRun
 
 from stoker.errors import InvalidSettings
-from stoker.runs import index as index_module
-from stoker.runs.conditions import SortKey, read_conditions
-from stoker.runs.index import RunIndex
-from stoker.runs.states import Status
-from stoker.runs.store import RunStore
+from stoker_runs.records import index as index_module
+from stoker_runs.records.conditions import SortKey, read_conditions
+from stoker_runs.records.index import RunIndex
+from stoker_runs.records.states import Status
+from stoker_runs.records.store import RunStore
 
 
 def measured(**values: object) -> list[dict[str, object]]:

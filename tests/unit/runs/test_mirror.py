@@ -8,8 +8,8 @@ import pytest
 from tests.unit.runs.conftest import MakeRun
 
 from stoker.errors import OperatorError
-from stoker.runs.mirror import Mirror
-from stoker.runs.states import RunState, Status
+from stoker_runs.records.mirror import Mirror
+from stoker_runs.records.states import RunState, Status
 
 
 class MlflowError(Exception):
@@ -132,7 +132,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     tracking: Store, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has arrived is not sent again."""
-    monkeypatch.setattr("stoker.runs.mirror._BATCH", 2)
+    monkeypatch.setattr("stoker_runs.records.mirror._BATCH", 2)
     run = make_run(1, metrics=[{"k": "loss", "v": n} for n in range(5)])
     tracking.fails_after = 1
     with pytest.raises(OperatorError, match="no route"):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.runs.failures import FailureCode, RunFailure
-from stoker.runs.states import (
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.states import (
     TERMINAL,
     CancelAsked,
     Collected,

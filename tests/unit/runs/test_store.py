@@ -7,9 +7,9 @@ import pytest
 from tests.unit.runs.conftest import MakeRun
 
 from stoker.errors import InvalidSettings, UnknownRun
-from stoker.runs.record import RunRecord, checked_experiment, experiment_of, new_run_id
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
+from stoker_runs.records.record import RunRecord, checked_experiment, experiment_of, new_run_id
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
 
 
 def test_a_run_reads_back_what_was_asked(store: RunStore, make_run: MakeRun) -> None:
@@ -127,7 +127,7 @@ def test_a_failed_creation_leaves_nothing(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stoker.runs.folder.append_line", fail)
+    monkeypatch.setattr("stoker_runs.records.folder.append_line", fail)
     with pytest.raises(OSError, match="No space"):
         store.create(record, RunState())
     assert list((store.runs_dir / ".staging").iterdir()) == []

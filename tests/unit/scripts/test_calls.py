@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.azure import finder
-from stoker.azure.aml_request import AMLRequest
-from stoker.azure.aml_response import AMLResponse
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.forms import request_headers
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
+from stoker_azure import finder
+from stoker_azure.aml_request import AMLRequest
+from stoker_azure.aml_response import AMLResponse
 
 pytestmark = pytest.mark.usefixtures("without_flask")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.azure import aml_request
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
 from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
+from stoker_azure import aml_request
 
 Load = Callable[..., EntryScript]
 

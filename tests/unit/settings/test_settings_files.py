@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.azure_config.json_file import read_object
+from stoker_azure.config.json_file import read_object
 from stoker.environments.conda_file import read_conda_file
 from stoker.errors import OperatorError
 from stoker.mlflow_folder import MLMODEL, MlflowFolder

@@ -11,16 +11,16 @@ import yaml
 
 from stoker.cli import main
 from stoker.errors import InvalidSettings, SubmissionRefused
-from stoker.launch.submission import Request, plan
-from stoker.runs.definition import Definition
-from stoker.runs.failures import FailureCode, RunFailure
-from stoker.runs.record import RunRecord
-from stoker.runs.states import RunState
-from stoker.runs.store import RunStore
-from stoker.targets.attaching import attach, create, detach
-from stoker.targets.definitions import Target, find_target
-from stoker.targets.engine import EngineFailure
 from stoker.workspace import Workspace
+from stoker_runs.launch.submission import Request, plan
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.states import RunState
+from stoker_runs.records.store import RunStore
+from stoker_runs.targets.attaching import attach, create, detach
+from stoker_runs.targets.definitions import Target, find_target
+from stoker_runs.targets.engine import EngineFailure
 
 VM = {"type": "ssh", "address": "gpu.example.com"}
 

@@ -19,24 +19,24 @@ from stoker.cli import main
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
-from stoker.runs.definition import Definition
-from stoker.runs.failures import RunFailure
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import RunRecord
-from stoker.runs.states import RunState
-from stoker.runs.store import RunStore
-from stoker.targets.definitions import Target, find_target
-from stoker.targets.engine import EngineFailure, Job, Presence
-from stoker.targets.registry import no_compiler_for_libraries
-from stoker.targets.sights import sight_of
-from stoker.targets.ssh.bootstrap import command, first_line
-from stoker.targets.ssh.collecting import checked_entries, collect
-from stoker.targets.ssh.engine import SshEngine
-from stoker.targets.ssh.environment import choose
-from stoker.targets.ssh.host_keys import HostKeys
-from stoker.targets.ssh.porter import Porter
-from stoker.targets.ssh.sending import listed
-from stoker.targets.ssh.settings import SshSettings
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.failures import RunFailure
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.states import RunState
+from stoker_runs.records.store import RunStore
+from stoker_runs.targets.definitions import Target, find_target
+from stoker_runs.targets.engine import EngineFailure, Job, Presence
+from stoker_runs.targets.registry import no_compiler_for_libraries
+from stoker_runs.targets.sights import sight_of
+from stoker_runs.targets.ssh.bootstrap import command, first_line
+from stoker_runs.targets.ssh.collecting import checked_entries, collect
+from stoker_runs.targets.ssh.engine import SshEngine
+from stoker_runs.targets.ssh.environment import choose
+from stoker_runs.targets.ssh.host_keys import HostKeys
+from stoker_runs.targets.ssh.porter import Porter
+from stoker_runs.targets.ssh.sending import listed
+from stoker_runs.targets.ssh.settings import SshSettings
 from stoker.workspace import Workspace
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICypcGbSAuDIGoJWCRr0+XPjj3K2YfLjMMJMyoOKu80i"

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.runs.failures import RunFailure
-from stoker.runs.states import Status
-from stoker.tuning.planning import Child, Ending, ending_of, next_step
-from stoker.tuning.policies import Bandit, Curve, Policy
-from stoker.tuning.samplers import sampler
-from stoker.tuning.spaces import expression
-from stoker.tuning.terms import Terms, terms
+from stoker_runs.records.failures import RunFailure
+from stoker_runs.records.states import Status
+from stoker_runs.tuning.planning import Child, Ending, ending_of, next_step
+from stoker_runs.tuning.policies import Bandit, Curve, Policy
+from stoker_runs.tuning.samplers import sampler
+from stoker_runs.tuning.spaces import expression
+from stoker_runs.tuning.terms import Terms, terms
 
 SPACE = {"--n": expression("randint", 9)}
 RUNNING, DONE, CUT, FAILED = Status.RUNNING, Status.COMPLETED, Status.CANCELED, Status.FAILED

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings
-from stoker.tuning.policies import (
+from stoker_runs.tuning.policies import (
     Bandit,
     Curve,
     Goal,

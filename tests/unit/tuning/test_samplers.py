@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings
-from stoker.tuning.samplers import Sampler, sampler
-from stoker.tuning.spaces import expression
-from stoker.tuning.terms import Again, Terms, arguments_of, terms
+from stoker_runs.tuning.samplers import Sampler, sampler
+from stoker_runs.tuning.spaces import expression
+from stoker_runs.tuning.terms import Again, Terms, arguments_of, terms
 
 SPACE = {"--rate": expression("loguniform", -6, -1), "--units": expression("choice", 16, 32)}
 

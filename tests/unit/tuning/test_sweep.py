@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from tests.unit.launch.conftest import StillClock
 
 from stoker.errors import SubmissionRefused, UnknownRun
-from stoker.runs.definition import Definition
-from stoker.runs.failures import RunFailure
-from stoker.runs.folder import RunFolder
-from stoker.runs.record import SWEEP, RunRecord
-from stoker.runs.states import RunState, Status
-from stoker.runs.store import RunStore
-from stoker.tuning.children import terms_of, trials_of
-from stoker.tuning.policies import Bandit, Policy
-from stoker.tuning.samplers import sampler
-from stoker.tuning.spaces import expression
-from stoker.tuning.submission import going_on
-from stoker.tuning.sweep import Sweep
-from stoker.tuning.terms import Again, Terms, terms
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.failures import RunFailure
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import SWEEP, RunRecord
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
+from stoker_runs.tuning.children import terms_of, trials_of
+from stoker_runs.tuning.policies import Bandit, Policy
+from stoker_runs.tuning.samplers import sampler
+from stoker_runs.tuning.spaces import expression
+from stoker_runs.tuning.submission import going_on
+from stoker_runs.tuning.sweep import Sweep
+from stoker_runs.tuning.terms import Again, Terms, terms
 
 
 class Killed(BaseException):

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from stoker.errors import InvalidSettings
-from stoker.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
-from stoker.tuning.spaces import between, expression
-from stoker.tuning.sweep_files import find_hdconfig, read_hdconfig, read_sweep, split_sweep
-from stoker.tuning.terms import Terms
+from stoker_runs.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
+from stoker_runs.tuning.spaces import between, expression
+from stoker_runs.tuning.sweep_files import find_hdconfig, read_hdconfig, read_sweep, split_sweep
+from stoker_runs.tuning.terms import Terms
 
 SWEEP = {
     "script": "train.py",

@@ -9,9 +9,9 @@ from tests.unit.tuning.test_sweep import World
 import stoker
 from stoker import sweeps
 from stoker.errors import InvalidSettings
-from stoker.tuning.children import terms_of
-from stoker.tuning.policies import Bandit
 from stoker.workspace import Workspace
+from stoker_runs.tuning.children import terms_of
+from stoker_runs.tuning.policies import Bandit
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""The subcommands of `stoker` that speak as Azure does."""

@@ -1,0 +1,277 @@
+"""`stoker az ml`: the command lines of Azure's Workbench and of its CLI, as the ones of Stoker that do the same."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker_azure.commands import az_actions
+from stoker_azure.commands.az_history import history
+from stoker_azure.commands.az_refusals import REFUSED, refuse
+from stoker.errors import SubmissionRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "take command lines that were written for Azure: stoker az ml …"
+
+_NAME: Final = (("-n", "--name"), {"required": True, "metavar": "NAME", "help": "its name"})
+_RUN: Final = (
+    ("-r", "--run-id", "--run"),
+    {"dest": "reference", "required": True, "metavar": "RUN", "help": "the run"},
+)
+_CONFIG: Final = (
+    ("-c", "--run-configuration", "--run-configuration-name"),
+    {"dest": "config", "metavar": "NAME", "help": "NAME.runconfig of the project, or NAME.compute"},
+)
+_TARGET: Final = (("-t", "--target", "--ct"), {"metavar": "NAME", "help": "the compute target"})
+_SCRIPT: Final = (("script",), {"metavar": "SCRIPT", "help": "the script"})
+_ARGUMENTS: Final = (
+    ("arguments",),
+    {"metavar": "ARG", "nargs": argparse.REMAINDER, "help": "what follows it, as it is"},
+)
+_EXPERIMENT: Final = (
+    ("-e", "--experiment-name"),
+    {"dest": "experiment", "metavar": "NAME", "help": "the experiment"},
+)
+_DETACH: Final = (
+    ("--async",),
+    {"dest": "detach", "action": "store_true", "help": "do not follow the run"},
+)
+_OUTPUT: Final = (
+    ("-o", "--output"),
+    {"choices": ["json", "table", "tsv"], "default": "json", "help": "how it is printed (default: json)"},
+)
+_QUERY: Final = (
+    ("--query",),
+    {"metavar": "JMESPATH", "help": "what of it is printed; needs the package jmespath"},
+)
+_DIRECTORY: Final = (("-d", "--output-dir"), {"dest": "output", "metavar": "DIR", "help": "where to"})
+_PREFIX: Final = (("--prefix",), {"default": "", "metavar": "PREFIX", "help": "only those that begin so"})
+_Arguments = tuple[tuple[tuple[str, ...], dict[str, Any]], ...]
+
+ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace], int], Any]]] = {
+    ("computetarget", "attach"): (
+        "write NAME.compute and NAME.runconfig of a compute target",
+        az_actions.attach,
+        (
+            (
+                ("kind",),
+                {"nargs": "?", "metavar": "TYPE", "help": "remotedocker, remote, cluster or localdocker"},
+            ),
+            (("--type",), {"dest": "type_of_before", "metavar": "TYPE", "help": "the same, as it once was"}),
+            _NAME,
+            (("-a", "--address"), {"metavar": "HOST", "help": "the machine"}),
+            (("-u", "--username"), {"metavar": "NAME", "help": "who logs in there"}),
+            (
+                ("-p", "-w", "--password"),
+                {"metavar": "PASSWORD", "help": "kept in a file of the workspace for you alone"},
+            ),
+            (("--ssh-port",), {"metavar": "PORT", "help": "where its SSH server listens (default: 22)"}),
+            (("--private-key-file",), {"metavar": "FILE", "help": "the private key to log in with"}),
+            (
+                ("--private-key-passphrase",),
+                {"metavar": "TEXT", "help": "its passphrase, kept as the password is"},
+            ),
+            (("-k", "--use-azureml-ssh-key"), {"action": "store_true", "help": "log in by a key of yours"}),
+        ),
+    ),
+    ("computetarget", "create"): (
+        "keep a cluster by its name; the cores and GPUs of this machine stand for it",
+        az_actions.create_cluster,
+        (
+            (("kind",), {"choices": ["amlcompute"], "metavar": "TYPE", "help": "amlcompute"}),
+            _NAME,
+            (("-s", "--vm-size"), {"default": "", "metavar": "SIZE", "help": "the size of its machines"}),
+            (("--min-nodes",), {"default": 0, "metavar": "N", "help": "how many it keeps"}),
+            (("--max-nodes",), {"required": True, "metavar": "N", "help": "how many it may have"}),
+        ),
+    ),
+    ("computetarget", "update"): (
+        "change how many nodes a cluster may have",
+        az_actions.update_cluster,
+        (
+            (("kind",), {"choices": ["amlcompute"], "metavar": "TYPE", "help": "amlcompute"}),
+            _NAME,
+            (("--min-nodes",), {"metavar": "N", "help": "how many it keeps"}),
+            (("--max-nodes",), {"metavar": "N", "help": "how many it may have"}),
+            (
+                ("--idle-seconds-before-scaledown",),
+                {"metavar": "S", "help": "how long one may be idle; kept, nothing here"},
+            ),
+        ),
+    ),
+    ("computetarget", "list"): ("list the compute targets", az_actions.native("targets", "list"), ()),
+    ("computetarget", "show"): (
+        "show one",
+        az_actions.native("targets", "show", "{name}"),
+        (_NAME,),
+    ),
+    ("computetarget", "detach"): ("forget one of the project", az_actions.detach, (_NAME,)),
+    ("computetarget", "delete"): ("the same as detach", az_actions.detach, (_NAME,)),
+    ("experiment", "prepare"): (
+        "have packages and image of a run configuration",
+        az_actions.prepare,
+        (_CONFIG, _TARGET),
+    ),
+    ("experiment", "submit"): (
+        "run a script by a run configuration",
+        az_actions.submit,
+        (_CONFIG, _TARGET, _EXPERIMENT, _DETACH, _SCRIPT, _ARGUMENTS),
+    ),
+    ("experiment", "list"): ("list the experiments", az_actions.native("experiments", "list"), ()),
+    ("history", "list"): (
+        "list runs with what they have measured",
+        history,
+        (_OUTPUT, _QUERY, _EXPERIMENT),
+    ),
+    ("history", "info"): (
+        "show a run",
+        az_actions.native("runs", "show", "{reference}", "--json"),
+        (_RUN, _OUTPUT),
+    ),
+    ("history", "download"): ("copy the files of a run", az_actions.download, (_RUN, _DIRECTORY, _PREFIX)),
+    ("history", "promote"): (
+        "register a file of a run as a model",
+        az_actions.promote,
+        (
+            _RUN,
+            _NAME,
+            (
+                ("-ap", "--artifact-path"),
+                {"dest": "path", "required": True, "metavar": "PATH", "help": "the file"},
+            ),
+        ),
+    ),
+    ("project", "restore"): (
+        "copy the source files of a run to a new folder",
+        az_actions.restore,
+        (_RUN, (("--path", "-d"), {"dest": "output", "metavar": "DIR", "help": "the folder (default: RUN)"})),
+    ),
+    ("run", "submit-script"): (
+        "run a script by a run configuration",
+        az_actions.submit,
+        (_CONFIG, _TARGET, _EXPERIMENT, _DETACH, _SCRIPT, _ARGUMENTS),
+    ),
+    ("run", "submit-hyperdrive"): (
+        "run a script with many parameters, by a HyperDrive configuration",
+        az_actions.submit_hyperdrive,
+        (
+            _CONFIG,
+            _TARGET,
+            _EXPERIMENT,
+            _DETACH,
+            (
+                ("--hyperdrive-configuration-name", "--hd"),
+                {
+                    "dest": "hyperdrive",
+                    "required": True,
+                    "metavar": "NAME",
+                    "help": "NAME.yml, as hdconfig.yml",
+                },
+            ),
+            _SCRIPT,
+            _ARGUMENTS,
+        ),
+    ),
+    ("run", "list"): (
+        "list runs with what they have measured",
+        history,
+        (_OUTPUT, _QUERY, _EXPERIMENT),
+    ),
+    ("run", "show"): (
+        "show a run",
+        az_actions.native("runs", "show", "{reference}", "--json"),
+        (_RUN, _OUTPUT),
+    ),
+    ("run", "cancel"): ("have a run ended", az_actions.native("runs", "cancel", "{reference}"), (_RUN,)),
+    ("run", "download-logs"): ("copy the logs of a run", az_actions.download_logs, (_RUN, _DIRECTORY)),
+    ("folder", "attach"): (
+        "write .azureml/config.json, by which code for the SDK finds the workspace",
+        az_actions.attach_folder,
+        (
+            (("-w", "--workspace-name"), {"required": True, "metavar": "NAME", "help": "the workspace"}),
+            (
+                ("-g", "--resource-group"),
+                {"default": "local", "metavar": "NAME", "help": "its resource group"},
+            ),
+        ),
+    ),
+    ("datastore", "upload"): (
+        "copy a folder into a data store",
+        az_actions.upload,
+        (
+            _NAME,
+            (
+                ("-p", "--src-path"),
+                {"dest": "source", "required": True, "metavar": "DIR", "help": "the folder"},
+            ),
+            (
+                ("-u", "--target-path"),
+                {"dest": "place", "default": "", "metavar": "PATH", "help": "where in the store"},
+            ),
+            (("--overwrite",), {"action": "store_true", "help": "replace files that are there"}),
+        ),
+    ),
+    ("datastore", "list"): ("list the data stores", az_actions.list_stores, ()),
+}
+"""What there is, by group and verb: its help, what does it, and its arguments."""
+_GROUPS: Final = {
+    "computetarget": "compute targets",
+    "experiment": "scripts by run configurations",
+    "history": "runs and their files",
+    "project": "source files of runs",
+    "run": "scripts and runs, in the words of later",
+    "folder": "the workspace of a folder",
+    "datastore": "data stores",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command lines that there are; what is another one is refused by name."""
+    areas = parser.add_subparsers(dest="area", required=True, metavar="AREA")
+    ml = areas.add_parser("ml", help="machine learning", description="Command lines of az ml.")
+    groups = ml.add_subparsers(dest="group", required=True, metavar="GROUP")
+    verbs: dict[str, Any] = {}
+    for (group, verb), (words, action, arguments) in ACTIONS.items():
+        if group not in verbs:
+            of_group = groups.add_parser(
+                group, help=_GROUPS[group], description=_GROUPS[group].capitalize() + "."
+            )
+            verbs[group] = of_group.add_subparsers(dest="verb", required=True, metavar="VERB")
+        one = verbs[group].add_parser(verb, help=words, description=words.capitalize() + ".")
+        for names, options in arguments:
+            one.add_argument(*names, **options)
+        one.set_defaults(az_run=action)
+    for group, refusals in REFUSED.items():
+        known = verbs.get(group)
+        if known is None:
+            _add_refused(groups, group)
+            continue
+        for verb in refusals:
+            _add_refused(known, verb)
+
+
+def _add_refused(parsers: Any, name: str) -> None:
+    """Take whatever follows, for no word of it begins an option; helps do not show it."""
+    other = parsers.add_parser(name, add_help=False, prefix_chars="\0")
+    other.add_argument("rest", nargs="*")
+    other.set_defaults(az_run=refuse)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what a command line of Azure asks for.
+
+    Raises:
+        OperatorError: It is refused; the message names the command of Stoker that there is instead.
+    """
+    from stoker_azure.exceptions import AzureMLException
+
+    try:
+        exit_code: int = args.az_run(args)
+    except AzureMLException as error:
+        # What code for the SDK catches is a sentence here.
+        raise SubmissionRefused(str(error)) from None
+    return exit_code

@@ -1,0 +1,304 @@
+"""What `stoker az ml` does: mostly other commands of Stoker, by the words that stand for them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from stoker_runs.commands.run_output import note
+from stoker.errors import InvalidSettings, OperatorError, RepositoryError
+
+__all__ = [
+    "attach",
+    "attach_folder",
+    "create_cluster",
+    "detach",
+    "download",
+    "download_logs",
+    "list_stores",
+    "native",
+    "prepare",
+    "promote",
+    "restore",
+    "submit",
+    "submit_hyperdrive",
+    "update_cluster",
+    "upload",
+]
+
+
+def _as_stoker(words: list[str]) -> int:
+    """Do what a command line of Stoker does."""
+    module = importlib.import_module(f"stoker.commands.{words[0]}")
+    parser = argparse.ArgumentParser(prog=f"stoker {words[0]}")
+    module.add_arguments(parser)
+    exit_code: int = module.run(parser.parse_args(words[1:]))
+    return exit_code
+
+
+def native(*words: str) -> Callable[[argparse.Namespace], int]:
+    """Return what does the same as these words of a command line of Stoker; `{name}` is an argument of Azure's."""
+
+    def act(args: argparse.Namespace) -> int:
+        return _as_stoker([word.format_map(vars(args)) for word in words])
+
+    return act
+
+
+def attach(args: argparse.Namespace) -> int:
+    """Write the two files of a compute target into `aml_config/`; the password goes to the workspace."""
+    from stoker.names import checked_name
+    from stoker.system.durable import replace_file
+    from stoker.workspace import Workspace
+    from stoker_runs.launch.compute_files import keep_target, read_compute
+
+    kind = args.kind or args.type_of_before
+    if kind is None:
+        raise InvalidSettings("say what it is: remotedocker, remote, cluster, localdocker or local")
+    checked_name(args.name, "compute target")
+    folder = Path("aml_config")
+    compute, run_config = folder / f"{args.name}.compute", folder / f"{args.name}.runconfig"
+    lines = {"type": kind}
+    if args.address is not None:
+        reference = f"AzureMlSecret={args.name}#{args.username or ''}#{secrets.token_hex(16)}"
+        port = f":{args.ssh_port}" if args.ssh_port else ""
+        lines |= {"address": f"{args.address}{port}", "username": args.username or ""}
+        if args.private_key_file:
+            lines["privateKeyFile"] = str(Path(args.private_key_file).expanduser().absolute())
+        lines |= {"password": reference} if args.password else {}
+    in_docker = "docker" in kind
+    if in_docker:
+        lines |= {"baseDockerImage": "microsoft/mmlspark:plus-0.9.9", "sharedVolumes": "true"}
+        lines |= {"nvidiaDocker": "false", "nativeSharedDirectory": "~/.azureml/share/"}
+    folder.mkdir(exist_ok=True)
+    before = compute.read_bytes() if compute.is_file() else None
+    compute.write_text(_yaml_lines(lines), encoding="utf-8")
+    workspace = Workspace.find()
+    try:
+        keep_target(read_compute(compute), workspace, note)
+    except OperatorError:
+        if before is None:
+            compute.unlink()
+        else:
+            compute.write_bytes(before)
+        raise
+    if not run_config.exists():
+        run_config.write_text(_run_config_lines(args.name), encoding="utf-8")
+    known = {"password": args.password, "passphrase": args.private_key_passphrase}
+    if given := {name: text for name, text in known.items() if text}:
+        file = workspace.targets_dir / f"{args.name}.secret"
+        replace_file(file, json.dumps(given).encode() + b"\n", mode=0o600)
+    elif args.use_azureml_ssh_key:
+        note(f"let your own key in there: ssh-copy-id {args.username}@{args.address}")
+    sys.stdout.write(f"{compute}\n{run_config}\n")
+    return 0
+
+
+def _yaml_lines(lines: Mapping[str, str]) -> str:
+    import yaml
+
+    # As Azure wrote them: truth values without quotes.
+    words = {key: value == "true" if value in ("true", "false") else value for key, value in lines.items()}
+    return yaml.safe_dump(words, sort_keys=True)
+
+
+def _run_config_lines(name: str) -> str:
+    import yaml
+
+    from stoker_runs.launch.run_config_files import CONDA_FILE, SPARK_FILE
+
+    content: dict[str, Any] = {
+        "ArgumentVector": ["$file"],
+        # Named before they are there, as Workbench does: they are written, or changed, afterwards.
+        "CondaDependenciesFile": CONDA_FILE,
+        "EnvironmentVariables": {},
+        "Framework": "PySpark",
+        "PrepareEnvironment": False,
+        "SparkDependenciesFile": SPARK_FILE,
+        "Target": name,
+        "TrackedRun": True,
+        "UseSampling": True,
+    }
+    return yaml.safe_dump(content, sort_keys=True)
+
+
+def create_cluster(args: argparse.Namespace) -> int:
+    """Keep a cluster as code for the SDK does."""
+    from stoker_azure.sdk.core import Workspace
+    from stoker_azure.sdk.training_compute import AmlCompute
+
+    configuration = AmlCompute.provisioning_configuration(
+        args.vm_size, min_nodes=args.min_nodes, max_nodes=args.max_nodes
+    )
+    AmlCompute.create(Workspace.from_config(), args.name, configuration)
+    return 0
+
+
+def update_cluster(args: argparse.Namespace) -> int:
+    """Change how many nodes a cluster may have, as code for the SDK does."""
+    from stoker_azure.sdk.core import Workspace
+    from stoker_azure.sdk.training_compute import AmlCompute
+
+    cluster = AmlCompute(Workspace.from_config(), args.name)
+    cluster.update(args.min_nodes, args.max_nodes, args.idle_seconds_before_scaledown)
+    nodes = cluster.serialize()["properties"]
+    sys.stdout.write(f"{args.name}: min_nodes {nodes['min_nodes']}, max_nodes {nodes['max_nodes']}\n")
+    return 0
+
+
+def detach(args: argparse.Namespace) -> int:
+    """Forget a compute target: its files of the project, and what the workspace has of it."""
+    from stoker.workspace import Workspace
+    from stoker_runs.launch.compute_files import find_compute
+    from stoker_runs.targets.definitions import LOCAL, find_target
+
+    if args.name == LOCAL:
+        raise InvalidSettings(f"{LOCAL} is this machine, and cannot be detached")
+    workspace = Workspace.find()
+    files = [workspace.targets_dir / f"{args.name}.yaml", workspace.targets_dir / f"{args.name}.secret"]
+    # What code for the SDK has kept.
+    record = workspace.azure_dir / "compute" / f"{args.name}.json"
+    files += [record, record.with_suffix(".secret")]
+    compute = find_compute(Path(), args.name)
+    if compute is not None:
+        files += [compute, compute.with_suffix(".runconfig")]
+    elif not any(file.is_file() for file in files):
+        # Says which one may be meant.
+        find_target(workspace.targets_dir, args.name)
+    for file in filter(Path.is_file, files):
+        file.unlink()
+        sys.stdout.write(f"{file} is removed\n")
+    return 0
+
+
+def _submission(args: argparse.Namespace, *more: str) -> list[str]:
+    """The words of `stoker submit` for a run configuration, or a compute target without one."""
+    from stoker_runs.launch.compute_files import find_compute
+    from stoker_runs.launch.run_config_files import find_run_config
+
+    name = args.config or args.target
+    if name is None:
+        raise InvalidSettings("no run configuration is named; say which with -c NAME")
+    has_file = find_run_config(Path.cwd(), name) is not None
+    # A compute target may have no run configuration of its name.
+    target = args.target or (name if not has_file and find_compute(Path.cwd(), name) is not None else None)
+    words = [*more, *(["--config", name] if has_file or target is None else [])]
+    return [*words, *(["--target", target] if target is not None else [])]
+
+
+def submit(args: argparse.Namespace) -> int:
+    """Run a script by a run configuration."""
+    words = _submission(args, *(["--experiment", args.experiment] if args.experiment else []))
+    words += ["--detach"] if args.detach else []
+    return _as_stoker(["submit", *words, args.script, *args.arguments])
+
+
+def submit_hyperdrive(args: argparse.Namespace) -> int:
+    """Run a script with many parameters, by a run configuration and a HyperDrive configuration."""
+    from stoker.workspace import Workspace
+    from stoker_runs.commands import submit as submission
+    from stoker_runs.commands.tune import begin
+    from stoker_runs.tuning.sweep_files import find_hdconfig, read_hdconfig
+
+    asked = read_hdconfig(find_hdconfig(Path.cwd(), args.hyperdrive))
+    parser = argparse.ArgumentParser(prog="stoker submit")
+    submission.add_arguments(parser)
+    words = _submission(args, *(["--experiment", args.experiment] if args.experiment else []))
+    options = parser.parse_args([*words, args.script, *args.arguments])
+    workspace = Workspace.find()
+    with ExitStack() as cleanup:
+        request = submission.request_of(options, workspace, cleanup)
+        return begin(request, asked, workspace, cleanup, detach=args.detach)
+
+
+def prepare(args: argparse.Namespace) -> int:
+    """Have packages and image of a run configuration; nothing is started."""
+    from stoker.workspace import Workspace
+    from stoker_runs.commands import submit as submission
+    from stoker_runs.launch.preparing import prepare as prepared
+
+    parser = argparse.ArgumentParser(prog="stoker submit")
+    submission.add_arguments(parser)
+    scripts = sorted(Path().glob("*.py"))
+    if not scripts:
+        raise InvalidSettings(
+            "there is no script in this folder: prepare is called in the folder of a project"
+        )
+    options = parser.parse_args([*_submission(args), scripts[0].name])
+    workspace = Workspace.find()
+    with ExitStack() as cleanup:
+        request = submission.request_of(options, workspace, cleanup)
+        prepared(request, workspace, note)
+    sys.stdout.write(f"{request.definition.target} is prepared\n")
+    return 0
+
+
+def download(args: argparse.Namespace) -> int:
+    """Copy the files of a run."""
+    words = ["runs", "download", args.reference, args.prefix]
+    return _as_stoker([*words, *(["--output", args.output] if args.output else [])])
+
+
+def download_logs(args: argparse.Namespace) -> int:
+    """Copy the logs of a run."""
+    words = ["runs", "download", args.reference, "azureml-logs/"]
+    return _as_stoker([*words, *(["--output", args.output] if args.output else [])])
+
+
+def promote(args: argparse.Namespace) -> int:
+    """Register a file of a run as a model; one that cannot be served by itself is kept for entry scripts."""
+    from stoker.models.frameworks import detect
+    from stoker_runs.records.files import find_file
+    from stoker_runs.records.store import RunStore
+    from stoker.workspace import Workspace
+
+    words = ["models", "register", args.name, args.path, "--run", args.reference]
+    source = find_file(RunStore(Workspace.find().runs_dir).find(args.reference), args.path)
+    try:
+        detect(source)
+    except RepositoryError:
+        note(f"{args.path} is registered as files for an entry script")
+        words += ["--framework", "files"]
+    return _as_stoker(words)
+
+
+def restore(args: argparse.Namespace) -> int:
+    """Copy the source files of a run to a new folder."""
+    return _as_stoker(["runs", "snapshot", args.reference, "--output", args.output or args.reference])
+
+
+def attach_folder(args: argparse.Namespace) -> int:
+    """Write the file by which code for the SDK finds its workspace."""
+    from stoker_azure.sdk.core import Workspace
+
+    Workspace.create(args.workspace_name, resource_group=args.resource_group).write_config()
+    sys.stdout.write(".azureml/config.json is written\n")
+    return 0
+
+
+def upload(args: argparse.Namespace) -> int:
+    """Copy a folder into a data store."""
+    from stoker_azure.sdk.core import Workspace
+    from stoker_azure.sdk.data.datastore import Datastore
+
+    Datastore.get(Workspace.from_config(), args.name).upload(
+        args.source, args.place or None, overwrite=args.overwrite
+    )
+    return 0
+
+
+def list_stores(args: argparse.Namespace) -> int:
+    """List the data stores."""
+    from stoker_azure.sdk.core import Workspace
+    from stoker_azure.sdk.data.datastore import Datastore
+
+    del args
+    sys.stdout.write("".join(f"{name}\n" for name in Datastore.names(Workspace.from_config())))
+    return 0

@@ -1,0 +1,234 @@
+"""The settings of online endpoints and deployments in the YAML of `az ml` (CLI v2): names, values, their fate here.
+
+One row a setting, for the keys of the schemas `managedOnlineDeployment`, `kubernetesOnlineDeployment`,
+`managedOnlineEndpoint` and `kubernetesOnlineEndpoint`. What has a shape of its own (the model, the environment, what
+is collected) is read by `online_assets`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from stoker.errors import InvalidSettings
+from stoker_azure.config.fields import KEPT_BECAUSE
+from stoker_azure.config.json_file import unknown
+from stoker_azure.config.values import flag, text, texts, whole
+
+__all__ = [
+    "DEPLOYMENT_FIELDS",
+    "ENDPOINT_FIELDS",
+    "KEPT_ONLINE_BECAUSE",
+    "OnlineField",
+    "OnlineGroup",
+    "checked_values",
+    "kept_notes",
+]
+
+OnlineGroup = Literal[
+    "here",
+    "silent",
+    "autoscaling",
+    "resources",
+    "probes",
+    "placement",
+    "network",
+    "monitoring",
+    "image",
+    "labels",
+]
+"""`here`: it has an effect on this machine. `silent`: it says nothing. Else it has none, and the group says why."""
+
+KEPT_ONLINE_BECAUSE: Final[Mapping[OnlineGroup, str]] = {
+    "autoscaling": KEPT_BECAUSE["autoscaling"],
+    "resources": KEPT_BECAUSE["resources"],
+    "probes": "the supervisor sees at once when a process ends; /v2/health/live and /v2/health/ready are there for "
+    "probes",
+    "placement": KEPT_BECAUSE["placement"],
+    "network": KEPT_BECAUSE["network"],
+    "monitoring": KEPT_BECAUSE["monitoring"],
+    "image": "no container is built here",
+    "labels": KEPT_BECAUSE["labels"],
+}
+
+_CPU: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m?)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineField:
+    """One setting.
+
+    Attributes:
+        name: Its name in the YAML, with dots for nesting.
+        check: Returns the value that is used, or raises ValueError with what is allowed ("must be ...").
+        group: What becomes of it here.
+    """
+
+    name: str
+    check: Callable[[Any], Any]
+    group: OnlineGroup = "here"
+
+
+def checked_values(content: Mapping[str, Any], fields: Iterable[OnlineField], source: str) -> dict[str, Any]:
+    """Return the settings of a file by their dotted names, checked; what is null is not given.
+
+    Raises:
+        InvalidSettings: One is unknown or has a bad value.
+    """
+    known = {field.name: field for field in fields}
+    return dict(_checked(content, "", known, source))
+
+
+def kept_notes(values: Mapping[str, Any], fields: Iterable[OnlineField], prefix: str) -> Iterable[str]:
+    """What the operator is told of the settings that have no effect, one line a group."""
+    by_name = {field.name: field for field in fields}
+    for group, because in KEPT_ONLINE_BECAUSE.items():
+        given = [f"{name} {_shown(value)}" for name, value in values.items() if by_name[name].group == group]
+        if given:
+            yield f"{prefix}kept for the cluster: {group} ({', '.join(given)}); {because}"
+
+
+def _checked(
+    content: Mapping[str, Any], prefix: str, known: Mapping[str, OnlineField], source: str
+) -> Iterable[tuple[str, Any]]:
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if name in known:
+            if value is not None:
+                try:
+                    yield name, known[name].check(value)
+                except ValueError as error:
+                    raise InvalidSettings(f"{source}: {name} {error}, got {value!r}") from None
+        elif not any(other.startswith(f"{name}.") for other in known):
+            raise unknown(name, known, source)
+        elif isinstance(value, Mapping):
+            yield from _checked(value, f"{name}.", known, source)
+        elif value is not None:
+            raise InvalidSettings(f"{source}: {name} must be a mapping, got {value!r}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={content}" for name, content in value.items()) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        # As the CLI does, whatever the case: Enabled, enabled.
+        found = value.lower() if isinstance(value, str) else None
+        if found not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return found
+
+    return check
+
+
+def _anything(value: Any) -> Any:
+    return value
+
+
+def _cpus(value: Any) -> float:
+    """Cores as Kubernetes has them: `2`, `0.5`, `500m`."""
+    found = _CPU.fullmatch(str(value)) if not isinstance(value, bool) else None
+    if found is None or not float(found[1]):
+        raise ValueError("must be a number of cores above 0, such as 2, 0.5 or 500m")
+    return float(found[1]) / (1000 if found[2] else 1)
+
+
+def _percents(most: int) -> Callable[[Any], dict[str, int]]:
+    percent = whole(0, 100)
+
+    def check(value: Any) -> dict[str, int]:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise ValueError("must be percents by the names of deployments")
+        try:
+            given = {name: percent(share) for name, share in value.items()}
+        except ValueError as error:
+            raise ValueError(f"{error} for each deployment") from None
+        if sum(given.values()) > most:
+            raise ValueError(f"must not add up to more than {most}")
+        return given
+
+    return check
+
+
+_AUTH: Final = _one_of("key", "aml_token", "aad_token")
+_SWITCHED: Final = _one_of("enabled", "disabled")
+_SECONDS: Final = whole(0, 86_400)
+
+
+def _probe(name: str) -> tuple[OnlineField, ...]:
+    parts = ("initial_delay", "period", "timeout", "success_threshold", "failure_threshold")
+    return tuple(OnlineField(f"{name}.{part}", _SECONDS, "probes") for part in parts)
+
+
+_COMMON: Final = (
+    OnlineField("$schema", text, "silent"),
+    OnlineField("name", text),
+    OnlineField("description", text),
+    OnlineField("tags", texts, "labels"),
+    OnlineField("properties", texts, "labels"),
+    OnlineField("id", text, "silent"),
+    OnlineField("provisioning_state", text, "silent"),
+)
+
+DEPLOYMENT_FIELDS: Final = (
+    *_COMMON,
+    OnlineField("type", _one_of("managed", "kubernetes"), "silent"),
+    OnlineField("endpoint_name", text),
+    OnlineField("model", _anything),
+    OnlineField("code_configuration.code", text),
+    OnlineField("code_configuration.scoring_script", text),
+    OnlineField("environment", _anything),
+    OnlineField("environment_variables", _anything),
+    OnlineField("instance_count", whole(1, 64)),
+    OnlineField("request_settings.request_timeout_ms", whole(1, 3_600_000)),
+    OnlineField("request_settings.max_concurrent_requests_per_instance", whole(1, 1024)),
+    OnlineField("request_settings.max_queue_wait_ms", whole(0, 3_600_000)),
+    OnlineField("scale_settings.type", _one_of("default", "target_utilization"), "silent"),
+    OnlineField("scale_settings.min_instances", whole(1, 64)),
+    OnlineField("scale_settings.max_instances", whole(1, 10_000), "autoscaling"),
+    OnlineField("scale_settings.polling_interval", whole(1, 86_400), "autoscaling"),
+    OnlineField("scale_settings.target_utilization_percentage", whole(1, 100), "autoscaling"),
+    OnlineField("data_collector.collections", _anything),
+    OnlineField("data_collector.sampling_rate", _anything),
+    OnlineField("data_collector.rolling_rate", text, "monitoring"),
+    OnlineField("data_collector.request_logging", _anything, "monitoring"),
+    OnlineField("instance_type", text, "resources"),
+    OnlineField("resources.requests.cpu", _cpus),
+    OnlineField("resources.requests.memory", _anything, "resources"),
+    OnlineField("resources.requests.gpu", _anything, "resources"),
+    OnlineField("resources.requests.nvidia.com/gpu", _anything, "resources"),
+    OnlineField("resources.limits.cpu", _cpus, "resources"),
+    OnlineField("resources.limits.memory", _anything, "resources"),
+    OnlineField("resources.limits.gpu", _anything, "resources"),
+    OnlineField("resources.limits.nvidia.com/gpu", _anything, "resources"),
+    *_probe("liveness_probe"),
+    *_probe("readiness_probe"),
+    *_probe("startup_probe"),
+    OnlineField("egress_public_network_access", _SWITCHED, "network"),
+    OnlineField("private_network_connection", flag, "network"),
+    OnlineField("app_insights_enabled", flag, "monitoring"),
+    OnlineField("model_mount_path", text, "image"),
+)
+"""What a deployment may have."""
+
+ENDPOINT_FIELDS: Final = (
+    *_COMMON,
+    OnlineField("auth_mode", _AUTH),
+    OnlineField("traffic", _percents(100)),
+    OnlineField("mirror_traffic", _percents(50)),
+    OnlineField("defaults.deployment_name", text),
+    OnlineField("public_network_access", _SWITCHED, "network"),
+    OnlineField("identity", _anything, "placement"),
+    OnlineField("location", text, "placement"),
+    OnlineField("compute", text, "placement"),
+    OnlineField("kind", text, "silent"),
+    OnlineField("type", text, "silent"),
+    OnlineField("scoring_uri", text, "silent"),
+    OnlineField("openapi_uri", text, "silent"),
+)
+"""What an endpoint may have."""

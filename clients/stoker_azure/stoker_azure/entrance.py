@@ -1,0 +1,172 @@
+"""What a process gets that runs code for Azure's SDK: whose `azureml` is imported, which Keras, how numpy prints.
+
+`python -m stoker.azure` and `import stoker.azure` are the two entrances, and do the same. Stoker's own processes
+import modules of this package too; they do not enter.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, TracebackType
+from typing import Any, Final
+
+from stoker_azure import finder
+from stoker_azure.exceptions import AzureMLException
+from stoker.system.tracebacks import format_for_script, frames_of_script
+
+__all__ = ["VARIABLE", "advise", "enter", "is_entered_by_user", "show_exception"]
+
+VARIABLE: Final = "STOKER_AZURE"
+"""Variable that says whose `azureml` is imported: `stoker` (default), or `real`."""
+
+_SDK: Final = "azureml"
+_CORE: Final = "azureml.core"
+_LEGACY_KERAS: Final = "TF_USE_LEGACY_KERAS"
+_PRINTED_AS: Final = "1.25"
+"""The version of numpy up to which `str(list(row))` gave plain numbers."""
+_BELOW_USER: Final = ("importlib", __name__.rpartition(".")[0])
+
+
+def is_entered_by_user() -> bool:
+    """Whether the first import of this package, which goes on now, was made by a user's code."""
+    frame = sys._getframe(1)  # noqa: SLF001  # who imports is said nowhere else
+    while frame.f_back is not None and _is_import(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return not frame.f_globals.get("__name__", "").startswith("stoker.")
+
+
+def _is_import(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in _BELOW_USER)
+
+
+def enter() -> None:
+    """Prepare this process for code written for Azure's SDK.
+
+    Raises:
+        ImportError: The variable `STOKER_AZURE` has another value than `stoker` and `real`.
+    """
+    chosen = os.environ.get(VARIABLE, "stoker")
+    if chosen not in ("stoker", "real"):
+        raise ImportError(f"{VARIABLE} is {chosen!r}; it can be stoker or real")
+    if chosen == "real":
+        finder.uninstall()
+        return
+    _take_the_place_of_azure()
+    _choose_keras()
+    if "numpy" in sys.modules:
+        _print_numbers_plainly()
+    else:
+        sys.meta_path.insert(0, _NumpyWatch())
+    sys.excepthook = show_exception
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        shell.events.register("post_run_cell", _advise_on_cell)
+
+
+def _take_the_place_of_azure() -> None:
+    """Let the stand-in win over an `azureml-core` that is installed, and say so."""
+    loaded = sys.modules.get(_CORE)
+    if loaded is not None and not finder.is_provided(_CORE):
+        _say(
+            f"{_CORE} was imported before, from {getattr(loaded, '__file__', None)}: this program talks to Azure. "
+            f"Import stoker.azure first, or set {VARIABLE}=real if Azure is meant"
+        )
+        return
+    file = _installed_core()
+    if file is not None:
+        finder.install(before=_SDK)
+        _say(
+            f"Stoker takes the place of the azureml-core that is installed, {file}; set {VARIABLE}=real if Azure is "
+            "meant"
+        )
+
+
+def _installed_core() -> str | None:
+    """The file of the real `azureml.core`; None if it is not installed. Nothing of it is imported."""
+    package = PathFinder.find_spec(_SDK)
+    if package is None or package.submodule_search_locations is None:
+        return None
+    core = PathFinder.find_spec(_CORE, list(package.submodule_search_locations))
+    return None if core is None else core.origin
+
+
+def _choose_keras() -> None:
+    """Have Keras 2 where `tf-keras` is installed: what code of before has saved is loaded by the same Keras."""
+    if importlib.util.find_spec("tf_keras") is None or _LEGACY_KERAS in os.environ:
+        return
+    os.environ[_LEGACY_KERAS] = "1"
+    if "tensorflow" in sys.modules:
+        _say(
+            "tensorflow was imported before, with Keras 3; for the Keras 2 of tf-keras import stoker.azure first"
+        )
+
+
+class _NumpyWatch(importlib.abc.MetaPathFinder):
+    """Sees numpy being imported, and has it print numbers plainly from then on."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if fullname != "numpy":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_choose(module: ModuleType) -> None:
+                execute(module)
+                _print_numbers_plainly()
+
+            spec.loader.exec_module = execute_and_choose  # type: ignore[method-assign]  # of this one loader alone
+        return spec
+
+
+def _print_numbers_plainly() -> None:
+    """Have scalars of numpy printed as numbers, `0.5` and not `np.float64(0.5)`: callers make bodies of that text."""
+    import numpy as np
+
+    if not np.get_printoptions()["legacy"]:
+        np.set_printoptions(legacy=_PRINTED_AS)
+
+
+def show_exception(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """Print an exception that nobody has caught as `python SCRIPT` would: the first frame is the script's.
+
+    Of exceptions of Azure's SDK, the last frame is so too.
+    """
+    if isinstance(error, AzureMLException):
+        sys.stderr.write(format_for_script(error))
+        return
+    frames = frames_of_script(error) or frames
+    # Not by sys.__excepthook__, which looks for the lines of a notebook's cells in files.
+    traceback.print_exception(kind, error.with_traceback(frames), frames)
+    _say(advise(error))
+
+
+def _advise_on_cell(result: Any) -> None:
+    """Say below the traceback of a notebook's cell what can be done."""
+    _say(advise(result.error_in_exec))
+
+
+def advise(error: BaseException | None) -> str:
+    """Return what to do about an exception of code for Azure's SDK; nothing where that is not known."""
+    keras: ModuleType | None = sys.modules.get("keras")
+    if isinstance(error, ValueError) and keras is not None and "legacy SavedModel format" in str(error):
+        return (
+            f"the model was saved by Keras 2, and Keras {getattr(keras, '__version__', '3')} does not load it: "
+            "install Stoker's extra keras2, or its tf-keras alone (pip install tf-keras), and run this again"
+        )
+    return ""
+
+
+def _say(sentence: str) -> None:
+    if sentence:
+        sys.stderr.write(f"stoker.azure: {sentence}\n")

@@ -1,0 +1,199 @@
+"""Modules that code for Azure Machine Learning imports, where the real ones are not installed.
+
+The finder stands last in `sys.meta_path`: it is asked only for what nothing else provides, so real packages win, one
+module at a time. Where the stand-in is to win (`stoker_azure.entrance`), it stands first too, for one package and all
+that is in it. What it provides is the module that the table names, the very object; packages that are
+only the way to such a module (`azureml`, `azureml.contrib`) are empty.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import MappingProxyType, ModuleType
+from typing import Final
+
+__all__ = ["IMPORTS", "install", "is_provided", "uninstall"]
+
+_OURS: Final = "stoker.azure."
+_SDK: Final = "stoker_azure.sdk."
+_SERVER_API: Final = "azureml_inference_server_http.api."
+_SCHEMA: Final = "inference_schema."
+
+IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        f"{_SERVER_API}aml_request": f"{_OURS}aml_request",
+        f"{_SERVER_API}aml_response": f"{_OURS}aml_response",
+        # By way of the name above: where the real server package is installed, both have to be its module.
+        "azureml.contrib.services.aml_request": f"{_SERVER_API}aml_request",
+        "azureml.contrib.services.aml_response": f"{_SERVER_API}aml_response",
+        "azureml_user.parallel_run": f"{_OURS}parallel_run",
+        # What scripts import that AutoML has written.
+        "azureml.automl.core.shared.log_server": f"{_OURS}automl.log_server",
+        "azureml.automl.core.shared.logging_utilities": f"{_OURS}automl.logging_utilities",
+        "azureml.telemetry": f"{_OURS}automl.telemetry",
+        "azureml.train.automl": f"{_OURS}automl.train",
+        # What deployment code imports.
+        "azureml.core": f"{_SDK}core",
+        "azureml.core.authentication": f"{_SDK}authentication",
+        "azureml.core.compute": f"{_SDK}compute",
+        # Where the exception for an unknown compute target was once to be found.
+        "azureml.core.compute_target": f"{_SDK}compute",
+        "azureml.core.conda_dependencies": f"{_SDK}environments.conda_dependencies",
+        "azureml.core.experiment": f"{_SDK}training.experiment",
+        "azureml.core.run": f"{_SDK}training.run",
+        "azureml.core.runconfig": f"{_SDK}training.run_configuration",
+        "azureml.core.script_run": f"{_SDK}training.run",
+        "azureml.core.script_run_config": f"{_SDK}training.run_configuration",
+        "azureml.train.dnn": f"{_SDK}training.estimators",
+        "azureml.train.estimator": f"{_SDK}training.estimators",
+        "azureml.train.hyperdrive": f"{_SDK}training.hyperdrive",
+        **{
+            f"azureml.train.hyperdrive.{module}": f"{_SDK}training.hyperdrive"
+            for module in ("parameter_expressions", "policy", "run", "runconfig", "sampling")
+        },
+        "azureml.train.sklearn": f"{_SDK}training.estimators",
+        "azureml.widgets": f"{_SDK}training.widgets",
+        "azureml.logging": "stoker_run.workbench",
+        "azureml.pipeline.core": f"{_SDK}training.pipelines",
+        "azureml.pipeline.steps": f"{_SDK}training.pipelines",
+        "azureml.core.dataset": f"{_SDK}data.dataset",
+        "azureml.core.datastore": f"{_SDK}data.datastore",
+        "azureml.data.data_reference": f"{_SDK}data.reference",
+        "azureml.data.datapath": f"{_SDK}data.reference",
+        "azureml.data": f"{_SDK}data.dataset",
+        "azureml.core.container_registry": f"{_SDK}environments.container_registry",
+        "azureml.core.environment": f"{_SDK}environments.environment",
+        "azureml.core.image": f"{_SDK}image",
+        "azureml.core.image.container": f"{_SDK}image",
+        "azureml.core.image.image": f"{_SDK}image",
+        "azureml.core.model": f"{_SDK}models.model",
+        "azureml.core.profile": f"{_SDK}models.profile",
+        "azureml.core.resource_configuration": f"{_SDK}models.resource_configuration",
+        "azureml.core.webservice": f"{_SDK}services.webservice",
+        "azureml.core.webservice.aci": f"{_SDK}services.webservice",
+        "azureml.core.webservice.aks": f"{_SDK}services.webservice",
+        "azureml.core.webservice.local": f"{_SDK}services.webservice",
+        "azureml.core.webservice.webservice": f"{_SDK}services.webservice",
+        "azureml.core.workspace": f"{_SDK}workspace",
+        "azureml.exceptions": f"{_OURS}exceptions",
+        "azureml.ai.monitoring": f"{_OURS}collector",
+        "azureml.ai.monitoring.collector": f"{_OURS}collector",
+        "azureml.ai.monitoring.context": f"{_OURS}correlation",
+        "azureml.monitoring": f"{_OURS}monitoring",
+        "azureml.monitoring.modeldatacollector": f"{_OURS}monitoring",
+        **{
+            f"{_SCHEMA}{module}": f"{_OURS}{_SCHEMA}{module}"
+            for module in (
+                "schema_decorators",
+                "schema_util",
+                "parameter_types.abstract_parameter_type",
+                "parameter_types.numpy_parameter_type",
+                "parameter_types.pandas_parameter_type",
+                "parameter_types.spark_parameter_type",
+                "parameter_types.standard_py_parameter_type",
+            )
+        },
+    }
+)
+"""The module that is provided under each name. One whose name leads to further entries must not be a package: Python
+would load what lies in its folder a second time, under the other name."""
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self) -> None:
+        self.imports = dict(IMPORTS)
+        self.provided: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        leads_further = self._leads_further(fullname)
+        if fullname not in self.imports and not leads_further:
+            return None
+        return ModuleSpec(fullname, self, origin=self.imports.get(fullname), is_package=leads_further)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        target = self.imports.get(name)
+        if target is not None:
+            # An import ends with what stands here, as for any module that replaces itself.
+            sys.modules[name] = self._load(name, target)
+        self.provided.add(name)
+        self._follow(name.partition(".")[0])
+
+    def _load(self, name: str, target: str) -> ModuleType:
+        module = importlib.import_module(target)
+        if self._leads_further(name):
+            if getattr(module, "__path__", None):
+                raise ImportError(f"{target} cannot be provided as {name}: it is a package", name=name)
+            module.__path__ = []
+        return module
+
+    def _follow(self, top: str) -> None:
+        """Provide what else was loaded under our name: importing one real module would have loaded it as well."""
+        for name, target in list(self.imports.items()):
+            if name.startswith(f"{top}.") and target in sys.modules and name not in sys.modules:
+                importlib.import_module(name)
+
+    def _leads_further(self, name: str) -> bool:
+        return any(other.startswith(f"{name}.") for other in self.imports)
+
+
+class _First(importlib.abc.MetaPathFinder):
+    """Stands first in `sys.meta_path`, and has the finder asked for a package and what is in it before all others."""
+
+    def __init__(self) -> None:
+        self.packages: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in self.packages:
+            return None
+        return _FINDER.find_spec(fullname, path, target)
+
+
+_FINDER: Final = _Finder()
+_FIRST: Final = _First()
+
+
+def install(extra: Mapping[str, str] = MappingProxyType({}), before: str | None = None) -> None:
+    """Provide the modules of `IMPORTS`; calling it again changes nothing.
+
+    Args:
+        extra: Further names, and the modules that are provided under them.
+        before: A package, such as `azureml`, whose modules are provided even where it is installed.
+    """
+    _FINDER.imports.update(extra)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)
+    if before is not None:
+        _FIRST.packages.add(before)
+        if _FIRST not in sys.meta_path:
+            sys.meta_path.insert(0, _FIRST)
+
+
+def is_provided(name: str) -> bool:
+    """Whether the module that was imported under this name is one that was provided."""
+    return name in _FINDER.provided
+
+
+def uninstall() -> None:
+    """Provide nothing any more, and forget the names under which modules were provided."""
+    for one in (_FINDER, _FIRST):
+        if one in sys.meta_path:
+            sys.meta_path.remove(one)
+    _FIRST.packages.clear()
+    for name in _FINDER.provided:
+        sys.modules.pop(name, None)
+        parent_name, _, child = name.rpartition(".")
+        # A real package outlives the child that it was given.
+        if parent_name in sys.modules and parent_name not in _FINDER.provided:
+            vars(sys.modules[parent_name]).pop(child, None)
+    _FINDER.provided.clear()
+    _FINDER.imports = dict(IMPORTS)

@@ -1,0 +1,130 @@
+"""Which compute targets stand for a cluster: a record of the workspace for each, also of those that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.names import checked_name, is_name
+from stoker.settings.fields import converted
+from stoker.system.durable import private_folder, replace_file
+from stoker.workspace import Workspace
+from stoker_cluster.plan import ClusterPlan
+
+__all__ = ["STORE", "Binding", "bind", "binding_of", "bindings", "has_kubeconfig", "unbind", "vm_size_of"]
+
+STORE: Final = "store"
+"""What `models` of a binding is where the files of services come from the store of their namespace."""
+
+_OF_THE_SERVICE: Final = (
+    "name",
+    "replicas",
+    "version_name",
+    "traffic",
+    "default_version",
+    "create_namespace",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The cluster of a compute target.
+
+    Attributes:
+        context: Context of the kubeconfig.
+        namespace: Namespace of its services, where they say none.
+        fields: Fields of the plan of each of its services, as the command line or a file has them.
+    """
+
+    context: str
+    namespace: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether the files of services come from the store of their namespace."""
+        return self.fields.get("models") == STORE
+
+    def planned(self) -> dict[str, Any]:
+        """Return the fields of a plan.
+
+        Raises:
+            InvalidSettings: One cannot be.
+        """
+        fields = {name: value for name, value in self.fields.items() if (name, value) != ("models", STORE)}
+        return {
+            **converted(ClusterPlan, fields, "the compute target"),
+            "namespace": self.namespace,
+        }
+
+
+def bind(workspace: Workspace, target: str, binding: Binding) -> None:
+    """Let a compute target stand for a cluster from now on.
+
+    Raises:
+        InvalidSettings: It cannot have this name, or a field of the plan cannot be, or is that of a service.
+    """
+    checked_name(target, "compute target")
+    for name in _OF_THE_SERVICE:
+        if name in binding.fields:
+            raise InvalidSettings(f"{name} is said of a service, not of a compute target; leave it out")
+    if "image" not in binding.fields:
+        raise InvalidSettings("no image is named; say with --image what the pods run")
+    binding.planned()
+    workspace.create()
+    folder = private_folder(workspace.azure_dir / "clusters")
+    replace_file(folder / f"{target}.json", json.dumps(asdict(binding), indent=2).encode() + b"\n")
+
+
+def unbind(workspace: Workspace, target: str) -> bool:
+    """Let a compute target stand for this machine again; returns whether it was bound. Services stay."""
+    was_bound = binding_of(workspace, target) is not None
+    if was_bound:
+        (workspace.azure_dir / "clusters" / f"{target}.json").unlink(missing_ok=True)
+    return was_bound
+
+
+def binding_of(workspace: Workspace, target: str | None) -> Binding | None:
+    """Return the cluster of a compute target; None if this machine stands for it.
+
+    Raises:
+        InvalidSettings: Its record cannot be read.
+    """
+    if target is None or not is_name(target):
+        return None
+    file = workspace.azure_dir / "clusters" / f"{target}.json"
+    try:
+        return Binding(**json.loads(file.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidSettings(f"the record {file} cannot be read: {error}; bind {target} again") from error
+
+
+def has_kubeconfig() -> bool:
+    """Whether this machine knows any cluster."""
+    files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return any(Path(file).expanduser().is_file() for file in files.split(os.pathsep))
+
+
+def vm_size_of(workspace: Workspace, target: str | None) -> str | None:
+    """Return the size of machines that a compute target was created with; None if that was not said."""
+    if target is None or not is_name(target):
+        return None
+    try:
+        record = json.loads((workspace.azure_dir / "compute" / f"{target}.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    size: str | None = record["configuration"].get("vm_size")
+    return size
+
+
+def bindings(workspace: Workspace) -> dict[str, Binding]:
+    """Return all compute targets that are bound, by name."""
+    names = sorted(file.stem for file in (workspace.azure_dir / "clusters").glob("*.json"))
+    return {name: found for name in names if (found := binding_of(workspace, name)) is not None}

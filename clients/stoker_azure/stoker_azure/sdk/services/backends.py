@@ -1,0 +1,153 @@
+"""Where a deployed service runs, as its class asks it: a process of this machine, or pods of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from functools import cache
+from typing import Any, Final, Protocol
+
+from stoker.keys.keyring import Keyring, Keys, Slot, read_signing_secret
+from stoker.workspace import Workspace
+from stoker_azure.sdk.services import process
+from stoker_azure.sdk.services.records import ServiceRecord, Services
+from stoker_cluster.access import Cluster
+from stoker_cluster.forwarding import forwarding
+from stoker_cluster.service import ClusterService
+
+__all__ = ["Backend", "backend_of"]
+
+_TAIL_LINES: Final = 60
+_WORST_FIRST: Final = ("Failed", "Unhealthy", "Transitioning", "Deleted", "Healthy")
+
+# The ports that lead to pods: open for as long as the process lives.
+_opened: Final = contextlib.ExitStack()
+
+
+class Backend(Protocol):
+    """What runs a service. Methods raise `OperatorError` if it cannot be asked."""
+
+    look_every_s: float
+    """How often it may be asked while it is waited for."""
+
+    def state(self) -> str:
+        """In Azure's words."""
+
+    def error(self) -> Any:
+        """What is in its way; None if nothing is."""
+
+    def log(self, lines: int) -> str:
+        """The last lines of its log."""
+
+    def keys(self) -> Keys:
+        """Its keys."""
+
+    def regenerate(self, slot: Slot, value: str | None) -> None:
+        """Replace a key."""
+
+    def signing_secret(self) -> bytes:
+        """What signs its tokens."""
+
+    def base_uri(self) -> str:
+        """Where it answers."""
+
+
+def backend_of(workspace: Workspace, record: ServiceRecord) -> Backend:
+    """Return what runs a service."""
+    return _Process(workspace, record) if record.cluster is None else _Pods(record)
+
+
+class _Process:
+    look_every_s = 0.1
+
+    def __init__(self, workspace: Workspace, record: ServiceRecord) -> None:
+        self._record = record
+        self._folder = Services(workspace).folder(record)
+        self._keys_dir = workspace.keys_dir
+
+    def state(self) -> str:
+        return process.state(self._folder, self._record.base_uri, self._record.name)
+
+    def error(self) -> str | None:
+        if process.is_running(self._folder):
+            return None
+        name = self._record.name
+        return f"the process of {name} has ended; its log ends with:\n{self.log(_TAIL_LINES)}"
+
+    def log(self, lines: int) -> str:
+        return process.log_tail(self._folder, lines)
+
+    def keys(self) -> Keys:
+        return Keyring(self._keys_dir, self._record.name).show()
+
+    def regenerate(self, slot: Slot, value: str | None) -> None:
+        Keyring(self._keys_dir, self._record.name).regenerate(slot, value)
+
+    def signing_secret(self) -> bytes:
+        return read_signing_secret(self._keys_dir, self._record.name)
+
+    def base_uri(self) -> str:
+        return self._record.base_uri
+
+
+class _Pods:
+    look_every_s = 1.0
+
+    def __init__(self, record: ServiceRecord) -> None:
+        place = record.cluster
+        assert place is not None
+        self._cluster = Cluster.connect(place["context"])
+        leading, *others = _instances(record)
+        self._services = {
+            instance: ClusterService(self._cluster, place["namespace"], instance)
+            for instance in (leading, *others)
+        }
+        self._service = self._services[leading]
+        self._name = record.name
+        self._place = (place["context"], place["namespace"], leading)
+
+    def state(self) -> str:
+        states = {service.standing().state for service in self._services.values()}
+        return next(state for state in _WORST_FIRST if state in states)
+
+    def state_of(self, version: str) -> str:
+        """How a version of an endpoint stands."""
+        return self._services[f"{self._name}-{version}"].standing().state
+
+    def error(self) -> dict[str, str] | None:
+        errors = (service.error for service in self._services.values())
+        error = next(filter(None, errors), None)
+        return None if error is None else dict(json.loads(error))
+
+    def log(self, lines: int) -> str:
+        found = (line for service in self._services.values() for _, line in service.logs(lines))
+        return "".join(f"{line}\n" for line in found)
+
+    def keys(self) -> Keys:
+        return self._service.keys()
+
+    def regenerate(self, slot: Slot, value: str | None) -> None:
+        name, unshown = self._name, self._service.regenerate_key(slot, value)
+        for pod, trouble in unshown.items():
+            print(f"{name}: the pod {pod} may still take the key of before: {trouble}")
+
+    def signing_secret(self) -> bytes:
+        return self._service.signing_secret()
+
+    def base_uri(self) -> str:
+        return self._service.base_uri() or f"http://127.0.0.1:{_forwarded(*self._place)}"
+
+
+def _instances(record: ServiceRecord) -> list[str]:
+    """What its Deployments are called: itself, or of an endpoint each version, the default one first."""
+    if record.versions is None:
+        return [record.name]
+    versions = sorted(record.versions, key=lambda version: version != record.default_version)
+    return [f"{record.name}-{version}" for version in versions]
+
+
+@cache
+def _forwarded(context: str, namespace: str, name: str) -> int:
+    """A port of this process that leads to the pods: what callers have who are outside the cluster."""
+    cluster = Cluster.connect(context)
+    return _opened.enter_context(forwarding(cluster, ClusterService(cluster, namespace, name), 0, print))

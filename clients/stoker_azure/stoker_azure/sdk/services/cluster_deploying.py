@@ -1,0 +1,197 @@
+"""From what deployment code asks for to a service in the cluster that its compute target stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.models.repository import Repository
+from stoker.system.durable import private_folder
+from stoker.workspace import Workspace
+from stoker_azure.config import DeploymentConfig
+from stoker_azure.sdk.bindings import Binding, vm_size_of
+from stoker_azure.sdk.environments.environment import DEFAULT_GPU_IMAGE
+from stoker_azure.sdk.services.cluster_plan import plan_of
+from stoker_azure.sdk.services.plan import Plan
+from stoker_azure.sdk.services.pod_files import lay_out, lay_out_versions
+from stoker_azure.sdk.services.records import ServiceRecord, Services, now
+from stoker_cluster.access import Cluster
+from stoker_cluster.applying import apply
+from stoker_cluster.checking import INSTANCE_TYPE, has_machines
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.service import ClusterService
+from stoker_cluster.store_access import push_to_cluster, stored_at
+from stoker_cluster.values import MODELS_FOLDER
+
+__all__ = ["deploy", "prepare", "record"]
+
+_FILES: Final = "files"
+_POLL_S: Final = 2.0
+_NOT_YET: Final = f"sha256:{'0' * 64}"
+_MONITOR: Final = ("monitoring.coreos.com/v1", "PodMonitor")
+_NOT_MONITORED: Final = (
+    "enable_app_insights has no effect: the cluster knows no PodMonitor; each pod has its metrics at /metrics"
+)
+_NOT_KEPT: Final = {"primary_key", "secondary_key", "tags", "properties"}
+
+
+def deploy(
+    workspace: Workspace,
+    services: Services,
+    plan: Plan,
+    binding: Binding,
+    old: ServiceRecord | None,
+    *,
+    overwrite: bool,
+    say: Callable[[str], object],
+) -> ServiceRecord:
+    """Apply a service to its cluster, and keep what is known of it.
+
+    Its files are laid out in the workspace as the pods are to have them, and a line says where that is.
+
+    Args:
+        workspace: Where the service is kept.
+        services: The services of the workspace.
+        plan: What it is to be.
+        binding: Its cluster.
+        old: What is known of it, if it was deployed before.
+        overwrite: Replace one that is there.
+        say: Takes lines for the user.
+
+    Raises:
+        OperatorError: A setting or model cannot be used, or the cluster refuses.
+    """
+    if old is not None and old.versions is not None:
+        raise InvalidSettings(f"{plan.name} is an endpoint with versions; delete() it first")
+    cluster = Cluster.connect(binding.context, warn=say)
+    planned = prepare(workspace, cluster, plan, binding, say)
+    namespace = planned.namespace or cluster.namespace
+    found = ClusterService(cluster, namespace, planned.instance).standing()
+    if found.state not in ("Deleted", "Failed") and not overwrite:
+        raise InvalidSettings(
+            f"there is a service {plan.name} already, in namespace {namespace} of {binding.context}; deploy it with "
+            "overwrite=True, update() it, or delete() it first"
+        )
+    for change in apply(cluster, planned):
+        if change.verb != "unchanged":
+            say(f"  {change}")
+    made = record(plan, planned, {"context": binding.context, "namespace": namespace}, old)
+    services.write(made)
+    return made
+
+
+def prepare(
+    workspace: Workspace,
+    cluster: Cluster,
+    plan: Plan,
+    binding: Binding,
+    say: Callable[[str], object],
+    version: Mapping[str, Any] | None = None,
+) -> ClusterPlan:
+    """Lay the files of a service out, say where, and return its plan: Azure's keywords over what its target says.
+
+    Args:
+        workspace: Where the service is kept.
+        cluster: Its cluster.
+        plan: What it is to be.
+        binding: What its compute target says of all services.
+        say: Takes lines for the user.
+        version: Fields of the plan that are of a version alone, `version_name` among them.
+
+    Raises:
+        OperatorError: A setting or model cannot be used.
+    """
+    configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
+    among = version or {}
+    instance = f"{plan.name}-{among['version_name']}" if among else plan.name
+    folder, served, is_followed = _lay_out(workspace, plan, instance, binding, is_version=bool(among))
+    said = {"name": plan.name, "serves": (served,), "compute_target": plan.compute_name}
+    given = {**binding.planned(), **said, **among}
+    if is_followed:
+        given["server"] = {"poll_s": _POLL_S}
+    namespace = str(configuration.values.get("namespace", binding.namespace))
+    if binding.uses_store:
+        given["models"] = stored_at(namespace, _NOT_YET)
+    if "namespace" in configuration.values:
+        del given["namespace"]
+    size = vm_size_of(workspace, plan.compute_name)
+    if size is not None and has_machines(cluster, size):
+        given["node_selector"] = {INSTANCE_TYPE: size, **(given.get("node_selector") or {})}
+    if configuration.values.get("enable_app_insights") and not cluster.knows(*_MONITOR):
+        given |= {"pod_monitor": False, "notes": (_NOT_MONITORED,)}
+    planned = plan_of(configuration, given, gpu_environment=_wants_gpus(plan))
+    if binding.uses_store:
+        # Once all else is found good.
+        address = push_to_cluster(cluster, namespace, folder.parent, instance, say)
+        planned = dataclasses.replace(planned, models=address)
+    for line in _lines(planned, binding, folder):
+        say(line)
+    return planned
+
+
+def _lay_out(
+    workspace: Workspace, plan: Plan, instance: str, binding: Binding, *, is_version: bool
+) -> tuple[Path, dict[str, Any], bool]:
+    """The folder with the files of a service, its model, and whether pods follow other versions of that."""
+    # In a store the folder is named as in the pods.
+    below = instance if is_version or binding.uses_store else ""
+    folder = private_folder(private_folder(workspace.services_dir / plan.name) / _FILES) / below
+    models = [Repository(workspace.models_dir).resolve(reference) for reference in plan.models]
+    inside = PurePosixPath(MODELS_FOLDER) / instance
+    followed = lay_out_versions(folder, plan, models, inside) if binding.uses_store else None
+    return folder, followed or lay_out(folder, plan, models, inside), followed is not None
+
+
+def _wants_gpus(plan: Plan) -> bool:
+    docker: Mapping[str, Any] = ((plan.inference or {}).get("environment") or {}).get("docker") or {}
+    return docker.get("baseImage") == DEFAULT_GPU_IMAGE or bool(docker.get("enableGpu"))
+
+
+def _lines(planned: ClusterPlan, binding: Binding, folder: Path) -> Iterator[str]:
+    yield f"{planned.instance}: a service of the cluster {binding.context}, whose pods run {planned.image}"
+    if binding.uses_store:
+        yield f"  files    {folder} is in {planned.models}"
+    else:
+        place = "the image" if planned.models == "image" else planned.models
+        yield f"  files    {folder} is to be {MODELS_FOLDER}/{planned.instance} of {place}"
+    for note in planned.notes:
+        yield f"  azure    {note}"
+
+
+def record(
+    plan: Plan, planned: ClusterPlan, place: Mapping[str, str], old: ServiceRecord | None
+) -> ServiceRecord:
+    """Return what is known of a service that was applied.
+
+    Args:
+        plan: What was asked for.
+        planned: What that is in its cluster.
+        place: The context and the namespace of that.
+        old: What was known of it before.
+    """
+    configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
+    values, time = configuration.values, now()
+    return ServiceRecord(
+        name=plan.name,
+        kind=plan.kind,
+        compute_name=plan.compute_name,
+        keywords={name: value for name, value in values.items() if name not in _NOT_KEPT},
+        tags=values.get("tags", {}),
+        properties=values.get("properties", {}),
+        models=list(plan.models),
+        inference=plan.inference,
+        revision=0,
+        pid=0,
+        host="",
+        port=0,
+        auth=configuration.takes_keys,
+        token_auth=configuration.takes_tokens,
+        replicas=planned.fixed_replicas or planned.scaling_range[0],
+        made_keys=True,
+        created_at=old.created_at if old is not None else time,
+        updated_at=time,
+        cluster=place,
+    )

@@ -1,0 +1,369 @@
+"""A deployed service: how it stands, its keys and tokens, scoring, and changing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from stoker_azure.exceptions import NotOffered, WebserviceException
+from stoker_azure.sdk import deferred
+from stoker_azure.sdk.failures import raised_as
+from stoker_azure.sdk.labels import Wanted, carries, labels
+from stoker_azure.sdk.models.inference_config import InferenceConfig
+from stoker_azure.sdk.models.model import Model
+from stoker_azure.sdk.models.references import ids_of
+from stoker_azure.sdk.services.access_token import WebServiceAccessToken
+from stoker_azure.sdk.services.facts import ServiceFacts, record_of
+from stoker_azure.sdk.services.plan import Plan
+from stoker_azure.sdk.services.records import Services, now
+from stoker_azure.sdk.unoffered import UnofferedByWebservice
+from stoker_azure.sdk.workspace import Workspace
+
+if TYPE_CHECKING:
+    from stoker.keys.keyring import Slot
+
+__all__ = ["Webservice"]
+
+_DOT_EVERY_S: Final = 1.0
+_OK: Final = 200
+_SLOTS: Final[Mapping[str, Slot]] = {"Primary": "primary", "Secondary": "secondary"}
+_LABELS: Final = {"tags", "properties"}
+
+
+class Webservice(ServiceFacts, UnofferedByWebservice):
+    """A service of the workspace; `Webservice(workspace, name)` finds one, whoever has deployed it."""
+
+    def __new__(cls, workspace: Workspace, name: str) -> Self:
+        """The class of a service follows from how it was deployed, also where another one is asked for."""
+        found: Any = super().__new__(deferred.webservice.class_of(record_of(workspace, name)))
+        if not isinstance(found, cls):
+            # Python initializes only objects of the class that was called.
+            found.__init__(workspace, name)
+        return found  # type: ignore[no-any-return]  # a subclass
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, state={self.state!r})"
+        )
+
+    @staticmethod
+    def list(
+        workspace: Workspace,
+        compute_type: str | None = None,
+        image_name: str | None = None,
+        image_id: str | None = None,
+        model_name: str | None = None,
+        model_id: str | None = None,
+        tags: Wanted | None = None,
+        properties: Wanted | None = None,
+    ) -> Sequence[Webservice]:
+        """The services of the workspace to which all of it applies, by name.
+
+        Args:
+            workspace: The workspace.
+            compute_type: `AKS`, `ACI` or `Local`.
+            image_name: No service here has an image.
+            image_id: The same.
+            model_name: Name of a model that it uses.
+            model_id: `NAME:VERSION` of a model that it uses.
+            tags: Tags that they have.
+            properties: Properties that they have.
+
+        Raises:
+            WebserviceException: A record cannot be read, or there is no such type.
+        """
+        types = sorted({found.type_name for found in deferred.webservice.CLASSES.values()})
+        kind = (
+            None if compute_type is None else {name.upper(): name for name in types}.get(compute_type.upper())
+        )
+        if compute_type is not None and kind is None:
+            raise WebserviceException(
+                f"there is no compute_type {compute_type!r}: it is one of {', '.join(types)}"
+            )
+        if image_name is not None or image_id is not None:
+            return []
+        with raised_as(WebserviceException):
+            records = Services(workspace.local).list()
+        return [
+            Webservice(workspace, record.name)
+            for record in records
+            if kind in (None, deferred.webservice.CLASSES[record.kind].type_name)
+            and (model_id is None or model_id in record.models)
+            and (model_name is None or model_name in [model.partition(":")[0] for model in record.models])
+            and carries(record.tags, tags)
+            and carries(record.properties, properties)
+        ]
+
+    def serialize(self) -> dict[str, Any]:
+        """The service as JSON, with Azure's names; its keys are not in it."""
+        record = self._record
+        return {
+            "name": self.name,
+            "computeType": self.compute_type,
+            "computeName": self.compute_name,
+            "state": self.state,
+            "error": self.error,
+            "scoringUri": self.scoring_uri,
+            "swaggerUri": self.swagger_uri,
+            "authEnabled": self.auth_enabled,
+            "aadAuthEnabled": self.token_auth_enabled,
+            "numReplicas": self.num_replicas,
+            "description": self.description,
+            "tags": self.tags,
+            "properties": self.properties,
+            "modelIds": [*record.models],
+            "createdTime": record.created_at,
+            "updatedTime": record.updated_at,
+        }
+
+    # --- how it stands ---
+
+    @property
+    def state(self) -> str:
+        """`Transitioning`, `Healthy`, `Unhealthy` or `Failed`, as it is now; `Deleted` once it is."""
+        return self._state()
+
+    @property
+    def error(self) -> Any:
+        """Why it does not run, with the end of its log; in a cluster what is in its way, as `code` and `message`."""
+        with raised_as(WebserviceException):
+            return None if self._found() is None else self._backend.error()
+
+    def update_deployment_state(self) -> None:
+        """Nothing is to be done: all that this object tells is looked up when it is asked."""
+
+    def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
+        """Wait until the service can score.
+
+        Args:
+            show_output: Print how it goes.
+            timeout_sec: Give up after this time; it goes on in the background.
+
+        Raises:
+            WebserviceException: Its process has ended, with the end of its log; or the time is over.
+        """
+        begun_s = time.monotonic()
+        dots = 0
+        _show(show_output, "Running")
+        # One that was ready before, and whose process lives, is on its way to be so again.
+        while (state := self._state()) == "Transitioning" or (state == "Unhealthy" and self.error is None):
+            waited_s = time.monotonic() - begun_s
+            if timeout_sec is not None and waited_s > timeout_sec:
+                _show(show_output, "\n")
+                raise WebserviceException(
+                    f"{self.name} is not deployed after {timeout_sec:g} s; it goes on, see state and get_logs()"
+                )
+            if waited_s > dots * _DOT_EVERY_S:
+                _show(show_output, ".")
+                dots += 1
+            time.sleep(self._backend.look_every_s)
+        _show(show_output, f"\n{'Succeeded' if state == 'Healthy' else 'Failed'}\n")
+        if state != "Healthy":
+            raise WebserviceException(f"{self.name} is not deployed, its state is {state}: {self.error}")
+        print(f'{self.type_name} service creation operation finished, operation "Succeeded"')
+
+    def _state(self) -> str:
+        with raised_as(WebserviceException):
+            return "Deleted" if self._found() is None else self._backend.state()
+
+    def _has_started(self) -> bool:
+        """Whether it can score; one that starts is waited for, which the server's time for loading bounds."""
+        state = self._state()
+        while state == "Transitioning":
+            time.sleep(self._backend.look_every_s)
+            state = self._state()
+        return state == "Healthy"
+
+    def get_logs(self, num_lines: int = 5000, init: bool = False) -> str:
+        """The last lines of its log.
+
+        Args:
+            num_lines: How many at most.
+            init: Not used: there is no init container.
+
+        Raises:
+            WebserviceException: `num_lines` is no whole number above 0, or the log cannot be read.
+        """
+        del init
+        if not isinstance(num_lines, int) or num_lines < 1:
+            raise WebserviceException(f"num_lines must be a whole number above 0, got {num_lines!r}")
+        with raised_as(WebserviceException):
+            return "" if self._found() is None else self._backend.log(num_lines)
+
+    # --- keys, tokens, scoring ---
+
+    def get_keys(self) -> tuple[str, str]:
+        """Its primary and its secondary key.
+
+        Raises:
+            WebserviceException: It takes none.
+        """
+        if not self.auth_enabled:
+            instead = "get_token()" if self.token_auth_enabled else "none, auth_enabled is off"
+            raise WebserviceException(f"{self.name} takes no keys: callers send {instead}")
+        with raised_as(WebserviceException):
+            keys = self._backend.keys()
+        return keys.primary, keys.secondary
+
+    def regen_key(self, key: str, set_key: str | None = None) -> None:
+        """Replace a key; the running service follows with its next request.
+
+        Args:
+            key: `Primary` or `Secondary`.
+            set_key: The new key, else a random one.
+
+        Raises:
+            WebserviceException: It is neither, the service takes no keys, or the new key cannot be one.
+        """
+        slot = _SLOTS.get(key.capitalize())
+        if slot is None:
+            raise WebserviceException(f"there are the keys Primary and Secondary, not {key!r}")
+        self.get_keys()
+        with raised_as(WebserviceException):
+            self._backend.regenerate(slot, set_key)
+
+    def get_token(self) -> tuple[str, datetime]:
+        """A token, and when another one should be fetched.
+
+        Raises:
+            WebserviceException: It takes none.
+        """
+        token = self.get_access_token()
+        return token.access_token, token.refresh_after
+
+    def get_access_token(self) -> WebServiceAccessToken:
+        """A token with its times.
+
+        Raises:
+            WebserviceException: It takes none.
+        """
+        if not self.token_auth_enabled:
+            raise WebserviceException(f"{self.name} takes no tokens: deploy it with token_auth_enabled=True")
+        with raised_as(WebserviceException):
+            secret = self._backend.signing_secret()
+        token = deferred.tokens.issue(secret, self.name, now_s=time.time())
+        refresh_after, expiry_on = (
+            datetime.fromtimestamp(at_s, UTC) for at_s in (token.refresh_after_s, token.expires_s)
+        )
+        return WebServiceAccessToken(token.text, "Bearer", refresh_after, expiry_on)
+
+    def run(self, input_data: str | bytes) -> Any:
+        """Post a body to the service, with a key or token if it takes one, and return its JSON answer.
+
+        A key or token is fetched once, and again when the service refuses it. A service that starts is waited for.
+
+        Args:
+            input_data: The body.
+
+        Raises:
+            WebserviceException: The service answers with an error, or cannot be reached.
+        """
+        if not isinstance(input_data, str | bytes):
+            raise WebserviceException(
+                f"input_data must be the body, a str or bytes as json.dumps gives, not {type(input_data).__name__}"
+            )
+        try:
+            answer = self._caller.post(input_data)
+        except ConnectionError as error:
+            raise WebserviceException(
+                f"{self.name} cannot be reached at {self.scoring_uri}: {error}; its state is {self.state}"
+                f"{f': {reason}' if (reason := self.error) else ''}"
+            ) from error
+        if answer.status_code != _OK:
+            raise WebserviceException(
+                f"{self.name} answered {answer.status_code}: {answer.text}. get_logs() may tell more.\n"
+                f"Headers: {dict(answer.headers)}",
+                answer.status_code,
+            )
+        return answer.json()
+
+    @cached_property
+    def _caller(self) -> deferred.calling.Caller:
+        return deferred.calling.Caller(lambda: self.scoring_uri, self._fetch_bearer, self._has_started)
+
+    def _fetch_bearer(self) -> str | None:
+        if self.token_auth_enabled:
+            return self.get_token()[0]
+        return self.get_keys()[0] if self.auth_enabled else None
+
+    # --- changing it ---
+
+    def update(
+        self,
+        image: Any = None,
+        *,
+        models: Sequence[Model] | None = None,
+        inference_config: InferenceConfig | None = None,
+        **keywords: Any,
+    ) -> None:
+        """Deploy the service anew with other settings; those that are not given stay. It is waited for as ever.
+
+        Tags and properties alone change while it runs. For all else its process is ended and another one started,
+        and nobody is answered until that one is ready.
+
+        Args:
+            image: Not offered.
+            models: Other models.
+            inference_config: Another script or environment.
+            keywords: Keywords of `deploy_configuration`.
+
+        Raises:
+            WebserviceException: A setting, file or model cannot be used; the service goes on as it was.
+        """
+        if image is not None:
+            raise NotOffered("services are not made of images here; give models and inference_config")
+        changed = {name: value for name, value in keywords.items() if value is not None}
+        plan = Plan.of(self._record).updated(
+            changed,
+            None if models is None else ids_of(models),
+            None if inference_config is None else inference_config.to_json(),
+        )
+        if models is None and inference_config is None and changed.keys() <= _LABELS:
+            self._relabel(**{name: plan.keywords[name] for name in changed})
+        else:
+            self._deploy(plan)
+
+    def add_tags(self, tags: Mapping[str, Any]) -> None:
+        """Add tags, or change them."""
+        self._relabel(tags={**self.tags, **tags})
+
+    def remove_tags(self, tags: Sequence[str]) -> None:
+        """Remove tags by their names."""
+        self._relabel(tags={name: value for name, value in self.tags.items() if name not in tags})
+
+    def add_properties(self, properties: Mapping[str, Any]) -> None:
+        """Add properties."""
+        self._relabel(properties={**self.properties, **properties})
+
+    def delete(self) -> None:
+        """End the service and forget it, with its keys.
+
+        Raises:
+            WebserviceException: Its record cannot be read.
+        """
+        with raised_as(WebserviceException):
+            deferred.deploying.delete(self.workspace.local, self.name)
+
+    def _deploy(self, plan: Plan) -> None:
+        with raised_as(WebserviceException):
+            deferred.deploying.deploy(self.workspace.local, plan, overwrite=True)
+
+    def _relabel(self, **changed: Mapping[str, Any]) -> None:
+        given: dict[str, Any] = {name: labels(value) for name, value in changed.items()}
+        if self._record.cluster is not None:
+            plan = Plan.of(self._record)
+            self._deploy(dataclasses.replace(plan, keywords={**plan.keywords, **given}))
+            return
+        with raised_as(WebserviceException), self._services.changing():
+            self._services.write(dataclasses.replace(self._record, **given, updated_at=now()))
+
+
+def _show(wanted: bool, text: str) -> None:
+    if wanted:
+        sys.stdout.write(text)
+        sys.stdout.flush()

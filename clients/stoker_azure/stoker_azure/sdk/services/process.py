@@ -1,0 +1,129 @@
+"""The process of a deployed service: it outlives the code that has started it, and can be found again by any other.
+
+The process holds a lock on a file of its folder, which the kernel gives back when it ends, however it ends. So
+whether it runs is never a guess from a process number, and its number is used only while it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import httpx
+
+from stoker.system.durable import lock_file
+from stoker_azure.sdk.services.plain_http import plain_http
+
+__all__ = ["LOG", "State", "is_running", "log_tail", "start", "state", "stop"]
+
+State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed"]
+"""As Azure has them: it starts; it can score; it could, and cannot now; it has ended before it could."""
+
+LOG: Final = "server.log"
+_RUNNING: Final = "running"
+_READY_ONCE: Final = "ready"
+_PROBE_TIMEOUT_S: Final = 2.0
+_LOOK_EVERY_S: Final = 0.02
+# What the server gives its requests to end, and a little for its processes.
+_END_WITHIN_S: Final = 45.0
+
+# Processes that this one has started, so that they do not stay as zombies; the others are nobody's children.
+_started: Final[dict[int, subprocess.Popen[bytes]]] = {}
+
+
+def start(folder: Path, command: Sequence[str], environ: Mapping[str, str], head: Sequence[str] = ()) -> int:
+    """Start a process in a session of its own, and return its number.
+
+    Args:
+        folder: Where its log and its lock are kept; one folder a start.
+        command: The program and its arguments.
+        environ: Its environment.
+        head: Lines that its log begins with.
+    """
+    lock = lock_file(folder / _RUNNING)
+    try:
+        with (folder / LOG).open("wb") as log:
+            log.writelines(f"{line}\n".encode() for line in head)
+            log.flush()
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environ,
+                start_new_session=True,
+                # It has the lock as long as it lives; processes that it starts do not inherit it.
+                pass_fds=(lock,),
+            )
+    finally:
+        os.close(lock)
+    _started[process.pid] = process
+    return process.pid
+
+
+def is_running(folder: Path) -> bool:
+    """Whether the process that was started in the folder lives."""
+    try:
+        # Shared, so that two who look do not see each other.
+        os.close(lock_file(folder / _RUNNING, shared=True, wait=False))
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
+def state(folder: Path, base_uri: str, service: str) -> State:
+    """How the service stands whose process was started in the folder.
+
+    Args:
+        folder: The folder.
+        base_uri: Where its server answers.
+        service: Name of the service.
+    """
+    ready_once = folder / _READY_ONCE
+    if is_running(folder):
+        if _is_ready(base_uri, service):
+            ready_once.touch()
+            return "Healthy"
+        return "Unhealthy" if ready_once.exists() else "Transitioning"
+    return "Unhealthy" if ready_once.exists() else "Failed"
+
+
+def _is_ready(base_uri: str, service: str) -> bool:
+    """Whether a server answers there, serves this service, and can score now."""
+    paths = (f"/api/v1/service/{service}/", "/v2/health/ready")
+    with plain_http(_PROBE_TIMEOUT_S) as client:
+        try:
+            return all(client.get(base_uri + path).status_code == httpx.codes.OK for path in paths)
+        except httpx.HTTPError:
+            return False
+
+
+def stop(folder: Path, pid: int) -> None:
+    """End the process after it has answered what it was asked; kill it if it does not end."""
+    for number, within_s in ((signal.SIGINT, _END_WITHIN_S), (signal.SIGKILL, _END_WITHIN_S)):
+        if not is_running(folder):
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        deadline_s = time.monotonic() + within_s
+        while is_running(folder) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_EVERY_S)
+    if child := _started.pop(pid, None):
+        child.wait()
+
+
+def log_tail(folder: Path, lines: int) -> str:
+    """The last lines of its log."""
+    try:
+        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""

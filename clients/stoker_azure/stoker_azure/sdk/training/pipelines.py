@@ -1,0 +1,45 @@
+"""`azureml.pipeline`: chains of steps, which are not offered: every class says what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker_azure.sdk.unoffered import NotAClass
+
+__all__ = ["Pipeline", "PipelineData", "PipelineEndpoint", "PublishedPipeline"]
+
+_INSTEAD = (
+    "submit each script with Experiment.submit(ScriptRunConfig(…)) and wait_for_completion(), one after the other, "
+    "and hand on their outputs by a data store"
+)
+
+
+class Pipeline(metaclass=NotAClass):
+    """Not offered."""
+
+    INSTEAD = _INSTEAD
+
+
+class PipelineData(metaclass=NotAClass):
+    """Not offered."""
+
+    INSTEAD = _INSTEAD
+
+
+class PublishedPipeline(metaclass=NotAClass):
+    """Not offered."""
+
+    INSTEAD = _INSTEAD
+
+
+class PipelineEndpoint(metaclass=NotAClass):
+    """Not offered."""
+
+    INSTEAD = _INSTEAD
+
+
+def __getattr__(name: str) -> Any:
+    """Steps and what belongs to them."""
+    if name.startswith("_") or not name[0].isupper():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return NotAClass(name, (), {"INSTEAD": _INSTEAD, "__module__": __name__})

@@ -1,0 +1,234 @@
+"""`azureml.core.workspace`: the Stoker workspace of this directory in the place of one on Azure."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from stoker_azure.exceptions import UserErrorException, WorkspaceException
+from stoker_azure.sdk import deferred
+from stoker_azure.sdk.failures import raised_as
+from stoker_azure.sdk.unoffered import UnofferedByWorkspace
+from stoker.workspace import AZURE_FILE, AZURE_FOLDER, azure_files, read_azure_file
+from stoker.workspace import Workspace as LocalWorkspace
+from stoker_azure.exceptions import UserErrorException, WorkspaceException
+from stoker_azure.sdk import deferred
+from stoker_azure.sdk.failures import raised_as
+from stoker_azure.sdk.unoffered import UnofferedByWorkspace
+
+__all__ = ["Workspace"]
+
+_NAME: Final = "local"
+_NAMES: Final = ("workspace_name", "subscription_id", "resource_group")
+_NO_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"
+
+
+class Workspace(UnofferedByWorkspace):
+    """The local workspace: whatever its names, it is the one that `stoker` commands use here.
+
+    That is the folder in the variable STOKER_WORKSPACE, else the nearest `.stoker/` upward, else a new one beside the
+    nearest `config.json` upward, else here.
+
+    Attributes:
+        name: Its name on Azure; `local` if no `config.json` says one.
+        subscription_id: The subscription on Azure; zeros if none is said.
+        resource_group: The resource group on Azure; `local` if none is said.
+        location: The region on Azure, else `local`.
+        tags: Labels that were given to `create`.
+        local: The workspace on this machine.
+    """
+
+    def __init__(
+        self,
+        subscription_id: str = _NO_SUBSCRIPTION,
+        resource_group: str = _NAME,
+        workspace_name: str = _NAME,
+        auth: Any = None,
+        *,
+        location: str = _NAME,
+        tags: dict[str, str] | None = None,
+        project: Path | None = None,
+    ) -> None:
+        del auth
+        with raised_as(WorkspaceException):
+            self.local = LocalWorkspace.find(project=project)
+        self.name = workspace_name
+        self.subscription_id = subscription_id
+        self.resource_group = resource_group
+        self.location = location
+        self.tags = dict(tags or {})
+
+    def __repr__(self) -> str:
+        return f"Workspace(name={self.name!r}, local={str(self.local.root)!r})"
+
+    @staticmethod
+    def from_config(
+        path: str | None = None, auth: Any = None, _logger: Any = None, _file_name: str | None = None
+    ) -> Workspace:
+        """The local workspace, with the names of a `config.json` where there is one.
+
+        Args:
+            path: The file, or a folder. In a folder, by default the current one, and upward of it, `.azureml/`
+                is looked into first. Of a file elsewhere, the workspace lies beside it.
+            auth: Not used: nobody signs in.
+            _logger: Not used.
+            _file_name: Another name than `config.json`.
+
+        Raises:
+            UserErrorException: `path` was given, and there is no such file, or it names no workspace.
+            WorkspaceException: The local workspace cannot be used.
+        """
+        del _logger
+        start = Path(os.path.normpath(Path(path or ".").absolute()))
+        found = [(start.parent, start)] if start.is_file() else azure_files(start, _file_name or AZURE_FILE)
+        for folder, file in found:
+            names = _names(file)
+            if names is not None:
+                return Workspace(auth=auth, project=_project(folder), **names)
+            if path is not None:
+                raise UserErrorException(f"{file} names no workspace: it must be JSON with a workspace_name")
+        if path is not None:
+            raise UserErrorException(
+                f"there is no {_file_name or AZURE_FILE} in {start} or in a folder above it"
+            )
+        return Workspace(auth=auth)
+
+    @staticmethod
+    def create(
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+        tags: dict[str, str] | None = None,
+        **resources: Any,
+    ) -> Workspace:
+        """Create the local workspace, or find it.
+
+        Args:
+            name: Its name on Azure.
+            auth: Not used.
+            subscription_id: The subscription on Azure.
+            resource_group: The resource group on Azure.
+            location: The region on Azure.
+            tags: Labels.
+            resources: What else Azure would create for it has no meaning here.
+
+        Raises:
+            WorkspaceException: The local workspace cannot be used.
+        """
+        del resources
+        workspace = Workspace.get(name, auth, subscription_id, resource_group, location)
+        workspace.tags = dict(tags or {})
+        workspace.local.create()
+        return workspace
+
+    @staticmethod
+    def get(
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+    ) -> Workspace:
+        """The local workspace under this name.
+
+        Raises:
+            WorkspaceException: The local workspace cannot be used.
+        """
+        return Workspace(
+            subscription_id or _NO_SUBSCRIPTION,
+            resource_group or _NAME,
+            name,
+            auth,
+            location=location or _NAME,
+        )
+
+    def write_config(self, path: str | None = None, file_name: str | None = None) -> None:
+        """Write the names to `.azureml/config.json` in the folder `path`.
+
+        There `from_config` finds them, also where `path` is `.azureml` itself.
+        """
+        folder = Path(path or ".") / AZURE_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {
+            "subscription_id": self.subscription_id,
+            "resource_group": self.resource_group,
+            "workspace_name": self.name,
+        }
+        (folder / (file_name or AZURE_FILE)).write_text(json.dumps(names, indent=4) + "\n", encoding="utf-8")
+
+    def get_details(self) -> dict[str, Any]:
+        """Names and place of the workspace."""
+        return {
+            "name": self.name,
+            "subscriptionId": self.subscription_id,
+            "resourceGroup": self.resource_group,
+            "location": self.location,
+            "tags": self.tags,
+            "local": str(self.local.root),
+        }
+
+    @property
+    def models(self) -> dict[str, deferred.model.Model]:
+        """The latest version of each registered model, by name."""
+        return {model.name: model for model in deferred.model.Model.list(self, latest=True)}
+
+    @property
+    def webservices(self) -> dict[str, deferred.webservice.Webservice]:
+        """The services that were deployed, by name."""
+        return {service.name: service for service in deferred.webservice.Webservice.list(self)}
+
+    @property
+    def compute_targets(self) -> dict[str, deferred.compute.ComputeTarget]:
+        """The compute targets, by name."""
+        return {target.name: target for target in deferred.compute.ComputeTarget.list(self)}
+
+    @property
+    def datastores(self) -> dict[str, deferred.datastore.Datastore]:
+        """The data stores, by name."""
+        store = deferred.datastore.Datastore
+        return {name: store(self, name) for name in store.names(self)}
+
+    @property
+    def datasets(self) -> dict[str, deferred.dataset.FileDataset]:
+        """The latest version of each data set, by name."""
+        return deferred.dataset.Dataset.get_all(self)
+
+    @property
+    def experiments(self) -> dict[str, deferred.experiment.Experiment]:
+        """The experiments that have runs, by name."""
+        return {one.name: one for one in deferred.experiment.Experiment.list(self)}
+
+    def get_run(self, run_id: str) -> deferred.run.Run:
+        """A run by its id."""
+        return deferred.run.Run.get(self, run_id)
+
+    def get_default_datastore(self) -> deferred.datastore.Datastore:
+        """The default data store: a folder of the workspace, if no other was set."""
+        return deferred.datastore.Datastore(self)
+
+    def set_default_datastore(self, name: str) -> None:
+        """Make a data store the default."""
+        deferred.datastore.Datastore(self, name).set_as_default()
+
+    @property
+    def environments(self) -> dict[str, deferred.environment.Environment]:
+        """The latest version of each registered environment, by name."""
+        return deferred.environment.Environment.list(self)
+
+
+def _project(folder: Path) -> Path | None:
+    """The directory whose workspace is that of a file in this folder; None for the current one's."""
+    folder = folder.parent if folder.name in (AZURE_FOLDER, "aml_config") else folder
+    return None if folder.is_relative_to(Path.cwd()) else folder
+
+
+def _names(file: Path) -> dict[str, Any] | None:
+    """What a file says of the workspace on Azure; None if it is a `config.json` of something else."""
+    content = read_azure_file(file)
+    if content is None:
+        return None
+    return {name: str(content[name]) for name in _NAMES if content.get(name)}

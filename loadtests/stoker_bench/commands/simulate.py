@@ -1,0 +1,399 @@
+"""`stoker simulate`: what a model with a target does under load, by the server's own planner and a virtual clock."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from stoker.commands.option_values import number_option
+from stoker.errors import InvalidSettings
+from stoker_bench.commands.simulated_facts import facts_of, mean, not_taken, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stoker.device.planner import BatchPolicy
+    from stoker.settings.lateness import Admission
+    from stoker.simulation.arrivals import Requests
+    from stoker.simulation.devices import Curve
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY: Final = "simulate how many requests are answered within a target, without a device"
+
+_PATTERNS: Final = ("poisson", "gamma", "sine", "bursts")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = (
+        "Loads are parts of what the device does in full batches. Nothing is loaded or called: the planner of the "
+        "server runs under a virtual clock."
+    )
+    parser.add_argument("--suite", action="store_true", help="the open workloads, by Stoker and by others")
+    parser.add_argument(
+        "--neighbours",
+        choices=("callers", "tiers"),
+        help="what five callers of 0.1 notice of one more of each load, or a high tier of 0.3 of a low one",
+    )
+    parser.add_argument(
+        "--bounds",
+        action="store_true",
+        help="beside loads and the suite what no scheduler can exceed; takes longer",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the loads too, as PNG or SVG")
+    parser.add_argument(
+        "--seeds",
+        type=_numbers(int, 0, 1 << 31),
+        default=[101, 102, 103],
+        help="of chance (default: 101,102,103)",
+    )
+    device = parser.add_argument_group("the device")
+    device.add_argument(
+        "--device",
+        default="resnet50-a100",
+        help="a known curve (default: resnet50-a100); its numbers can be changed:",
+    )
+    device.add_argument(
+        "--batch-ms", type=number_option(float, 0, 1e6), help="time of a batch, whatever its rows"
+    )
+    device.add_argument("--row-ms", type=number_option(float, 1e-6, 1e6), help="time of each row in it")
+    device.add_argument("--max-batch-rows", type=number_option(int, 1, 65536), help="most rows in a batch")
+    device.add_argument(
+        "--batch-buckets", type=_numbers(int, 1, 65536), help="sizes that batches are filled up to"
+    )
+    device.add_argument(
+        "--from-metrics",
+        metavar="URI",
+        help="take the times that a running server has learned, by its /metrics",
+    )
+    device.add_argument("--model", metavar="NAME", help="of which of its models")
+    _add_fleet(parser.add_argument_group("several servers"))
+    load = parser.add_argument_group("the requests")
+    load.add_argument(
+        "--replay", type=Path, metavar="FILE", help="requests from a CSV file: time (seconds), model, rows"
+    )
+    load.add_argument(
+        "--caller-rows-per-s",
+        type=number_option(float, 0.001, 1e12),
+        metavar="NUMBER",
+        help="with --replay: how many rows each caller may send in a second; what is beyond is refused",
+    )
+    load.add_argument(
+        "--caller-burst-s",
+        type=number_option(float, 0.001, 3600),
+        default=2.0,
+        metavar="NUMBER",
+        help="how many seconds of that it may have at once (default: 2)",
+    )
+    load.add_argument(
+        "--load",
+        type=_numbers(float, 0.001, 100),
+        default=[0.3, 0.8, 1.0, 2.0, 4.0],
+        help="one or several (default: 0.3,0.8,1,2,4)",
+    )
+    load.add_argument(
+        "--target-ms",
+        type=number_option(float, 0.01, 1e6),
+        default=50.0,
+        help="how long an answer is worth something (default: 50)",
+    )
+    load.add_argument(
+        "--pattern", choices=_PATTERNS, default="poisson", help="when requests come (default: poisson)"
+    )
+    load.add_argument(
+        "--cv",
+        type=number_option(float, 0.1, 20),
+        default=4.0,
+        help="coefficient of variation of gamma's pauses (default: 4)",
+    )
+    load.add_argument(
+        "--most-rows",
+        type=number_option(int, 1, 4096),
+        default=1,
+        help="most rows of a request, Pareto distributed (default: 1)",
+    )
+    load.add_argument(
+        "--seconds", type=number_option(float, 0.01, 1e5), default=4.0, help="how long they come (default: 4)"
+    )
+    policy = parser.add_argument_group("the settings that are tried")
+    policy.add_argument(
+        "--late", choices=("answer", "refuse"), default="answer", help="as the setting of a model"
+    )
+    policy.add_argument(
+        "--hold", type=number_option(float, 0, 1), default=0.0, help="as the setting of a model"
+    )
+    policy.add_argument(
+        "--admission",
+        choices=("target", "rows"),
+        help="as the setting of a model: refuse when they come what would be too late, or take all (target, which a "
+        "model with a target has by default; with --gpus rows)",
+    )
+
+
+def _add_fleet(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--gpus", type=number_option(int, 1, 10_000), help="so many servers with a GPU each")
+    group.add_argument(
+        "--routing",
+        choices=("random", "rows", "end"),
+        default="end",
+        help="by chance, to the fewest waiting rows, or to the earliest expected end (default: end)",
+    )
+    group.add_argument(
+        "--choices",
+        type=number_option(int, 1, 10_000),
+        default=3,
+        help="among so many servers, drawn by chance (default: 3)",
+    )
+    group.add_argument(
+        "--state-ms",
+        type=number_option(float, 0, 1e5),
+        default=0.0,
+        help="how old what is known of them may be (default: 0)",
+    )
+    group.add_argument(
+        "--routers",
+        type=number_option(int, 1, 10_000),
+        default=16,
+        help="so many route requests; each knows what it has sent since itself (default: 16)",
+    )
+    group.add_argument(
+        "--models", type=number_option(int, 1, 10_000), default=1, help="models, equally busy (default: 1)"
+    )
+    group.add_argument(
+        "--copies",
+        type=number_option(int, 0, 10_000),
+        default=0,
+        help="servers of each; 0 for all (default: 0)",
+    )
+    group.add_argument(
+        "--lose",
+        type=number_option(int, 0, 10_000),
+        default=0,
+        help="servers that are lost half-way (default: 0)",
+    )
+    group.add_argument(
+        "--least-gpus",
+        type=number_option(int, 1, 10_000),
+        help="begin with so many; others come and go with the load",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, and print a table.
+
+    Raises:
+        InvalidSettings: There is no such device, or what is asked for cannot be.
+    """
+    rows = list(_chosen(args))
+    if args.plot is not None:
+        from stoker_bench.laboratory.pictures import draw
+
+        draw(args.plot, rows)
+    if args.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in table(rows)))
+    return 0
+
+
+def _numbers(kind: Any, least: float, most: float) -> Any:
+    one = number_option(kind, least, most)
+    return lambda text: [one(part) for part in text.split(",")]
+
+
+def _suite(seeds: Sequence[int], admission: Admission, *, bounds: bool) -> Iterator[dict[str, object]]:
+    from stoker.simulation.devices import CURVES
+    from stoker_bench.laboratory.suite import SCHEDULERS, SUITE, simulate
+
+    for name, workload in SUITE.items():
+        row: dict[str, object] = {"workload": f"{name} {workload.text}"}
+        for scheduler in SCHEDULERS:
+            outcomes = simulate(workload, scheduler, seeds, admission=admission)
+            row[scheduler] = None if outcomes is None else mean(outcome.in_time() for outcome in outcomes)
+            beside = [workload.in_time_beside(outcome) for outcome in outcomes or ()]
+            # Of those beside the first, the worst.
+            row["others"] = mean(part for part in beside if part is not None)
+            if admission == "target" and scheduler == "Stoker":
+                row |= not_taken(outcomes or ())
+        if bounds:
+            row |= _bounds([workload.draw(seed) for seed in seeds], CURVES[workload.curve])
+        yield row
+
+
+def _bounds(drawn: Sequence[Requests], curve: Curve) -> dict[str, object]:
+    from stoker_bench.laboratory.bounds import exact, fluid, has_exact
+
+    return {
+        "fluid": mean(fluid(requests, curve) for requests in drawn),
+        "exact": mean(exact(requests, curve) for requests in drawn if has_exact(requests)),
+    }
+
+
+def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    if args.caller_rows_per_s is not None and args.replay is None:
+        raise InvalidSettings("callers are told apart in recorded requests only: give them with --replay")
+    if args.suite:
+        return _suite(args.seeds, _admission(args), bounds=args.bounds)
+    if args.replay is not None:
+        return _replay(args)
+    if args.neighbours is not None:
+        return _neighbours(args)
+    return _loads(args) if args.gpus is None else _fleet(args)
+
+
+def _admission(args: argparse.Namespace) -> Admission:
+    if args.gpus is None:
+        return args.admission or "target"
+    if args.admission == "target":
+        raise InvalidSettings("the servers of a fleet take all requests: leave --admission target out")
+    return "rows"
+
+
+def _neighbours(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker_bench.laboratory.neighbours import beside
+
+    curve = _curve(args)
+    loads = (0.0, *args.load)
+    return beside(
+        args.neighbours,
+        curve,
+        _policy(args, curve),
+        args.target_ms,
+        loads,
+        args.seconds,
+        args.seeds,
+        _admission(args),
+    )
+
+
+def _policy(args: argparse.Namespace, curve: Curve) -> BatchPolicy:
+    from stoker.device.planner import BatchPolicy
+
+    return BatchPolicy(curve.max_batch_rows, buckets=curve.buckets, late=args.late, hold=args.hold)
+
+
+def _replay(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker_bench.laboratory.replay import read_requests
+    from stoker_bench.laboratory.suite import simulate_requests
+
+    curve = _curve(args)
+    requests, models = read_requests(args.replay, args.target_ms)
+    told: dict[str, object] = {"model": "all"}
+    if args.caller_rows_per_s is not None:
+        from stoker_bench.laboratory.limits import let_in
+
+        sent = int(requests.rows.sum())
+        requests = let_in(requests, args.caller_rows_per_s, args.caller_burst_s)
+        # Of all models together: a limit is not a model's.
+        told["refused"] = sent - int(requests.rows.sum())
+    admission = _admission(args)
+    outcomes = [
+        simulate_requests(curve, _policy(args, curve), requests, len(models), seed, admission=admission)
+        for seed in args.seeds
+    ]
+    if admission == "target":
+        told |= not_taken(outcomes)
+    yield told | facts_of(outcomes)
+    for number, model in enumerate(models if len(models) > 1 else ()):
+        yield dict.fromkeys(told) | {"model": model} | facts_of(outcomes, number)
+
+
+def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker.simulation.arrivals import Stream, joined
+    from stoker_bench.laboratory.fleet import Fleet, run_fleet
+
+    if args.hold or args.copies > args.gpus or args.lose >= args.gpus:
+        raise InvalidSettings(
+            "a fleet has no hold, and as many gpus as a model has copies, and more than it loses; change those"
+        )
+    curve = _curve(args)
+    _admission(args)
+    fleet = Fleet(
+        curve,
+        args.gpus,
+        _policy(args, curve),
+        args.routing,
+        args.choices,
+        args.state_ms,
+        args.routers,
+        args.models,
+        args.copies,
+        args.lose,
+        args.least_gpus,
+    )
+    for load in args.load:
+        rate = load * args.gpus * curve.peak_rows_per_s / args.models
+        ends = []
+        for seed in args.seeds:
+            chance = np.random.default_rng(seed)
+            streams = [
+                Stream(rate, args.target_ms, model, args.pattern, args.cv, args.most_rows)
+                for model in range(args.models)
+            ]
+            requests = joined([stream.draw(args.seconds, chance) for stream in streams])
+            ends.append(run_fleet(fleet, requests, seed))
+        seconds = sum(end.outcome.end_ns for end in ends) / 1e9
+        facts = facts_of([end.outcome for end in ends])
+        facts["busy"] = round(
+            sum(end.outcome.busy_ns[0] for end in ends) / 1e9 / sum(end.gpu_s for end in ends), 3
+        )
+        yield (
+            {"load": load}
+            | facts
+            | {
+                "gpus": round(sum(end.gpu_s for end in ends) / seconds, 1),
+                "rerouted": sum(end.rerouted_rows for end in ends),
+            }
+        )
+
+
+def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker.simulation.arrivals import Stream
+    from stoker_bench.laboratory.suite import simulate_load
+
+    curve = _curve(args)
+    policy, admission = _policy(args, curve), _admission(args)
+    for load in args.load:
+        stream = Stream(
+            load * curve.peak_rows_per_s,
+            args.target_ms,
+            pattern=args.pattern,
+            cv=args.cv,
+            most_rows=args.most_rows,
+        )
+        outcomes = [
+            simulate_load(curve, policy, stream, args.seconds, seed, admission=admission)
+            for seed in args.seeds
+        ]
+        facts = {"load": load} | facts_of(outcomes)
+        if admission == "target":
+            facts |= not_taken(outcomes)
+        yield facts | _bounds([outcome.requests for outcome in outcomes], curve) if args.bounds else facts
+
+
+def _curve(args: argparse.Namespace) -> Curve:
+    from stoker.simulation.devices import CURVES, Curve
+
+    if args.from_metrics is not None:
+        from stoker_bench.laboratory.replay import read_curve
+
+        return read_curve(args.from_metrics, args.model)
+    known = CURVES.get(args.device)
+    if known is None:
+        raise InvalidSettings(f"there is no curve {args.device!r}; there are {', '.join(CURVES)}")
+    most = args.max_batch_rows or known.max_batch_rows
+    buckets = known.buckets if args.batch_buckets is None else tuple(sorted(args.batch_buckets))
+    below = tuple(size for size in buckets if size < most)
+    return Curve(
+        known.batch_ms if args.batch_ms is None else args.batch_ms,
+        known.row_ms if args.row_ms is None else args.row_ms,
+        most,
+        (*below, most) if buckets else (),
+    )

@@ -1,0 +1,1 @@
+"""The simulation as a laboratory: whole suites, fleets, baselines, bounds and pictures."""

@@ -1,0 +1,1 @@
+"""Training runs of Stoker: experiments, runs, sweeps and compute targets."""

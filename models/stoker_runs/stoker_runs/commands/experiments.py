@@ -1,0 +1,102 @@
+"""`stoker experiments`: which experiments there are, and what has become of their runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+
+from stoker_runs.commands.run_output import common_arguments, found_workspace, note, table, time_text
+from stoker.system.logs import escaped
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "list, show and archive experiments"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    common = common_arguments()
+    actions = parser.add_subparsers(dest="experiments_action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", parents=[common], help="list all experiments")
+    listing.add_argument("--all", action="store_true", help="archived ones too")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(experiments_run=_list)
+    for name, text in (
+        ("archive", "take an experiment out of the lists of experiments and runs; nothing of it is removed"),
+        ("restore", "put an archived experiment back"),
+    ):
+        one = actions.add_parser(name, parents=[common], help=text)
+        one.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
+        one.set_defaults(experiments_run=_archive)
+    show = actions.add_parser("show", parents=[common], help="show one: its runs by state, and its metrics")
+    show.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
+    show.set_defaults(experiments_run=_show)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen subcommand.
+
+    Raises:
+        OperatorError: There is no such experiment.
+    """
+    exit_code: int = args.experiments_run(args)
+    return exit_code
+
+
+def _list(args: argparse.Namespace) -> int:
+    from stoker_runs.records.index import RunIndex
+    from stoker_runs.records.store import RunStore
+
+    store = RunStore(found_workspace(args).runs_dir)
+    runs = RunIndex(store).runs() if store.experiments() else []
+    if not runs and not args.json:
+        note("there is no experiment; stoker submit SCRIPT begins one")
+        return 0
+    counts = Counter(one.experiment for one in runs)
+    newest: dict[str, int] = {}
+    for one in runs:
+        newest.setdefault(one.experiment, one.created_ms)
+    archived = store.archived()
+    names = [name for name in sorted(counts) if args.all or name not in archived]
+    if args.json:
+        listed = [
+            {"name": name, "runs": counts[name], "newest": newest[name], "archived": name in archived}
+            for name in names
+        ]
+        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
+        return 0
+    rows = [
+        (name, str(counts[name]), time_text(newest[name]), "archived" if name in archived else "")
+        for name in names
+    ]
+    sys.stdout.write(table([("EXPERIMENT", "RUNS", "NEWEST", ""), *rows]))
+    if archived and not args.all:
+        note(f"{len(archived)} archived: --all shows them")
+    return 0
+
+
+def _archive(args: argparse.Namespace) -> int:
+    from stoker_runs.records.store import RunStore
+
+    restore = args.experiments_action == "restore"
+    RunStore(found_workspace(args).runs_dir).archive(args.experiment, restore=restore)
+    sys.stdout.write(f"{args.experiment} is {'back in' if restore else 'out of'} the lists\n")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from stoker_runs.records.index import RunIndex
+    from stoker_runs.records.store import RunStore
+
+    store = RunStore(found_workspace(args).runs_dir)
+    store.check_experiment(args.experiment)
+    index = RunIndex(store)
+    counts = Counter(one.status.value for one in index.runs(args.experiment))
+    sys.stdout.write(
+        table([("STATUS", "RUNS"), *((status, str(count)) for status, count in counts.most_common())])
+    )
+    names = index.metric_names(args.experiment)
+    sys.stdout.write(escaped(f"metrics: {', '.join(names) or 'none'}") + "\n")
+    return 0

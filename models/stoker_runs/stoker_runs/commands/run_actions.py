@@ -1,0 +1,235 @@
+"""What `stoker runs` does with runs: follow, wait, cancel, resume, copy, label, delete."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.system.logs import escaped
+
+if TYPE_CHECKING:
+    import argparse
+
+    from stoker_runs.records.folder import RunFolder
+    from stoker_runs.records.store import RunStore
+
+__all__ = [
+    "adopt",
+    "cancel_runs",
+    "delete",
+    "download",
+    "print_logs",
+    "reindex",
+    "rerun",
+    "restore_snapshot",
+    "resume_run",
+    "tag",
+    "wait_for_runs",
+]
+
+
+def _store(args: argparse.Namespace) -> RunStore:
+    from stoker_runs.records.store import RunStore
+
+    return RunStore(found_workspace(args).runs_dir)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def print_logs(args: argparse.Namespace) -> int:
+    """Print a log as far as it is, or until the run ends."""
+    from stoker_runs.launch.following import LogTail
+
+    folder = _store(args).find(args.reference)
+    if args.follow:
+        return stream(folder, found_workspace(args), args.process)
+    state = folder.state()
+    if not LogTail(folder, args.process).read(state.attempt, write_bytes):
+        reason = f": {state.reason}" if state.reason else ""
+        note(f"{folder.id} is {state.status.value} and has printed nothing{reason}")
+        if state.error is not None:
+            note(f"{state.error.code}: {state.error.message}")
+    return 0
+
+
+def wait_for_runs(args: argparse.Namespace) -> int:
+    """Wait; the exit status is that of the worst run."""
+    from stoker_runs.launch.following import wait
+
+    store, workspace = _store(args), found_workspace(args)
+    worst = 0
+    for folder in [store.find(reference) for reference in args.references]:
+        state = wait(folder, workspace)
+        sys.stdout.write(f"{folder.id}  {state.status.value}\n")
+        sys.stdout.flush()
+        worst = max(worst, exit_code_of(state))
+    return worst
+
+
+def cancel_runs(args: argparse.Namespace) -> int:
+    """Leave word for the runners of one run or of all."""
+    from stoker_runs.launch.configuration import read_duration_s
+    from stoker_runs.records.index import RunIndex
+
+    store = _store(args)
+    if (args.reference is None) != args.all:
+        raise InvalidSettings("name the run to cancel, or give --all")
+    try:
+        grace_s = None if args.grace is None else read_duration_s(args.grace)
+    except ValueError as error:
+        raise InvalidSettings(f"--grace {error}") from None
+    if args.all:
+        going_on = [store.get(run_id) for run_id in RunIndex(store).going_on()]
+    else:
+        going_on = [store.find(args.reference)]
+    for folder in going_on:
+        state = folder.state()
+        if state.is_terminal:
+            note(f"{folder.id} is {state.status.value} already")
+            continue
+        folder.ask_to_cancel("by its user", _now_ms(), grace_s)
+        sys.stdout.write(f"{folder.id} is told to end\n")
+    return 0
+
+
+def resume_run(args: argparse.Namespace) -> int:
+    """Begin another attempt, and follow it."""
+    from stoker_runs.launch.submission import resume
+
+    workspace, folder = found_workspace(args), _store(args).find(args.reference)
+    state = resume(folder, workspace)
+    note(f"{folder.id}: attempt {state.attempt}")
+    return 0 if args.detach else stream(folder, workspace, attempt=state.attempt)
+
+
+def rerun(args: argparse.Namespace) -> int:
+    """Submit the same snapshot, with the same environment file, as a new run."""
+    from stoker_runs.launch.submission import Request, submit
+
+    workspace, folder = found_workspace(args), _store(args).find(args.reference)
+    record = folder.record()
+    tree = workspace.snapshots_dir / record.snapshot
+    if not record.snapshot or not tree.is_dir():
+        raise SubmissionRefused(f"{folder.id} has no snapshot any more; submit its script again")
+    asked = record.definition.environment
+    request = Request(
+        record.definition,
+        tree,
+        record.experiment,
+        "relaxed" if asked.get("kind") == "relaxed" else "",
+        folder.environment / asked["file"] if asked.get("file") else None,
+        str(asked.get("python", "")),
+        str(asked.get("as_of", "")),
+        {**record.tags, "rerun_of": record.id},
+        dockerfile=folder.environment / file
+        if (file := record.definition.container.get("dockerfile"))
+        else None,
+        sweep=record.sweep,
+    )
+    again, _ = submit(replace(request, limit_bytes=sys.maxsize), workspace)
+    sys.stdout.write(f"{again.id}\n")
+    sys.stdout.flush()
+    return 0 if args.detach else stream(again, workspace)
+
+
+def download(args: argparse.Namespace) -> int:
+    """Copy files to a folder."""
+    from stoker_runs.records.files import copy_files
+
+    folder = _store(args).find(args.reference)
+    place = args.output or Path(folder.id)
+    copied = copy_files(folder, args.prefix, place)
+    if not copied:
+        raise SubmissionRefused(
+            f"{folder.id} has no file that begins with {args.prefix!r}; see: stoker runs files"
+        )
+    files = "1 file is" if len(copied) == 1 else f"{len(copied)} files are"
+    sys.stdout.write(f"{files} in {place}\n")
+    return 0
+
+
+def restore_snapshot(args: argparse.Namespace) -> int:
+    """Copy the source files of a run to a new folder."""
+    from stoker_runs.records.snapshots import SnapshotStore
+
+    folder = _store(args).find(args.reference)
+    if args.output.exists():
+        raise SubmissionRefused(f"{args.output} exists already; name a new folder")
+    SnapshotStore(found_workspace(args).snapshots_dir).restore(folder.record().snapshot, args.output)
+    sys.stdout.write(f"{args.output}\n")
+    return 0
+
+
+def tag(args: argparse.Namespace) -> int:
+    """Change labels."""
+    folder = _store(args).find(args.reference)
+    changes: dict[str, str | None] = {}
+    for text in args.tags:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise InvalidSettings(f"{text!r}: expected KEY=VALUE, or KEY= to remove it")
+        changes[key] = value or None
+    folder.change_tags(changes, _now_ms())
+    sys.stdout.write(
+        "".join(f"{escaped(f'{key}={value}')}\n" for key, value in sorted(folder.tags().items()))
+    )
+    return 0
+
+
+def delete(args: argparse.Namespace) -> int:
+    """Remove runs that have ended, and with a sweep its children."""
+    store = _store(args)
+    named = [store.find(reference) for reference in args.references]
+    families = [run for folder in named for run in (*_children(folder, store), folder)]
+    folders = list({run.path: run for run in families}.values())
+    for folder in folders:
+        _refuse_going_on(folder)
+    for folder in folders:
+        store.delete(folder)
+        sys.stdout.write(f"{folder.id} is deleted\n")
+    return 0
+
+
+def _children(folder: RunFolder, store: RunStore) -> list[RunFolder]:
+    from stoker_runs.records.record import SWEEP
+    from stoker_runs.tuning.children import child_folders, terms_of
+
+    record = folder.record()
+    if record.kind != SWEEP:
+        return []
+    return list(child_folders(record, terms_of(record).total, store).values())
+
+
+def _refuse_going_on(folder: RunFolder) -> None:
+    status = folder.state().status
+    if not folder.state().is_terminal:
+        raise SubmissionRefused(
+            f"{folder.id} is {status.value}; cancel it first: stoker runs cancel {folder.id}"
+        )
+
+
+def adopt(args: argparse.Namespace) -> int:
+    """Say which runs were adopted."""
+    from stoker_runs.launch.adoption import adopt_all
+
+    adopted = list(adopt_all(found_workspace(args)))
+    for run_id in adopted:
+        sys.stdout.write(f"{run_id}\n")
+    if not adopted:
+        note("no run has lost its runner")
+    return 0
+
+
+def reindex(args: argparse.Namespace) -> int:
+    """Make the index anew."""
+    from stoker_runs.records.index import RunIndex
+
+    count = RunIndex(_store(args)).rebuild()
+    sys.stdout.write(f"{count} runs\n")
+    return 0

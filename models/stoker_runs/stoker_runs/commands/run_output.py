@@ -1,0 +1,197 @@
+"""What commands about runs print: tables, times, one line while a run waits, and its end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stoker.system.logs import escaped, escaped_lines
+
+if TYPE_CHECKING:
+    from stoker.workspace import Workspace
+    from stoker_runs.records.folder import RunFolder
+    from stoker_runs.records.states import RunState
+
+__all__ = [
+    "DETACHED",
+    "common_arguments",
+    "duration_text",
+    "exit_code_of",
+    "found_workspace",
+    "note",
+    "stream",
+    "table",
+    "time_text",
+    "write_bytes",
+]
+
+DETACHED: Final = 130
+"""Exit status of a command that left a run to itself."""
+_SECOND_INTERRUPT_S: Final = 2.0
+
+
+def common_arguments() -> argparse.ArgumentParser:
+    """The options that every command about runs has."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
+    return common
+
+
+def found_workspace(args: argparse.Namespace) -> Workspace:
+    """The workspace that the options mean."""
+    from stoker.workspace import Workspace
+
+    return Workspace.find(args.workspace)
+
+
+def note(text: str) -> None:
+    """Say something that is no part of the answer."""
+    sys.stderr.write(f"{escaped_lines(text)}\n")
+    sys.stderr.flush()
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as columns of one width, each on its line; what would break a line is shown as a space, or escaped."""
+    clean = [[escaped(" ".join(cell.split())) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in clean)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def time_text(time_ms: int | None) -> str:
+    """A time as people read it, in the machine's own zone; `-` for none."""
+    if time_ms is None:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(" ", "seconds")[:19]
+
+
+def duration_text(begin_ms: int | None, end_ms: int | None) -> str:
+    """How long something took; `-` where it has not begun."""
+    if begin_ms is None:
+        return "-"
+    seconds = max(0, (end_ms if end_ms is not None else time.time_ns() // 1_000_000) - begin_ms) / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
+
+
+def stream(
+    folder: RunFolder,
+    workspace: Workspace,
+    rank: int = 0,
+    attempt: int = 1,
+    show: Callable[[], None] | None = None,
+) -> int:
+    """Print what a run prints until it has ended; Ctrl-C leaves it to itself.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        rank: Which of its processes.
+        attempt: With which attempt to begin.
+        show: Shows the run in another way than by what it prints; called again and again.
+
+    Returns:
+        The exit status: 0 for Completed, 1 for Failed and Canceled, 130 where the run goes on.
+    """
+    from stoker_runs.launch.following import follow
+
+    try:
+        if show is not None:
+            state = follow(folder, workspace, lambda _: None, lambda *_: show(), attempt=attempt)
+            show()
+            _say_end(folder, state)
+            return exit_code_of(state)
+        with _waiting_line() as waits:
+            state = follow(folder, workspace, write_bytes, waits, rank=rank, attempt=attempt, notes=note)
+    except KeyboardInterrupt:
+        return _detached(folder)
+    _say_end(folder, state)
+    return exit_code_of(state)
+
+
+def exit_code_of(state: RunState) -> int:
+    """0 for a run that is completed, else 1."""
+    return 0 if state.status.value == "Completed" else 1
+
+
+def write_bytes(chunk: bytes) -> None:
+    """Print bytes as they are: bars that redraw themselves, and whatever else a script writes."""
+    sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:
+        sys.stdout.write(chunk.decode("utf-8", "replace"))
+    else:
+        buffer.write(chunk)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _waiting_line() -> Iterator[Callable[[RunState | None, float], None]]:
+    """One line on a terminal with state, seconds, and what is waited for; elsewhere a line for each new one."""
+    terminal = sys.stderr.isatty()
+    shown = ""
+
+    def clear() -> None:
+        nonlocal shown
+        if terminal and shown:
+            sys.stderr.write(f"\r{' ' * len(shown)}\r")
+            sys.stderr.flush()
+        shown = ""
+
+    def waits(state: RunState | None, seconds: float) -> None:
+        nonlocal shown
+        if state is None:
+            clear()
+            return
+        reason = f": {state.reason}" if state.reason else ""
+        if terminal:
+            clear()
+            shown = f"{state.status.value} {seconds:.0f} s{reason}"
+            sys.stderr.write(shown)
+            sys.stderr.flush()
+        elif state.reason and state.reason != shown:
+            shown = state.reason
+            note(f"{state.status.value}{reason}")
+
+    try:
+        yield waits
+    finally:
+        clear()
+
+
+def _detached(folder: RunFolder) -> int:
+    note(f"\n{folder.id} goes on; follow it with: stoker runs logs {folder.id} -f")
+    if not sys.stdin.isatty():
+        return DETACHED
+    note("Ctrl-C once more within 2 s asks whether to cancel it.")
+    try:
+        time.sleep(_SECOND_INTERRUPT_S)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nCancel the run? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            folder.ask_to_cancel("by its user", time.time_ns() // 1_000_000)
+            note(f"{folder.id} is told to end")
+    return DETACHED
+
+
+def _say_end(folder: RunFolder, state: RunState) -> None:
+    took = duration_text(state.started_ms, state.ended_ms)
+    note(f"{folder.id}: {state.status.value} after {took}")
+    if state.error is not None:
+        note(f"{state.error.code}: {state.error.message}")
+        if state.error.hint:
+            note(state.error.hint.replace("RUN", folder.id))
+    elif state.reason:
+        note(state.reason)

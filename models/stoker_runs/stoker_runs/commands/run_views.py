@@ -1,0 +1,285 @@
+"""What `stoker runs` shows: lists, one run, differences, pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.system.logs import escaped, escaped_lines
+
+if TYPE_CHECKING:
+    import argparse
+
+    from stoker_runs.records.folder import RunFolder
+    from stoker_runs.records.record import RunRecord
+    from stoker_runs.records.states import RunState, Status
+    from stoker_runs.records.summary import RunSummary
+
+__all__ = ["compare", "list_files", "list_runs", "plot", "show_run"]
+
+_SHOWN_METRICS: Final = 50
+_SHORT: Final = 60
+_SHOWN_VALUES: Final = 20
+_LONGEST: Final = 100
+
+
+def list_runs(args: argparse.Namespace) -> int:
+    """Print a table, or JSON."""
+    from stoker_runs.records.conditions import SortKey, read_conditions
+    from stoker_runs.records.store import RunStore
+
+    workspace = found_workspace(args)
+    conditions = read_conditions(args.where) if args.where else []
+    status = _checked_status(args.status)
+    key = SortKey(args.sort) if args.sort else None
+    metrics = [*args.metric, *(name for one in conditions if (name := one.metric) is not None)]
+    if key is not None and key.metric is not None:
+        metrics.append(key.metric)
+    metrics = list(dict.fromkeys(metrics))
+    store = RunStore(workspace.runs_dir)
+    if args.experiment:
+        store.check_experiment(args.experiment)
+    # Of a list that is neither chosen from nor sorted the first ones are all that has to be read.
+    hidden = frozenset() if args.experiment or args.all else store.archived()
+    most = args.limit if args.limit and not (status or conditions or key or hidden) else None
+    # A program that reads JSON has no columns to choose.
+    read = args.index.runs(args.experiment, None if args.json else metrics, most)
+    runs = [run for run in read if run.experiment not in hidden]
+    count = args.index.count(args.experiment) if most else 0
+    if status is not None:
+        runs = [run for run in runs if run.status is status]
+    runs = [run for run in runs if all(condition.holds(run) for condition in conditions)]
+    if key is not None:
+        runs = key.sort(runs)
+    shown = runs[: args.limit] if args.limit else runs
+    if args.json:
+        sys.stdout.write(json.dumps([_as_json(run) for run in shown], indent=2) + "\n")
+        return 0
+    if not shown:
+        if read and not runs and not (status or conditions):
+            note(f"all {len(read)} runs are of archived experiments: --all shows them")
+            return 0
+        asked = args.experiment or status or conditions
+        which = (
+            "runs of this kind" if asked else f"runs in {workspace.runs_dir}; stoker submit SCRIPT begins one"
+        )
+        note(f"there are no {which}{_never_measured(args, metrics, read)}")
+        return 0
+    header = ("RUN", "STATUS", "SUBMITTED", "TOOK", "TARGET", *(name.upper() for name in metrics), "")
+    sys.stdout.write(table([header, *(_row(run, metrics) for run in shown)]))
+    if more := max(len(runs), count) - len(shown):
+        note(f"{more} more: --limit 0 shows all")
+    if unknown := [name for name in metrics if not any(name in run.metrics for run in runs)]:
+        note(f"none of these runs has measured {', '.join(unknown)}{_nearest(args, unknown)}")
+    return 0
+
+
+def _never_measured(args: argparse.Namespace, metrics: list[str], runs: list[RunSummary]) -> str:
+    """What is said of metrics that no run has, where conditions on them may be why none is listed."""
+    unknown = [name for name in metrics if not any(name in run.metrics for run in runs)]
+    if not runs or not unknown:
+        return ""
+    return f": none has measured {', '.join(unknown)}{_nearest(args, unknown)}"
+
+
+def _nearest(args: argparse.Namespace, unknown: list[str]) -> str:
+    """The names that were probably meant by these, of metrics and of facts, as a question."""
+    from stoker_runs.records.conditions import FACTS
+
+    known = [*args.index.metric_names(args.experiment), *FACTS]
+    near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1))]
+    return f"; did you mean {' and '.join(near)}?" if near else ""
+
+
+def _checked_status(text: str | None) -> Status | None:
+    """The status that `--status` means, however it is written."""
+    from stoker_runs.records.states import Status
+
+    if not text:
+        return None
+    found = next((one for one in Status if one.value.lower() == text.lower()), None)
+    if found is None:
+        raise InvalidSettings(f"--status {text}: a run is one of {', '.join(one.value for one in Status)}")
+    return found
+
+
+def _row(run: RunSummary, metrics: list[str]) -> tuple[str, ...]:
+    values = [f"{run.metrics[name].last:.6g}" if name in run.metrics else "-" for name in metrics]
+    took = duration_text(run.started_ms, run.ended_ms) if run.is_terminal or run.started_ms else "-"
+    return (
+        run.id,
+        run.status.value,
+        time_text(run.created_ms),
+        took,
+        run.target,
+        *values,
+        run.reason[:_SHORT],
+    )
+
+
+def _as_json(run: RunSummary) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "experiment": run.experiment,
+        "status": run.status.value,
+        "created": run.created_ms,
+        "started": run.started_ms,
+        "ended": run.ended_ms,
+        "target": run.target,
+        "script": run.script,
+        "reason": run.reason,
+        "parent": run.parent,
+        "tags": dict(run.tags),
+        "metrics": {
+            name: numbers.last if math.isfinite(numbers.last) else str(numbers.last)
+            for name, numbers in run.metrics.items()
+        },
+    }
+
+
+def _found(args: argparse.Namespace, reference: str) -> RunFolder:
+    from stoker_runs.records.store import RunStore
+
+    return RunStore(found_workspace(args).runs_dir).find(reference)
+
+
+def show_run(args: argparse.Namespace) -> int:
+    """Print what is known of one run."""
+    from stoker_runs.records.record import SWEEP
+    from stoker_runs.records.summary import measured
+
+    folder = _found(args, args.reference)
+    record, state = folder.record(), folder.state()
+    if args.json:
+        content = record.to_json()
+        # Their values may be secrets, and what is printed is passed on.
+        content["definition"]["variables"] = sorted(record.definition.variables)
+        content |= {
+            "state": state.to_json(),
+            "tags": folder.tags(),
+            "properties": folder.properties(),
+        }
+        if record.kind == SWEEP:
+            content |= sweep_views.sweep_json(args, folder)
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        return 0
+    sys.stdout.write(table(_facts(folder, record, state)))
+    if record.kind == SWEEP:
+        sys.stdout.write("\n" + sweep_views.sweep_text(args, folder))
+    numbers = measured(folder.metric_files())
+    if numbers:
+        rows = [
+            (name, f"{one.last:.6g}", f"{one.least:.6g}", f"{one.most:.6g}", str(one.count))
+            for name, one in sorted(numbers.items())[:_SHOWN_METRICS]
+        ]
+        sys.stdout.write("\n" + table([("METRIC", "LAST", "LEAST", "GREATEST", "COUNT"), *rows]))
+    sys.stdout.write(_lists_text(folder))
+    if state.error is not None and (traceback := state.error.details.get("traceback")):
+        sys.stdout.write(f"\n{escaped_lines(str(traceback).strip())}\n")
+    return 0
+
+
+def _lists_text(folder: RunFolder) -> str:
+    """A table of lists, columns and texts with their first values."""
+    from stoker_runs.records.summary import logged_values
+
+    rows = []
+    for name, values in sorted(logged_values(folder.metric_files()).items())[:_SHOWN_METRICS]:
+        shown = ", ".join(
+            f"{one:.6g}" if isinstance(one, float) else str(one) for one in values[:_SHOWN_VALUES]
+        )
+        text = " ".join(shown.split())
+        more = len(values) > _SHOWN_VALUES or len(text) > _LONGEST
+        rows.append((name, str(len(values)), f"{text[:_LONGEST]} …" if more else text))
+    return "\n" + table([("LIST", "COUNT", "VALUES"), *rows]) if rows else ""
+
+
+def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[str, str]]:
+    definition = record.definition
+    facts = [
+        ("run", record.id),
+        ("status", f"{state.status.value}{': ' + state.reason if state.reason else ''}"),
+        ("command", " ".join([definition.script, *definition.arguments])),
+        ("target", definition.target_name),
+        ("submitted", time_text(record.created_ms)),
+        ("started", time_text(state.started_ms)),
+        ("ended", time_text(state.ended_ms)),
+        ("took", duration_text(state.started_ms, state.ended_ms)),
+        ("attempt", f"{state.attempt} of {state.attempts}"),
+        *([] if record.sweep else [("environment", _environment_text(folder))]),
+        ("snapshot", record.snapshot or "-"),
+        *(
+            (f"data {name}", f"{digest} {definition.inputs.get(name, '')}")
+            for name, digest in record.data.items()
+        ),
+        ("tags", ", ".join(f"{key}={value}" for key, value in sorted(folder.tags().items())) or "-"),
+        ("folder", str(folder.path)),
+    ]
+    if state.exit_status is not None:
+        facts.insert(2, ("exit status", str(state.exit_status)))
+    if state.error is not None:
+        facts.insert(2, ("error", f"{state.error.code}: {state.error.message}"))
+        if state.error.hint:
+            facts.insert(3, ("hint", state.error.hint))
+    return facts
+
+
+def _environment_text(folder: RunFolder) -> str:
+    try:
+        lines = (folder.environment / "got.txt").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return "not there yet"
+    notes = [line[2:] for line in lines if line.startswith("# ")]
+    return f"{'; '.join(notes)}; {len(lines) - len(notes)} packages"
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Print in what runs differ."""
+    from stoker_runs.records.comparing import compare_runs
+
+    folders = _compared(args)
+    if len(folders) < 2:
+        raise InvalidSettings("name two runs or more to compare, such as @-2 @latest")
+    differences = compare_runs(folders, found_workspace(args).snapshots_dir)
+    if args.json:
+        content = [{"group": one.group, "name": one.name, "values": list(one.values)} for one in differences]
+        sys.stdout.write(
+            json.dumps({"runs": [folder.id for folder in folders], "differences": content}, indent=2) + "\n"
+        )
+    elif differences:
+        header = ("", "", *(folder.id for folder in folders))
+        rows = [
+            (one.group, one.name, *(value[:_SHORT] or "-" for value in one.values)) for one in differences
+        ]
+        sys.stdout.write(table([header, *rows]))
+    else:
+        note("these runs do not differ")
+    return 0
+
+
+def _compared(args: argparse.Namespace) -> list[RunFolder]:
+    """The runs that are named; a sweep alone stands for its best ones."""
+    folders = [_found(args, reference) for reference in args.references]
+    return sweep_views.best_children(args, folders[0]) if len(folders) == 1 else folders
+
+
+def plot(args: argparse.Namespace) -> int:
+    """Draw a picture."""
+    from stoker_runs.records.plotting import draw
+
+    names = draw(_compared(args), args.metric, args.output)
+    sys.stdout.write(f"{args.output}: {', '.join(names)}\n")
+    return 0
+
+
+def list_files(args: argparse.Namespace) -> int:
+    """Print names and lengths."""
+    from stoker_runs.records.files import run_files
+
+    for name, path in run_files(_found(args, args.reference)).items():
+        sys.stdout.write(f"{path.stat().st_size:>14,}  {escaped(str(name))}\n")
+    return 0

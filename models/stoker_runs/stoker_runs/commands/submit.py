@@ -1,0 +1,366 @@
+"""`stoker submit`: run a script on a compute target, follow it, and keep what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.commands.sizes import size_text
+from stoker.errors import InvalidSettings
+from stoker_runs.commands.run_output import common_arguments, found_workspace, note, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from tempfile import TemporaryDirectory
+
+    from stoker.workspace import Workspace
+    from stoker_runs.launch.submission import Request
+    from stoker_runs.records.folder import RunFolder
+    from stoker_runs.records.snapshots import Snapshot
+
+__all__ = ["SUMMARY", "add_arguments", "announce", "print_plan", "progress_bar", "request_of", "run"]
+
+SUMMARY = "run a training script on a compute target and follow it"
+
+_PROGRESS_FROM_FILES: Final = 500
+_EXAMPLES: Final = """examples:
+  stoker submit train.py --lr 0.1                    this machine, this Python; what follows train.py is its own
+  stoker submit --environment env.yml train.py       with the packages that a conda or requirements file names
+  stoker submit --target gpu-vm --gpus 1 train.py    on another machine; see: stoker targets --help
+  stoker submit --input digits=data train.py         the path of the data is in the variable 'digits'
+
+What the script writes to outputs/ is kept. Then: stoker runs list, stoker runs show @latest, stoker runs --help.
+Exit status: 0 Completed, 1 Failed or Canceled, 2 refused, 130 left to itself by Ctrl-C.
+"""
+_MB: Final = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EXAMPLES
+    common = common_arguments()
+    for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
+        parser._add_action(action)  # noqa: SLF001
+    parser.add_argument(
+        "script", metavar="SCRIPT", nargs="?", help="the script, in the current folder or below"
+    )
+    parser.add_argument(
+        "arguments", metavar="ARG", nargs=argparse.REMAINDER, help="what follows it, as it is"
+    )
+    parser.add_argument("--target", metavar="NAME", help="the compute target (default: local, this machine)")
+    parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")
+    parser.add_argument(
+        "--source", type=Path, metavar="DIR", help="the folder that is sent (default: this one)"
+    )
+    parser.add_argument(
+        "--environment",
+        metavar="FILE",
+        help="a conda or requirements file to install exactly, a registered environment's name, or 'relaxed' for "
+        "today's versions of the file that lies beside the script (default: the Python that runs Stoker, as it is)",
+    )
+    parser.add_argument("--python", metavar="PROGRAM", help="another Python to take as it is")
+    parser.add_argument(
+        "--as-of", metavar="DATE", help="leave out packages that were uploaded later, as 2021-05-01"
+    )
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=WHERE",
+        help="data: a file, a folder, a data set NAME:VERSION, STORE/PATH or https://…; can be repeated. The script "
+        "finds its path in the variable NAME, and '$AZUREML_DATAREFERENCE_NAME' in its arguments becomes it",
+    )
+    parser.add_argument(
+        "--image", metavar="NAME", help="the image of its container, on a target of containers"
+    )
+    parser.add_argument(
+        "--dockerfile", type=Path, metavar="FILE", help="build that image from this file instead"
+    )
+    parser.add_argument("--nodes", type=int, metavar="N", help="machines; on this one groups of processes")
+    parser.add_argument("--processes-per-node", type=int, metavar="N", help="processes of each (default: 1)")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs that it holds (default: one where there is any)"
+    )
+    parser.add_argument("--cores", type=int, metavar="N", help="cores that it holds (default: 1)")
+    parser.add_argument("--max-duration", metavar="TIME", help="end it after 90s, 30m, 2h (default: 30d)")
+    parser.add_argument(
+        "--attempts", type=int, metavar="N", help="begin again when its node is lost (default: 1)"
+    )
+    parser.add_argument(
+        "--grace", metavar="TIME", help="from being told to end to being killed (default: 30s)"
+    )
+    parser.add_argument(
+        "--lost-after", metavar="TIME", help="silence after which a node is lost (default: 5m)"
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="give it the outputs of this run by --resume-from PATH"
+    )
+    parser.add_argument(
+        "--tag", action="append", default=[], metavar="KEY=VALUE", help="a label of the run; can be repeated"
+    )
+    parser.add_argument("--snapshot-limit", type=int, metavar="MB", help="largest snapshot (default: 300)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a file with these settings; options win over it"
+    )
+    parser.add_argument("--detach", action="store_true", help="do not follow the run")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    parser.set_defaults(own_options=frozenset(parser._option_string_actions))  # noqa: SLF001  # nobody else knows them
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit and follow.
+
+    Returns:
+        0 if the run is Completed, 1 if it has Failed or was Canceled, 130 where it was left to itself by Ctrl-C.
+
+    Raises:
+        OperatorError: It is refused; nothing was written.
+    """
+    from stoker_runs.launch.runner_start import fork_runner
+    from stoker_runs.launch.submission import plan, submit
+
+    workspace = found_workspace(args)
+    for word in args.arguments:
+        if word.startswith("--") and word.partition("=")[0] in args.own_options:
+            note(
+                f"{word} follows the script's name and so goes to the script; options of submit stand before it"
+            )
+    with ExitStack() as cleanup:
+        request = request_of(args, workspace, cleanup)
+        if args.dry_run:
+            print_plan(request, workspace)
+            return 0
+        plan(request, workspace)
+        folder, snapshot = submit(request, workspace, progress=progress_bar(cleanup), spawn=fork_runner)
+    announce(folder, snapshot)
+    definition = folder.record().definition
+    if definition.nodes > 1 and definition.target == "local":
+        note(f"{definition.processes} processes run on this machine: the target local has one node")
+    return 0 if args.detach else stream(folder, workspace)
+
+
+def announce(folder: RunFolder, snapshot: Snapshot) -> None:
+    """Say what was submitted: its id for programs, its files for people."""
+    sys.stdout.write(f"{folder.id}\n")
+    sys.stdout.flush()
+    note(
+        f"snapshot {snapshot.digest[:12]}: {_files(snapshot.files, snapshot.size_bytes)}, "
+        f"{size_text(snapshot.added_bytes)} new; target {folder.record().definition.target_name}"
+    )
+    for name in snapshot.changed:
+        note(f"has changed while it was read, and is kept as it was read: {name}")
+    for name in snapshot.skipped:
+        note(f"not sent, for it is a link to a folder or no file: {name}")
+
+
+def request_of(
+    args: argparse.Namespace,
+    workspace: Workspace,
+    cleanup: ExitStack,
+    settings: Mapping[str, Any] | None = None,
+) -> Request:
+    """What the options and the configuration that they name ask for.
+
+    Args:
+        args: The options.
+        workspace: Where the target is.
+        cleanup: Removes the files that were made for it, once the run is submitted.
+        settings: What the configuration says, where it is read already.
+
+    Raises:
+        OperatorError: They contradict each other, or name what there is not.
+    """
+    from stoker_runs.commands.project_files import read_project_configuration, take_compute
+    from stoker_runs.launch.submission import Request
+    from stoker_runs.records.snapshots import DEFAULT_LIMIT_BYTES
+    from stoker_runs.targets.definitions import LOCAL
+
+    config: dict[str, Any] = dict(settings or {})
+    if settings is None and args.config is not None:
+        scratch = Path(cleanup.enter_context(_scratch()))
+        config, fixed = read_project_configuration(args.config, args.target, workspace, scratch)
+        if fixed:
+            args.arguments = [*config["arguments"], *args.arguments]
+    else:
+        config["target"] = args.target or config.get("target") or LOCAL
+        config, _ = take_compute(Path.cwd(), config, workspace)
+    environment = config.get("environment", {})
+    script = args.script or config.get("script")
+    if script is None:
+        raise InvalidSettings("no script is named, by argument or configuration; see: stoker submit --help")
+    source, inside = _source(args.source, script)
+    asked = args.environment or environment.get("file", "")
+    beside = _relaxed_file(environment, source) if asked == "relaxed" else None
+    return Request(
+        _definition(args, config, inside, workspace),
+        source,
+        args.experiment or config.get("experiment", ""),
+        asked,
+        beside,
+        args.python or environment.get("python", ""),
+        args.as_of or environment.get("as_of", ""),
+        {**config.get("tags", {}), **dict(map(_tag, args.tag))},
+        DEFAULT_LIMIT_BYTES if args.snapshot_limit is None else args.snapshot_limit * _MB,
+        dockerfile=args.dockerfile or (Path(file) if (file := environment.get("dockerfile")) else None),
+    )
+
+
+def _relaxed_file(environment: Mapping[str, Any], source: Path) -> Path:
+    from stoker.environments.discovery import find_environment
+
+    beside = Path(environment["file"]) if "file" in environment else find_environment(source)
+    if beside is None:
+        raise InvalidSettings(
+            "--environment relaxed needs an environment file beside the script, or in --config"
+        )
+    return beside
+
+
+def _scratch() -> TemporaryDirectory[str]:
+    # Not above: few submissions need it, and it takes as long to import as ten modules of ours.
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix="stoker-submit-")
+
+
+def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, workspace: Workspace) -> Any:
+    from stoker_runs.launch.configuration import read_duration_s
+    from stoker_runs.records.definition import Definition
+    from stoker_runs.records.store import RunStore
+
+    def duration_s(option: str, value: str | None) -> float | None:
+        try:
+            return None if value is None else read_duration_s(value)
+        except ValueError as error:
+            raise InvalidSettings(f"{option} {error}") from None
+
+    given = {
+        "arguments": tuple(args.arguments) or config.get("arguments"),
+        "target": config.get("target") or args.target,
+        "nodes": config.get("nodes") if args.nodes is None else args.nodes,
+        "processes_per_node": args.processes_per_node or config.get("processes_per_node"),
+        "gpus": config.get("gpus") if args.gpus is None else args.gpus,
+        "cores": config.get("cores") if args.cores is None else args.cores,
+        "max_duration_s": duration_s("--max-duration", args.max_duration) or config.get("max_duration"),
+        "attempts": config.get("attempts") if args.attempts is None else args.attempts,
+        "grace_s": duration_s("--grace", args.grace),
+        "lost_after_s": duration_s("--lost-after", args.lost_after),
+        "variables": config.get("environment", {}).get("variables"),
+        "inputs": _inputs(args, config, workspace),
+        "communicator": config.get("communicator"),
+        "container": _container(args, config.get("environment", {})),
+        "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
+    }
+    return Definition(script, **{name: value for name, value in given.items() if value is not None})
+
+
+def _inputs(args: argparse.Namespace, config: dict[str, Any], workspace: Workspace) -> dict[str, str]:
+    from stoker_runs.launch.inputs import find_input, split_input
+
+    found = {
+        name: find_input(name, where, workspace, args.config.parent, note)
+        for name, where in config.get("inputs", {}).items()
+    }
+    given = map(split_input, args.input)
+    return {**found, **{name: find_input(name, where, workspace, say=note) for name, where in given}}
+
+
+def _container(args: argparse.Namespace, environment: Mapping[str, Any]) -> dict[str, Any]:
+    asked = {
+        name: environment[name]
+        for name in ("image", "shm_size", "arguments", "optional")
+        if name in environment
+    }
+    return asked if args.image is None else {**asked, "image": args.image}
+
+
+def _source(given: Path | None, script: str) -> tuple[Path, str]:
+    """The folder that is sent, and the script in it: this folder, or that of a script which lies elsewhere."""
+    if given is not None:
+        return given, script
+    here, path = Path.cwd(), Path(script)
+    if path.is_absolute() or ".." in path.parts:
+        inside = path.resolve()
+        if inside.is_relative_to(here):
+            return here, inside.relative_to(here).as_posix()
+        return inside.parent, inside.name
+    return here, path.as_posix()
+
+
+def _tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidSettings(f"--tag {text}: expected KEY=VALUE")
+    return key, value
+
+
+def progress_bar(cleanup: ExitStack) -> Callable[[int, int], None] | None:
+    """What a submission tells of its files, as a bar where somebody sees it."""
+    if not sys.stderr.isatty():
+        return None
+    bar: Any = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal bar
+        if total < _PROGRESS_FROM_FILES:
+            return
+        if bar is None:
+            from tqdm import tqdm
+
+            bar = cleanup.enter_context(tqdm(total=total, unit=" files", desc="snapshot", leave=False))
+        bar.update(done - bar.n)
+
+    return report
+
+
+def print_plan(request: Request, workspace: Workspace) -> None:
+    """Print what would be submitted."""
+    from stoker.environments.check import compare, notes
+    from stoker.environments.discovery import read_environment
+    from stoker_runs.run_environment import as_written
+    from stoker_runs.launch.submission import plan
+    from stoker_runs.records.data_digests import measure_data
+    from stoker_runs.records.snapshots import SnapshotStore
+
+    planned = plan(request, workspace)
+    files, size_bytes = SnapshotStore(workspace.snapshots_dir).measure(request.source, request.limit_bytes)
+    definition = planned.definition
+    command = " ".join([definition.script, *definition.arguments])
+    sys.stdout.write(f"experiment   {planned.experiment}\n")
+    sys.stdout.write(f"target       {planned.target.name} ({planned.target.type})\n")
+    sys.stdout.write(f"command      {command}\n")
+    sys.stdout.write(
+        f"holds        {_count(definition.cores, 'core')}, {_count(definition.gpus or 0, 'GPU')}\n"
+    )
+    sys.stdout.write(f"snapshot     {_files(files, size_bytes)} of {request.source.resolve()}\n")
+    for name, path in definition.inputs.items():
+        data_files, data_bytes = measure_data(Path(path))
+        sys.stdout.write(f"input        {name}: {_files(data_files, data_bytes)} of {path}\n")
+    kind = definition.environment["kind"]
+    if planned.environment_file is None:
+        python = definition.environment["python"] or sys.executable
+        sys.stdout.write(f"environment  {python} as it is\n")
+        return
+    sys.stdout.write(f"environment  {kind}: {planned.environment_file}\n")
+    with _scratch() as folder:
+        file = Path(folder, definition.environment["file"])
+        file.write_bytes(planned.environment_content)
+        specification = read_environment(
+            planned.environment_file if planned.environment_file.is_file() else file
+        )
+    # Relaxed packages have no versions to compare, but the same names.
+    for line in notes(as_written(specification, definition.gpus or 0) if kind == "exact" else specification):
+        sys.stdout.write(f"             note     {line}\n")
+    for finding in compare(specification):
+        sys.stdout.write(f"             {finding.kind:<8} {finding.text}, compared with this Python\n")
+
+
+def _files(count: int, size_bytes: int) -> str:
+    return f"{_count(count, 'file')}, {size_text(size_bytes)}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,158 @@
+"""What commands show of a sweep: its children with the best first, while it goes on and when it has ended."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import UnknownRun
+from stoker_runs.commands.run_output import note, stream, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stoker.workspace import Workspace
+    from stoker_runs.records.folder import RunFolder
+    from stoker_runs.records.store import RunStore
+    from stoker_runs.tuning.children import Trial
+    from stoker_runs.tuning.terms import Terms
+
+__all__ = ["as_json", "board", "children_table", "follow_sweep", "progress_line", "trials_with_terms"]
+
+_SHORT: Final = 60
+_BETWEEN_S: Final = 0.5
+_SHOWN_AT_THE_END: Final = 10
+_BAR: Final = 20
+_UP_AND_CLEAR: Final = "\x1b[{}A\x1b[J"
+
+
+def trials_with_terms(folder: RunFolder, store: RunStore) -> tuple[Terms, list[Trial]]:
+    """Return what was asked of a sweep, and its children with the best first.
+
+    Raises:
+        UnknownRun: It is no sweep.
+    """
+    from stoker_runs.tuning.children import Trials
+
+    trials = Trials(folder, store)
+    return trials.terms, trials.look()
+
+
+def children_table(terms: Terms, trials: Sequence[Trial]) -> str:
+    """The children as a table, in their order: id, status, best value, parameters, and why it is so."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.parameters))
+    header = ("RUN", "STATUS", terms.metric.upper(), "VALUES", *(name.lstrip("-") for name in names), "")
+    rows = [
+        (
+            trial.id,
+            trial.status.value,
+            "-" if trial.best is None else f"{trial.best:.6g}",
+            str(trial.count),
+            *(_short(trial.parameters.get(name, "-")) for name in names),
+            trial.reason[:_SHORT],
+        )
+        for trial in trials
+    ]
+    return table([header, *rows])
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def as_json(trial: Trial) -> dict[str, Any]:
+    """A child for programs."""
+    return {
+        "id": trial.id,
+        "status": trial.status.value,
+        "best": trial.best,
+        "values": trial.count,
+        "parameters": trial.parameters,
+        "reason": trial.reason,
+    }
+
+
+def progress_line(terms: Terms, trials: Sequence[Trial]) -> str:
+    """How far a sweep is, in one line: a bar, its children by status, and the best of them."""
+    ended = sum(trial.status.value in ("Completed", "Failed", "Canceled") for trial in trials)
+    full = _BAR * ended // terms.total
+    counts = Counter(trial.status.value for trial in trials)
+    by_status = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    best = f"; best {terms.metric} {trials[0].best:.6g}" if trials and trials[0].best is not None else ""
+    return f"[{'#' * full}{'.' * (_BAR - full)}] {ended} of {terms.total} ended ({by_status or 'none yet'}){best}"
+
+
+def board(terms: Terms, trials: Sequence[Trial], columns: int, lines: int) -> list[str]:
+    """What is shown while a sweep goes on: one line on all, then as many children as there is room for.
+
+    Those that run come before those that have ended, the best of either first.
+
+    Args:
+        terms: What was asked of it.
+        trials: Its children, the best first.
+        columns: Characters of a line.
+        lines: Lines of the terminal.
+    """
+    room = max(0, lines - 3)
+    ended = ("Completed", "Failed", "Canceled")
+    ordered = sorted(trials, key=lambda trial: trial.status.value in ended)
+    shown = [progress_line(terms, trials)]
+    if trials and room:
+        shown += children_table(terms, ordered[:room]).splitlines()
+    if len(trials) > room:
+        shown.append(f"… and {len(trials) - room} more")
+    return [line[: columns - 1] for line in shown]
+
+
+def follow_sweep(folder: RunFolder, workspace: Workspace) -> int:
+    """Follow a sweep until it has ended, as a table on a terminal, else by what it prints; then say what is best.
+
+    Returns:
+        The exit status: 0 for Completed, 1 for Failed and Canceled, 130 where it goes on.
+    """
+    from stoker_runs.records.store import RunStore
+
+    store = RunStore(workspace.runs_dir)
+    show = _live(folder, store) if sys.stderr.isatty() else None
+    code = stream(folder, workspace, attempt=folder.state().attempt, show=show)
+    if not folder.state().is_terminal:
+        return code
+    terms, trials = trials_with_terms(folder, store)
+    if trials:
+        sys.stdout.write(children_table(terms, trials[:_SHOWN_AT_THE_END]))
+    if len(trials) > _SHOWN_AT_THE_END:
+        note(f"{len(trials) - _SHOWN_AT_THE_END} more: stoker runs children {folder.id}")
+    if trials and trials[0].best is not None:
+        note(f"the best is {trials[0].id}: stoker runs show {trials[0].id}")
+    return code
+
+
+def _live(folder: RunFolder, store: RunStore) -> Callable[[], None]:
+    from stoker_runs.tuning.children import Trials
+
+    trials = Trials(folder, store)
+    height, next_s = 0, 0.0
+
+    def show() -> None:
+        nonlocal height, next_s
+        over = folder.state().is_terminal
+        if time.monotonic() < next_s and not over:
+            return
+        next_s = time.monotonic() + _BETWEEN_S
+        size = shutil.get_terminal_size()
+        try:
+            lines = board(trials.terms, trials.look(), size.columns, size.lines)
+        except UnknownRun:
+            return
+        # At the end the table of the best stands on the page, and not this one too.
+        lines = lines[:1] if over else lines
+        clear = _UP_AND_CLEAR.format(height) if height else ""
+        sys.stderr.write(clear + "".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+        height = len(lines)
+
+    return show

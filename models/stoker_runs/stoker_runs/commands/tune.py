@@ -1,0 +1,137 @@
+"""`stoker tune`: run a script with many parameters at once, end poor runs early, and find the best."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stoker_runs.commands import submit
+from stoker_runs.commands.run_output import common_arguments, found_workspace
+from stoker_runs.commands.sweep_output import follow_sweep
+
+if TYPE_CHECKING:
+    from stoker.workspace import Workspace
+    from stoker_runs.launch.submission import Request
+    from stoker_runs.tuning.terms import Terms
+
+__all__ = ["SUMMARY", "add_arguments", "begin", "run"]
+
+SUMMARY = "run a training script with many parameters, and find the best ones"
+
+_SHOWN: Final = 5
+_EXAMPLES: Final = """a file, such as sweep.yaml:
+  script: train.py
+  arguments: [--epochs, 6]
+  parameters:                                 each becomes an option of the script
+    --batch-size: [32, 64, 128]               one of these
+    --learning-rate: {loguniform: [0.0001, 0.1]}
+    --dropout: {uniform: [0, 0.5]}
+  metric: validation_acc                      what the script logs, once an epoch say
+  goal: maximize                              or minimize
+  runs: 20
+  at_once: 4                                  as far as there are cores and GPUs
+  policy: {bandit: {slack_factor: 0.1, evaluation_interval: 2}}
+
+Expressions: choice, randint, uniform, quniform, loguniform, qloguniform, normal, qnormal, lognormal, qlognormal.
+Policies: bandit, median_stopping, truncation_selection. Also: sampling (random or grid), seed, max_total_duration,
+and every key of 'stoker submit --config': target, environment, inputs, gpus, cores, max_duration, tags ...
+
+  stoker tune sweep.yaml --dry-run            what would be run
+  stoker tune sweep.yaml                      follow it; Ctrl-C leaves it to itself
+  stoker runs children @latest                its runs, the best first
+  stoker runs cancel @latest                  end it, with all its runs
+
+Exit status: 0 Completed, 1 Failed or Canceled, 2 refused, 130 left to itself by Ctrl-C.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EXAMPLES
+    common = common_arguments()
+    for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
+        parser._add_action(action)  # noqa: SLF001
+    parser.add_argument(
+        "config", type=Path, metavar="CONFIG.yaml", help="what is run, and with which parameters"
+    )
+    parser.add_argument("--target", metavar="NAME", help="the compute target, instead of that of the file")
+    parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")
+    parser.add_argument("--detach", action="store_true", help="do not follow the sweep")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit a sweep, and follow it.
+
+    Returns:
+        0 if it is Completed, 1 if it has Failed or was Canceled, 130 where it was left to itself by Ctrl-C.
+
+    Raises:
+        OperatorError: It is refused; nothing was written.
+    """
+    from stoker_runs.launch.configuration import settings_of
+    from stoker_runs.tuning.sweep_files import read_sweep, split_sweep
+
+    workspace = found_workspace(args)
+    of_the_sweep, of_each = split_sweep(args.config)
+    asked = read_sweep(args.config, of_the_sweep)
+    settings = settings_of(args.config, of_each)
+    if args.target is not None:
+        settings["target"] = args.target
+    parser = argparse.ArgumentParser(prog="stoker tune")
+    submit.add_arguments(parser)
+    options = parser.parse_args([])
+    options.config, options.target, options.experiment = args.config, args.target, args.experiment
+    with ExitStack() as cleanup:
+        request = submit.request_of(options, workspace, cleanup, settings)
+        if args.dry_run:
+            submit.print_plan(request, workspace)
+            _print_terms(asked)
+            return 0
+        return begin(request, asked, workspace, cleanup, detach=args.detach)
+
+
+def begin(request: Request, asked: Terms, workspace: Workspace, cleanup: ExitStack, *, detach: bool) -> int:
+    """Submit a sweep, and follow it.
+
+    Args:
+        request: The script, as each child runs it.
+        asked: How they differ.
+        workspace: Where they are.
+        cleanup: Removes what was made for the request, once it is submitted.
+        detach: Whether it is not followed.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        OperatorError: It is refused.
+    """
+    from stoker_runs.launch.runner_start import fork_runner
+    from stoker_runs.launch.submission import plan
+    from stoker_runs.tuning.submission import submit_sweep
+
+    plan(request, workspace)
+    folder, snapshot = submit_sweep(
+        request, asked, workspace, progress=submit.progress_bar(cleanup), spawn=fork_runner
+    )
+    submit.announce(folder, snapshot)
+    return 0 if detach else follow_sweep(folder, workspace)
+
+
+def _print_terms(asked: Terms) -> None:
+    from stoker_runs.tuning.policies import policy_text
+    from stoker_runs.tuning.terms import arguments_of
+
+    sys.stdout.write(
+        f"sweep        {asked.total} runs, at most {asked.at_once} at once, {asked.sampler.kind} sampling, "
+        f"seed {asked.sampler.seed}\n"
+    )
+    sys.stdout.write(f"             {asked.goal.value} {asked.metric}; {policy_text(asked.policy)}\n")
+    for name, one in asked.sampler.space.items():
+        sys.stdout.write(f"parameter    {name}: {one}\n")
+    for number in range(min(_SHOWN, asked.total)):
+        sys.stdout.write(f"run {number:<9}{' '.join(arguments_of(asked.parameters(number)))}\n")

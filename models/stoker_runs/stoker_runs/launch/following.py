@@ -1,0 +1,133 @@
+"""Following a run: what it prints as it prints it, what it waits for, its end; a run without a runner is adopted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from stoker.workspace import Workspace
+from stoker_runs.launch.adoption import adopt
+from stoker_runs.launch.clock import Clock
+from stoker_runs.records.files import log_file
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import RunState, Status
+
+__all__ = ["LogTail", "follow", "wait"]
+
+_LOOK_S: Final = 0.1
+_ADOPT_S: Final = 1.0
+_CHUNK_BYTES: Final = 1 << 20
+_BEFORE_THE_SCRIPT: Final = frozenset(
+    {Status.NOT_STARTED, Status.QUEUED, Status.PREPARING, Status.PROVISIONING, Status.STARTING}
+)
+
+
+class LogTail:
+    """Reads on in the log of a run's process, attempt after attempt.
+
+    Args:
+        folder: The run.
+        rank: Which of its processes.
+        attempt: With which attempt to begin.
+    """
+
+    def __init__(self, folder: RunFolder, rank: int = 0, attempt: int = 1) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._attempt = attempt
+        self._offset = 0
+
+    def read(self, current: int, write: Callable[[bytes], None]) -> bool:
+        """Pass on what is new.
+
+        Args:
+            current: The attempt of now; the logs of those before it are read to their ends first.
+            write: Takes the bytes.
+
+        Returns:
+            Whether there was anything.
+        """
+        found = False
+        while True:
+            found = self._read_file(log_file(self._folder, self._attempt, self._rank), write) or found
+            if self._attempt >= current:
+                return found
+            self._attempt, self._offset = self._attempt + 1, 0
+
+    def _read_file(self, path: Path, write: Callable[[bytes], None]) -> bool:
+        begun = self._offset
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offset)
+                while chunk := file.read(_CHUNK_BYTES):
+                    self._offset += len(chunk)
+                    write(chunk)
+        except FileNotFoundError:
+            return False
+        return self._offset > begun
+
+
+def follow(
+    folder: RunFolder,
+    workspace: Workspace,
+    write: Callable[[bytes], None],
+    waits: Callable[[RunState | None, float], None] = lambda *_: None,
+    *,
+    rank: int = 0,
+    attempt: int = 1,
+    clock: Clock | None = None,
+    notes: Callable[[str], None] = lambda _: None,
+) -> RunState:
+    """Pass on what a run prints until it has ended; returns its last state.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        write: Takes the bytes of the log.
+        waits: Is told the state and how many seconds it lasts, until the script runs; then None.
+        rank: Which of its processes.
+        attempt: With which attempt to begin.
+        clock: The time.
+        notes: Is told what was said while the run was prepared, a line each.
+    """
+    clock = clock or Clock()
+    tail, told = LogTail(folder, rank, attempt), 0
+    adopt_at_s, before = clock.elapsed_s() + _ADOPT_S, 0
+    while True:
+        # Asked before the log is read: what came before the end is in it.
+        state = folder.state()
+        if state.status in _BEFORE_THE_SCRIPT:
+            told = _tell_notes(folder, attempt, told, waits, notes)
+            waits(state, (clock.now_ms() - state.since_ms) / 1000)
+        else:
+            waits(None, 0.0)
+            if before != state.attempt:
+                before, told = state.attempt, _tell_notes(folder, attempt, told, waits, notes)
+            tail.read(state.attempt, write)
+        if state.is_terminal:
+            return state
+        if clock.elapsed_s() > adopt_at_s:
+            adopt(folder, workspace)
+            adopt_at_s = clock.elapsed_s() + _ADOPT_S
+        clock.sleep(_LOOK_S)
+
+
+def _tell_notes(
+    folder: RunFolder,
+    attempt: int,
+    told: int,
+    waits: Callable[[RunState | None, float], None],
+    notes: Callable[[str], None],
+) -> int:
+    """Pass on the notes of an attempt and those after it; returns how many were."""
+    lines = [line for number, line in folder.notes() if number >= attempt]
+    for line in lines[told:]:
+        waits(None, 0.0)
+        notes(line)
+    return len(lines)
+
+
+def wait(folder: RunFolder, workspace: Workspace, clock: Clock | None = None) -> RunState:
+    """Wait until a run has ended; returns its last state."""
+    return follow(folder, workspace, lambda _: None, clock=clock)

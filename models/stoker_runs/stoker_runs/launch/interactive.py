@@ -1,0 +1,95 @@
+"""Runs that a program or notebook begins for itself: it is its script and its runner at once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from stoker.workspace import Workspace
+from stoker_run.records import Recorder
+from stoker_runs.launch.clock import Clock
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import INTERACTIVE, RunRecord, checked_experiment, new_run_id
+from stoker_runs.records.states import Collected, Ended, Lost, RunState, Status, next_state
+from stoker_runs.records.store import RunStore
+
+__all__ = ["InteractiveRun"]
+
+
+class InteractiveRun:
+    """A run whose state this process says. When it ends without a word, the run has failed as `Interrupted`.
+
+    Args:
+        workspace: Where its folder will be.
+        experiment: The experiment.
+        tags: Labels.
+        script: Name of the program.
+        clock: The time.
+
+    Attributes:
+        folder: Its folder.
+        recorder: Writes what is logged.
+
+    Raises:
+        InvalidSettings: The experiment cannot have this name.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        experiment: str,
+        tags: Mapping[str, str] | None = None,
+        script: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock or Clock()
+        now_ms = self._clock.now_ms()
+        name = checked_experiment(experiment)
+        record = RunRecord(
+            new_run_id(name, now_ms, secrets.token_hex(4)),
+            name,
+            now_ms,
+            Definition(script),
+            INTERACTIVE,
+            tags=dict(tags or {}),
+        )
+        state = RunState(Status.RUNNING, now_ms, submitted_ms=now_ms, started_ms=now_ms)
+        self._lock: int | None = None
+
+        def own(staged: RunFolder) -> None:
+            # Taken before anybody can see it: nobody adopts what has an owner.
+            self._lock = staged.take()
+            staged.attempt(1).mkdir(parents=True)
+
+        self.folder = RunStore(workspace.create().runs_dir).create(record, state, own)
+        # Its `outputs/` and `logs/` are those of the run at once: there is nothing to collect.
+        self.recorder = Recorder(self.folder.attempt(1), self.folder.path)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its end has not been said yet."""
+        return self._lock is not None
+
+    def end(self, error: str | None = None) -> None:
+        """Say that it is completed, or failed for a reason; a second word changes nothing."""
+        if self._lock is None:
+            return
+        failure = None if error is None else RunFailure(FailureCode.SCRIPT_FAILED, error)
+        self._close(Ended(0 if error is None else 1, failure))
+
+    def interrupt(self) -> None:
+        """Say that it was given up."""
+        if self._lock is not None:
+            self._close(Lost(RunFailure(FailureCode.INTERRUPTED, "the program has given the run up")))
+
+    def _close(self, observation: Ended | Lost) -> None:
+        state = self.folder.state()
+        for seen in (observation, Collected()):
+            state = next_state(state, seen, self._clock.now_ms())
+        self.recorder.close()
+        self.folder.write_state(state)
+        assert self._lock is not None
+        self.folder.give_back(self._lock)
+        self._lock = None

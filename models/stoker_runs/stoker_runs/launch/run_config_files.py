@@ -1,0 +1,344 @@
+"""Azure's `.runconfig` files, of Workbench and of the SDK, as the run configuration that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.settings.yaml_file import read_yaml
+from stoker_runs.launch.azure_keys import flag, folded, known_keys, mapping, text, whole
+from stoker_runs.launch.compute_files import CONFIG_FOLDERS
+
+__all__ = [
+    "COMMUNICATORS",
+    "CONDA_FILE",
+    "FRAMEWORKS",
+    "SPARK_FILE",
+    "RunConfigFile",
+    "find_run_config",
+    "read_run_config",
+]
+
+CONDA_FILE: Final = "aml_config/conda_dependencies.yml"
+"""The file with the packages of a project of Workbench, which may be written after the files that name it."""
+SPARK_FILE: Final = "aml_config/spark_dependencies.yml"
+"""The same for Spark."""
+
+_SUFFIX: Final = ".runconfig"
+_FILE: Final = "$file"
+_WORKBENCH: Final = (
+    *("ArgumentVector", "Target", "Framework", "CondaDependenciesFile", "SparkDependenciesFile"),
+    *("EnvironmentVariables", "PrepareEnvironment", "TrackedRun", "UseSampling", "DataSourceSettings"),
+    *("DataSourceSubstitutions",),
+)
+_SDK: Final = (
+    *("script", "arguments", "target", "framework", "communicator", "maxRunDurationSeconds", "nodeCount"),
+    *("priority", "environment", "history", "spark", "docker", "hdi", "tensorflow", "mpi", "pytorch"),
+    *("dataReferences", "data", "outputData", "amlcompute", "command", "environmentVariables"),
+    *(
+        "prepareEnvironment",
+        "gpuSupport",
+        "batchai",
+        "containerInstance",
+        "credentialPassthrough",
+        "identity",
+    ),
+    *("sourceDirectoryDataStore", "autoPrepareEnvironment", "datacaches", "instanceType", "instanceCount"),
+    *("paralleltask", "services", "kubernetescompute", "autoClusterComputeSpecification"),
+)
+_ENVIRONMENT: Final = (
+    *("name", "version", "environmentVariables", "python", "docker", "spark", "databricks", "r"),
+    *("inferencingStackVersion", "assetId"),
+)
+_PYTHON: Final = (
+    *("userManagedDependencies", "interpreterPath", "condaDependenciesFile", "condaDependencies"),
+    *("baseCondaEnvironment",),
+)
+_DOCKER: Final = (
+    *("enabled", "useDocker", "baseImage", "baseDockerfile", "sharedVolumes", "shmSize", "arguments"),
+    *("baseImageRegistry", "platform", "gpuSupport", "enableGpu", "buildContext", "cudaVersion"),
+    "extraDockerfileSteps",
+)
+COMMUNICATORS: Final = {
+    "": "none",
+    "none": "none",
+    "parameterserver": "tensorflow",
+    "openmpi": "mpi",
+    "intelmpi": "mpi",
+}
+FRAMEWORKS: Final = ("python", "pyspark", "cntk", "tensorflow", "pytorch")
+_NOT_USED: Final = {
+    "batchai": "batchai is of a service that there is no more: target and nodeCount say where the script runs",
+    "containerinstance": "containerInstance is Azure's: a compute target of type docker runs scripts in containers",
+    "datareferences": "dataReferences are not read here: name the data with --input NAME=PATH, or submit by the SDK",
+    "data": "data is not read here: name it with --input NAME=PATH, or submit by the SDK",
+    "priority": "priority is not used: who comes first is served first",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfigFile:
+    """What a `.runconfig` file says.
+
+    Attributes:
+        path: The file.
+        project: The folder to which it belongs.
+        configuration: The same as a run configuration of Stoker has it.
+        in_container: Whether it asks for a container wherever it runs.
+        fixed: Whether further arguments follow those of the file, and do not replace them.
+        cluster: The machines of a cluster that would be made for this run; empty for none.
+        notes: What it says that has no effect here, a line each.
+    """
+
+    path: Path
+    project: Path
+    configuration: Mapping[str, Any]
+    in_container: bool = False
+    fixed: bool = False
+    cluster: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+def find_run_config(project: Path, name: str) -> Path | None:
+    """The `.runconfig` of this name, or path, for a project; None where there is none."""
+    given = project / name
+    if given.suffix == _SUFFIX and given.is_file():
+        return given
+    for folder in CONFIG_FOLDERS:
+        path = project / folder / f"{name}{_SUFFIX}"
+        if path.is_file():
+            return path
+    return None
+
+
+def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
+    """Read a file of either form: one without the key `environment` is of Workbench.
+
+    Args:
+        path: The file.
+        scratch: A folder for files whose content it has in itself.
+
+    Raises:
+        InvalidSettings: It has a value that it cannot have.
+    """
+    content = read_yaml(path, "run configuration", "names with values")
+    inside = path.parent.name in CONFIG_FOLDERS
+    project = path.parent.parent if inside else path.parent
+    if "environment" in map(folded, content):
+        return _SdkFile(path, project, scratch).read(content)
+    if (
+        not {"argumentvector", "condadependenciesfile", "trackedrun"} & set(map(folded, content))
+        and "script" in content
+    ):
+        return _SdkFile(path, project, scratch).read(content)
+    return _of_workbench(path, project, content)
+
+
+def _of_workbench(path: Path, project: Path, written: Mapping[str, Any]) -> RunConfigFile:
+    notes: list[str] = []
+    content = known_keys(written, _WORKBENCH, str(path), notes)
+    vector = content.get("argumentvector")
+    if not isinstance(vector, list) or not vector or text(vector[0]) == "":
+        raise InvalidSettings(f"{path}: ArgumentVector is empty; its first item is the script, or $file")
+    target = text(content.get("target")) or "local"
+    environment: dict[str, Any] = {"variables": _variables(content.get("environmentvariables"), path)}
+    conda = text(content.get("condadependenciesfile"))
+    if target == "local":
+        if conda and _found(path, project, conda):
+            notes.append("the target local takes its Python as it is, without the conda file")
+    elif conda == CONDA_FILE and _found(path, project, conda) is None:
+        notes.append(f"there is no {conda}, so the script gets no packages by it")
+    elif conda:
+        environment["file"] = str(_existing(path, project, conda))
+    elif _found(path, project, CONDA_FILE):
+        notes.append(f"{CONDA_FILE} is not used: CondaDependenciesFile does not name it")
+    if _framework(path, content.get("framework"), "PySpark") == "pyspark":
+        spark = text(content.get("sparkdependenciesfile"))
+        if spark == SPARK_FILE and _found(path, project, spark) is None:
+            spark = ""
+        lines = _spark_arguments(_existing(path, project, spark), notes) if spark else ""
+        environment["variables"].setdefault("PYSPARK_SUBMIT_ARGS", f"{lines}pyspark-shell")
+        notes.append(
+            "the framework is PySpark: Python runs the script, and pyspark has to be among its packages"
+        )
+    configuration: dict[str, Any] = {"target": target, "environment": environment}
+    if text(vector[0]) != _FILE:
+        configuration["script"] = text(vector[0])
+    configuration["arguments"] = tuple(map(str, vector[1:]))
+    return RunConfigFile(path, project, configuration, fixed=True, notes=tuple(notes))
+
+
+def _framework(path: Path, said: Any, default: str) -> str:
+    word = (text(said) or default).lower()
+    if word not in FRAMEWORKS:
+        raise InvalidSettings(f"{path}: framework is {said!r}, and can be {', '.join(FRAMEWORKS)}")
+    return word
+
+
+def _variables(said: Any, path: Path) -> dict[str, str]:
+    return {str(name): str(value) for name, value in mapping(said, f"{path}: environment variables").items()}
+
+
+def _found(path: Path, project: Path, file: str) -> Path | None:
+    return next((folder / file for folder in (project, path.parent) if (folder / file).is_file()), None)
+
+
+def _existing(path: Path, project: Path, file: str) -> Path:
+    found = _found(path, project, file)
+    if found is None:
+        raise InvalidSettings(f"{path}: it names the file {file}, which is not there")
+    return found
+
+
+def _spark_arguments(path: Path, notes: list[str]) -> str:
+    """What a file of Spark's dependencies means on its command line."""
+    content = known_keys(
+        read_yaml(path, "Spark dependencies", "names with values"),
+        ("configuration", "repositories", "packages", "precachePackages"),
+        str(path),
+        notes,
+    )
+    words = [
+        f'--conf "{key}={value}"' for key, value in mapping(content.get("configuration"), str(path)).items()
+    ]
+    if content.get("repositories"):
+        words.append(f"--repositories {','.join(map(str, content['repositories']))}")
+    if content.get("packages"):
+        names = [
+            ":".join(str(one.get(key, "")) for key in ("group", "artifact", "version"))
+            if isinstance(one, dict)
+            else str(one)
+            for one in content["packages"]
+        ]
+        words.append(f"--packages {','.join(names)}")
+    return "".join(f"{word} " for word in words)
+
+
+class _SdkFile:
+    """Reads a file that `RunConfiguration.save` has written."""
+
+    def __init__(self, path: Path, project: Path, scratch: Path) -> None:
+        self._path = path
+        self._project = project
+        self._scratch = scratch
+        self._notes: list[str] = []
+        self._in_container = False
+
+    def read(self, content: Mapping[str, Any]) -> RunConfigFile:
+        found = known_keys(content, _SDK, str(self._path), self._notes)
+        if text(found.get("command")):
+            raise InvalidSettings(
+                f"{self._path}: a command in the place of a script is not offered: name a script"
+            )
+        self._notes += [words for key, words in _NOT_USED.items() if found.get(key)]
+        environment = self._environment(found)
+        if _framework(self._path, found.get("framework"), "Python") == "pyspark":
+            self._notes.append(
+                "the framework is PySpark: Python runs the script, and pyspark has to be there"
+            )
+        target = text(found.get("target")) or "local"
+        configuration: dict[str, Any] = {"target": target, "environment": environment, **self._several(found)}
+        if text(found.get("script")):
+            configuration["script"] = text(found["script"])
+        if found.get("arguments"):
+            configuration["arguments"] = tuple(map(str, found["arguments"]))
+        if found.get("maxrundurationseconds"):
+            configuration["max_duration"] = float(
+                whole(found["maxrundurationseconds"], f"{self._path}: maxRunDurationSeconds")
+            )
+        section = mapping(found.get("amlcompute"), f"{self._path}: amlcompute")
+        size = next((text(value) for key, value in section.items() if folded(key) == "vmsize"), "")
+        cluster = size if target.lower() == "amlcompute" else ""
+        return RunConfigFile(
+            self._path,
+            self._project,
+            configuration,
+            self._in_container,
+            cluster=cluster,
+            notes=tuple(self._notes),
+        )
+
+    def _several(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """How many machines and processes."""
+        word = text(found.get("communicator")).lower()
+        if word not in COMMUNICATORS:
+            raise InvalidSettings(
+                f"{self._path}: communicator is {word!r}, and can be None, OpenMpi or IntelMpi"
+            )
+        where = f"{self._path}: nodeCount"
+        nodes = whole(found.get("nodecount") or 1, where)
+        mpi = known_keys(
+            found.get("mpi"),
+            ("processCountPerNode", "nodeCount", "processCount"),
+            f"{self._path}: mpi",
+            self._notes,
+        )
+        if COMMUNICATORS[word] == "mpi":
+            nodes = max(nodes, whole(mpi.get("nodecount") or 1, where))
+        each = whole(mpi.get("processcountpernode") or 1, where) if COMMUNICATORS[word] == "mpi" else 1
+        said = {"nodes": nodes, "processes_per_node": each, "communicator": COMMUNICATORS[word]}
+        return {name: value for name, value in said.items() if value not in (1, "none")}
+
+    def _environment(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        said = found.get("environment")
+        if isinstance(said, str):
+            file = _existing(self._path, self._project, said)
+            said = read_yaml(file, "environment", "names with values")
+        section = known_keys(said, _ENVIRONMENT, f"{self._path}: environment", self._notes)
+        name = text(section.get("name"))
+        if name.startswith("AzureML-"):
+            raise InvalidSettings(
+                f"{self._path}: {name} is an environment of Azure's own; name packages, or a file with them"
+            )
+        variables = {
+            **_variables(section.get("environmentvariables"), self._path),
+            **_variables(found.get("environmentvariables"), self._path),
+        }
+        return {"variables": variables, **self._packages(section), **self._image(section, found)}
+
+    def _packages(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        where = f"{self._path}: environment.python"
+        python = known_keys(section.get("python"), _PYTHON, where, self._notes)
+        if flag(python.get("usermanageddependencies"), f"{where}.userManagedDependencies"):
+            interpreter = text(python.get("interpreterpath"))
+            return {"python": interpreter} if interpreter not in ("", "python") else {}
+        if python.get("condadependencies"):
+            import yaml
+
+            file = self._scratch / "environment.yml"
+            file.write_text(yaml.safe_dump(python["condadependencies"]), encoding="utf-8")
+            return {"file": str(file)}
+        named = text(python.get("condadependenciesfile"))
+        return {"file": str(_existing(self._path, self._project, named))} if named else {}
+
+    def _image(self, section: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+        """What is said of a container, which counts where the target has containers."""
+        docker = known_keys(section.get("docker"), _DOCKER, f"{self._path}: environment.docker", self._notes)
+        besides = known_keys(found.get("docker"), _DOCKER, f"{self._path}: docker", self._notes)
+        where = f"{self._path}: environment.docker.enabled"
+        self._in_container = flag(docker.get("enabled"), where) or flag(
+            besides.get("usedocker"), f"{self._path}: docker.useDocker"
+        )
+        if docker.get("baseimageregistry") and mapping(docker["baseimageregistry"], "registry").get(
+            "password"
+        ):
+            self._notes.append(
+                "baseImageRegistry is not used: 'docker login' once, and leave passwords out of files"
+            )
+        asked: dict[str, Any] = {
+            "image": text(docker.get("baseimage")),
+            "shm_size": text(besides.get("shmsize") or docker.get("shmsize")),
+            "arguments": [*(docker.get("arguments") or ()), *(besides.get("arguments") or ())],
+        }
+        if text(docker.get("basedockerfile")):
+            file = self._scratch / "Dockerfile"
+            said = str(docker["basedockerfile"])
+            known = self._project / said if "\n" not in said else file
+            if known != file and known.is_file():
+                said = known.read_text(encoding="utf-8")
+            file.write_text(said, encoding="utf-8")
+            asked |= {"dockerfile": str(file), "image": ""}
+        return {name: value for name, value in asked.items() if value}

@@ -1,0 +1,121 @@
+"""Starting the runner of a run; who only starts one imports nothing of what it does."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from stoker_runs.records.record import SWEEP
+
+if TYPE_CHECKING:
+    from stoker.workspace import Workspace
+    from stoker_runs.records.folder import RunFolder
+
+__all__ = ["fork_runner", "spawn_runner"]
+
+_RUNNER: Final = "stoker_runs.launch.runner_process"
+_RUNNERS: Final = {SWEEP: "stoker_runs.tuning.sweep_process"}
+"""The programs that are runners of other kinds of runs than those of scripts; they stand above this package."""
+_NOT_FOR_RUNS: Final = (
+    "STOKER_RUN_ID",
+    "STOKER_ATTEMPT",
+    "STOKER_ATTEMPT_DIR",
+    "STOKER_ATTEMPT_KEY",
+    "STOKER_WORK_DIR",
+)
+# Of a command; no more are open.
+_MOST_FILES: Final = 4096
+
+
+def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
+    """Start the runner of a run in a session of its own; one too many ends by itself.
+
+    Raises:
+        OSError: The system does not start it.
+    """
+    log = os.open(folder.runner_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        # A run that a script submits is no part of the script's own.
+        variables = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RUNS}
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-P", "-m", _runner_of(folder), str(folder.path), str(workspace.root)],
+            variables,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ],
+            setsid=True,
+            setsigdef=[signal.SIGINT, signal.SIGPIPE],
+        )
+    finally:
+        os.close(log)
+    _reaped(pid)
+
+
+def _runner_of(folder: RunFolder) -> str:
+    return _RUNNERS.get(folder.record().kind, _RUNNER)
+
+
+def _reaped(pid: int) -> None:
+    """Have it buried when it ends: it may outlive this process, and must not stay a zombie of a notebook's."""
+    threading.Thread(target=_reap, args=(pid,), daemon=True).start()
+
+
+def fork_runner(folder: RunFolder, workspace: Workspace, reap: Callable[[int], None] = _reaped) -> None:
+    """Start the runner of a run as a fork of this process, which spares it half of what its start takes.
+
+    For a command of ours, which has imported most of what a runner needs: who knows what another program has open.
+    With a second thread, whose locks a fork would keep for ever, or as a part of another run, whose mark a fork would
+    bear, it is started as `spawn_runner` does.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        reap: Is told the number of the process, which somebody has to bury.
+
+    Raises:
+        OSError: The system does not start it.
+    """
+    if threading.active_count() > 1 or not os.environ.keys().isdisjoint(_NOT_FOR_RUNS):
+        spawn_runner(folder, workspace)
+        return
+    log = os.open(folder.runner_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        _be_the_runner(folder, workspace, log)
+    os.close(log)
+    reap(pid)
+
+
+def _be_the_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoReturn:
+    """What `posix_spawn` does for the other kind; nothing of the caller's goes on in here, whatever happens."""
+    status = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nowhere, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.closerange(3, _MOST_FILES)
+        sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        with open("/proc/self/comm", "w", encoding="ascii") as title:  # noqa: PTH123  # opened once a run
+            title.write("stoker-runner")
+        status = importlib.import_module(_runner_of(folder)).main([str(folder.path), str(workspace.root)])
+    finally:
+        os._exit(status)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return

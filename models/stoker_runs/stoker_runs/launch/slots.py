@@ -1,0 +1,213 @@
+"""Cores and GPUs of a machine, shared by runs: who holds what, who waits, and for what.
+
+slots/POOL/.lock            held while somebody looks and takes
+slots/POOL/holders/RUN_ID   what a run holds, JSON
+slots/POOL/waiting/RUN_ID   what a run waits for, JSON
+
+A file counts while its run has not come to its end, whoever was killed meanwhile: a script that goes on without its
+runner keeps its GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import StokerError, SubmissionRefused
+from stoker.system.durable import locked, private_folder, replace_file
+from stoker_runs.records.store import RunStore
+from stoker_runs.targets.capacity import Capacity
+
+__all__ = ["Ask", "Held", "Slots", "Wait", "check_ask", "choose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a run wants.
+
+    Attributes:
+        cores: How many cores.
+        gpus: How many GPUs.
+    """
+
+    cores: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a run holds, or waits for.
+
+    Attributes:
+        run: Its id.
+        since_ms: Since when.
+        cores: How many cores.
+        gpus: The GPUs by name; of one that waits as many empty names as it wants.
+    """
+
+    run: str
+    since_ms: int
+    cores: int
+    gpus: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of its file."""
+        return {"run": self.run, "since": self.since_ms, "cores": self.cores, "gpus": list(self.gpus)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Held:
+        """Read what `to_json` has written."""
+        return cls(str(content["run"]), int(content["since"]), int(content["cores"]), tuple(content["gpus"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no room.
+
+    Attributes:
+        reason: What is waited for, and who has it.
+    """
+
+    reason: str
+
+
+def check_ask(ask: Ask, capacity: Capacity) -> None:
+    """Refuse what can never be had.
+
+    Raises:
+        SubmissionRefused: More is asked for than there is; the message has both numbers.
+    """
+    for wanted, there, what in (
+        (ask.gpus, len(capacity.gpus), "GPU"),
+        (ask.cores, capacity.cores, "core"),
+    ):
+        if wanted > there:
+            raise SubmissionRefused(
+                f"{_counted(wanted, what)} asked for, at most {there} exist{'s' * (there == 1)} on this target; "
+                "ask for fewer, or name another target"
+            )
+
+
+def choose(
+    ask: Ask, holders: Sequence[Held], earlier: Sequence[Held], capacity: Capacity
+) -> Sequence[str] | Wait:
+    """Say which GPUs a run gets, if there is room.
+
+    Those who came earlier and wait are served first: what they wait for is not given away. So a run for cores passes
+    one that waits for a GPU, if the cores are enough for both.
+
+    Args:
+        ask: What it wants.
+        holders: Who holds what.
+        earlier: Who waits and came earlier, with what they want.
+        capacity: What there is.
+
+    Returns:
+        The GPUs by name, or what is waited for.
+    """
+    taken = {gpu for held in holders for gpu in held.gpus}
+    free = [gpu for gpu in capacity.gpus if gpu not in taken]
+    cores = capacity.cores - sum(held.cores for held in holders)
+    spare_gpus = len(free) - sum(len(one.gpus) for one in earlier)
+    spare_cores = cores - sum(one.cores for one in earlier)
+    if ask.gpus and spare_gpus < ask.gpus:
+        of_gpus = [held for held in holders if held.gpus]
+        return Wait(_waiting_for(_counted(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus]))
+    if spare_cores < ask.cores:
+        return Wait(_waiting_for(_counted(ask.cores, "core"), holders, earlier))
+    return free[: ask.gpus]
+
+
+def _waiting_for(what: str, holders: Sequence[Held], earlier: Sequence[Held]) -> str:
+    if holders:
+        oldest = min(holders, key=lambda held: held.since_ms)
+        since = datetime.fromtimestamp(oldest.since_ms / 1000).astimezone().isoformat(" ", "seconds")
+        others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+        return f"waits for {what}: held by {oldest.run}{others} since {since}"
+    return f"waits for {what}: {earlier[0].run} came earlier"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+class Slots:
+    """The slots of one pool in a workspace; safe to use from several processes at once.
+
+    Args:
+        folder: Of the pool.
+        store: The runs that use it.
+        capacity: What there is.
+    """
+
+    def __init__(self, folder: Path, store: RunStore, capacity: Capacity) -> None:
+        self._holders = folder / "holders"
+        self._waiting = folder / "waiting"
+        self._lock = folder / ".lock"
+        self._store = store
+        self._capacity = capacity
+
+    def ask(self, run_id: str, ask: Ask, submitted_ms: int, now_ms: int) -> Held | Wait:
+        """Take the slots for a run, or line it up; what it holds already is what it gets.
+
+        Raises:
+            OSError: The workspace cannot be written to.
+        """
+        private_folder(self._holders)
+        private_folder(self._waiting)
+        with locked(self._lock):
+            holders = self._live(self._holders)
+            for held in holders:
+                if held.run == run_id:
+                    return held
+            waiting = sorted(self._live(self._waiting), key=lambda one: (one.since_ms, one.run))
+            earlier = [one for one in waiting if (one.since_ms, one.run) < (submitted_ms, run_id)]
+            chosen = choose(ask, holders, earlier, self._capacity)
+            if isinstance(chosen, Wait):
+                wanted = Held(run_id, submitted_ms, ask.cores, ("",) * ask.gpus)
+                self._write(self._waiting, wanted)
+                return chosen
+            held = Held(run_id, now_ms, ask.cores, tuple(chosen))
+            self._write(self._holders, held)
+            (self._waiting / run_id).unlink(missing_ok=True)
+            return held
+
+    def release(self, run_id: str) -> None:
+        """Give back what a run holds, and its place in the line."""
+        for folder in (self._holders, self._waiting):
+            (folder / run_id).unlink(missing_ok=True)
+
+    def overview(self) -> tuple[list[Held], list[Held]]:
+        """Who holds what, and who waits, the longest first."""
+        found = [self._live(folder) if folder.is_dir() else [] for folder in (self._holders, self._waiting)]
+        holders, waiting = (sorted(one, key=lambda held: held.since_ms) for one in found)
+        return holders, waiting
+
+    def _live(self, folder: Path) -> list[Held]:
+        """What the files of a folder say; those of runs that have ended or are gone are removed."""
+        found = []
+        for path in folder.iterdir():
+            if path.name.startswith("."):
+                continue
+            if self._is_over(path.name):
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                found.append(Held.from_json(json.loads(path.read_bytes())))
+            except (OSError, ValueError, LookupError, TypeError):
+                path.unlink(missing_ok=True)
+        return found
+
+    def _is_over(self, run_id: str) -> bool:
+        try:
+            return self._store.get(run_id).state().is_terminal
+        except StokerError:
+            return True
+
+    @staticmethod
+    def _write(folder: Path, held: Held) -> None:
+        replace_file(folder / held.run, json.dumps(held.to_json()).encode())

@@ -1,0 +1,319 @@
+"""Submission: what was asked is checked, its files are kept, and its runner is started. A refusal leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.environments.asked import AskedEnvironment
+from stoker.errors import EnvironmentUnusable, SubmissionRefused
+from stoker.names import name_from_file
+from stoker.workspace import Workspace
+from stoker_runs.launch.clock import Clock
+from stoker_runs.launch.inputs import check_inputs
+from stoker_runs.launch.runner_start import spawn_runner
+from stoker_runs.launch.slots import Ask, check_ask
+from stoker_runs.records.data_digests import data_digests
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.git_facts import git_properties
+from stoker_runs.records.record import SCRIPT, SWEEP, RunRecord, checked_experiment, new_run_id
+from stoker_runs.records.snapshots import DEFAULT_LIMIT_BYTES, Snapshot, SnapshotStore
+from stoker_runs.records.states import RunState, resumed
+from stoker_runs.records.store import RunStore
+from stoker_runs.targets.definitions import Target, find_target
+
+__all__ = ["Plan", "Request", "environment_files", "plan", "resume", "submit"]
+
+_RELAXED: Final = "relaxed"
+_DOCKERFILE: Final = "Dockerfile"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants to have run.
+
+    Attributes:
+        definition: The script and how it is to run; its environment is filled in from the next ones.
+        source: The folder with the script.
+        experiment: The experiment; empty is the name of the folder.
+        environment: A file of conda or pip, the name of a registered environment, `relaxed`, or empty for the Python
+            of Stoker.
+        environment_file: The file for `relaxed`, where there is one.
+        python: The interpreter where there is no file; empty is that of Stoker.
+        as_of: Date for the packages.
+        tags: Labels.
+        limit_bytes: How large the files may be together.
+        parent: Id of the run that this is a part of.
+        dockerfile: A file from which the image of its container is built.
+        sweep: What `stoker_runs.tuning.terms.Terms.to_json` gave, where the script is run with many parameters.
+    """
+
+    definition: Definition
+    source: Path
+    experiment: str = ""
+    environment: str = ""
+    environment_file: Path | None = None
+    python: str = ""
+    as_of: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    parent: str = ""
+    dockerfile: Path | None = None
+    sweep: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would be submitted.
+
+    Attributes:
+        experiment: The experiment.
+        definition: With everything filled in.
+        target: The compute target.
+        environment_file: The file that says which packages; None where there is none.
+        environment_content: What is in it.
+    """
+
+    experiment: str
+    definition: Definition
+    target: Target
+    environment_file: Path | None
+    environment_content: bytes = b""
+
+
+def plan(request: Request, workspace: Workspace) -> Plan:
+    """Check what was asked, and fill in what was not; writes nothing.
+
+    Raises:
+        OperatorError: It cannot be had; the message says what is nearest.
+    """
+    experiment = checked_experiment(request.experiment or name_from_file(request.source.resolve().name))
+    _check_script(request.source, request.definition.script)
+    target = find_target(workspace.targets_dir, request.definition.target)
+    container = _container(request)
+    if container:
+        target = target.in_containers()
+    found = _asked_environment(request, workspace)
+    definition = replace(
+        request.definition,
+        environment=found.asked.to_json(),
+        container=container,
+        variables={**found.variables, **request.definition.variables},
+    )
+    _check_numbers(definition)
+    _check_nodes(definition, target)
+    check_inputs(definition.inputs, target)
+    if definition.resume_from:
+        RunStore(workspace.runs_dir).get(definition.resume_from)
+    capacity = target.capacity
+    if capacity is not None:
+        if definition.gpus is None:
+            definition = replace(definition, gpus=1 if capacity.gpus else 0)
+        check_ask(Ask(definition.cores, definition.gpus or 0), capacity)
+    return Plan(experiment, definition, target, found.file, found.content)
+
+
+def submit(
+    request: Request,
+    workspace: Workspace,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Clock | None = None,
+    spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
+) -> tuple[RunFolder, Snapshot]:
+    """Create a run and start its runner.
+
+    Args:
+        request: What is wanted.
+        workspace: Where its folder will be.
+        progress: Called with the files that are kept so far, and the files in all.
+        clock: The time.
+        spawn: Starts the runner.
+
+    Returns:
+        The run's folder, and what was kept of the source.
+
+    Raises:
+        OperatorError: It is refused; nothing was written but files of the snapshot.
+    """
+    planned = plan(request, workspace)
+    workspace.create()
+    snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes, progress)
+    now_ms = (clock or Clock()).now_ms()
+    data = data_digests(planned.definition.inputs, workspace.snapshots_dir / ".data-seen.json")
+    record = RunRecord(
+        new_run_id(planned.experiment, now_ms, os.urandom(4).hex()),
+        planned.experiment,
+        now_ms,
+        planned.definition,
+        SWEEP if request.sweep else SCRIPT,
+        snapshot=snapshot.digest,
+        data=data,
+        parent=request.parent,
+        properties={"ContentSnapshotId": snapshot.digest, **git_properties(request.source)},
+        tags=dict(request.tags),
+        sweep=dict(request.sweep),
+    )
+    state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
+
+    folder = RunStore(workspace.runs_dir).create(record, state, environment_files(planned, request))
+    spawn(folder, workspace)
+    return folder, snapshot
+
+
+def environment_files(planned: Plan, request: Request) -> Callable[[RunFolder], None]:
+    """Return what writes the files that say which packages and image a run is to have into its new folder."""
+
+    def complete(staged: RunFolder) -> None:
+        if planned.environment_content:
+            name = str(planned.definition.environment["file"])
+            (staged.environment / name).write_bytes(planned.environment_content)
+        if request.dockerfile is not None:
+            shutil.copyfile(request.dockerfile, staged.environment / _DOCKERFILE)
+
+    return complete
+
+
+def resume(
+    folder: RunFolder,
+    workspace: Workspace,
+    *,
+    clock: Clock | None = None,
+    spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
+) -> RunState:
+    """Give a run that failed or was cancelled another attempt, with the outputs of the ones before.
+
+    Raises:
+        SubmissionRefused: It goes on, or it is completed.
+    """
+    if not folder.state().is_terminal:
+        raise SubmissionRefused(f"{folder.id} is {folder.state().status}: only what has ended can be resumed")
+    # Its runner writes the end and then ends itself.
+    lock = folder.take(wait=True)
+    # Somebody else may have resumed it meanwhile.
+    state = folder.state()
+    try:
+        try:
+            again = resumed(state, (clock or Clock()).now_ms())
+        except ValueError as error:
+            raise SubmissionRefused(
+                f"{folder.id}: {error}; submit the script again with --resume RUN"
+            ) from None
+        folder.forget_cancel()
+        folder.write_state(again)
+    finally:
+        if lock is not None:
+            folder.give_back(lock)
+    spawn(folder, workspace)
+    return again
+
+
+def _check_script(source: Path, script: str) -> None:
+    path = source / script
+    if not source.is_dir():
+        raise SubmissionRefused(f"the source folder {source} does not exist")
+    if path.is_file() and path.resolve().is_relative_to(source.resolve()):
+        return
+    scripts = [str(found.relative_to(source)) for found in source.glob("*.py")]
+    near = get_close_matches(script, scripts, 1)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"it has {', '.join(sorted(scripts)[:10]) or 'no Python files'}"
+    )
+    raise SubmissionRefused(f"there is no script {script!r} in {source}; {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Packages:
+    """How a run is to get its packages, and the file that says which."""
+
+    asked: AskedEnvironment
+    file: Path | None = None
+    content: bytes = b""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def _asked_environment(request: Request, workspace: Workspace) -> _Packages:
+    if request.as_of:
+        try:
+            date.fromisoformat(request.as_of)
+        except ValueError:
+            raise SubmissionRefused(f"--as-of {request.as_of}: expected a date, such as 2021-05-01") from None
+    relaxed = request.environment == _RELAXED
+    file = request.environment_file
+    if request.environment and not relaxed:
+        file = Path(request.environment)
+        if not file.is_file() and (request.source / file).is_file():
+            file = request.source / file
+    if file is None:
+        return _Packages(AskedEnvironment("user", request.python, request.as_of))
+    kind = _RELAXED if relaxed else "exact"
+    if file.is_file():
+        return _of_file(file, kind, request.as_of)
+    if file.suffix.lower() in (".yml", ".yaml", ".txt") or len(file.parts) > 1:
+        raise EnvironmentUnusable(f"the environment file {file} does not exist")
+    return _of_registered(workspace, request.environment, kind, request.as_of)
+
+
+def _of_file(file: Path, kind: str, as_of: str) -> _Packages:
+    from stoker.environments.discovery import read_environment
+
+    read_environment(file)
+    name = "asked.yml" if file.suffix.lower() in (".yml", ".yaml") else "asked.txt"
+    return _Packages(AskedEnvironment(kind, "", as_of, name), file, file.read_bytes())
+
+
+def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _Packages:
+    """What code for Azure's SDK has registered under a name."""
+    import tempfile
+
+    from stoker_runs.launch.registered_environments import find_registered
+
+    found = find_registered(workspace, name)
+    if found.conda is None:
+        return _Packages(AskedEnvironment("user", found.python, as_of), variables=found.variables)
+    with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
+        file = Path(folder, "environment.yml")
+        file.write_bytes(found.conda)
+        packages = _of_file(file, kind, as_of)
+    return replace(packages, file=Path(name), variables=found.variables)
+
+
+def _check_nodes(definition: Definition, target: Target) -> None:
+    most = target.settings.get("max_nodes", definition.nodes)
+    if definition.nodes > most:
+        raise SubmissionRefused(
+            f"{definition.nodes} nodes were asked for, and {target.name} has {most}; ask for no more with --nodes"
+        )
+
+
+def _container(request: Request) -> dict[str, Any]:
+    """What the run says of its container."""
+    asked = dict(request.definition.container)
+    if request.dockerfile is not None:
+        if not request.dockerfile.is_file():
+            raise SubmissionRefused(f"the Dockerfile {request.dockerfile} does not exist")
+        asked["dockerfile"] = _DOCKERFILE
+    return asked
+
+
+def _check_numbers(definition: Definition) -> None:
+    for what, value, least in (
+        ("nodes", definition.nodes, 1),
+        ("processes per node", definition.processes_per_node, 1),
+        ("cores", definition.cores, 1),
+        ("attempts", definition.attempts, 1),
+        ("GPUs", definition.gpus or 0, 0),
+    ):
+        if value < least:
+            raise SubmissionRefused(f"{what}: {value} were asked for, and there have to be {least} or more")
+    if definition.max_duration_s <= 0:
+        raise SubmissionRefused("the longest duration has to be more than 0 s, such as --max-duration 2h")

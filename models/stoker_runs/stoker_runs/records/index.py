@@ -1,0 +1,256 @@
+"""The index of runs: an SQLite cache of the folders, so that thousands of runs are listed quickly.
+
+It is not notified of changes. Listing compares the times of the runs' `events.jsonl` with those in the index, and
+reads again what has changed or has not ended: so processes that write runs never wait for a database, and a lost,
+damaged or outdated index is rebuilt. Metrics may have millions of lines: they are read only when requested for the
+first time, and not for a list without metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import UnknownRun
+from stoker.system.durable import private_folder
+from stoker_runs.records.folder import EVENTS_FILE, RunFolder
+from stoker_runs.records.states import Status
+from stoker_runs.records.store import RunStore
+from stoker_runs.records.summary import Numbers, RunSummary, measured, summarize
+
+__all__ = ["RunIndex"]
+
+_VERSION: Final = 3
+_NO_TAGS: Final = "{}"
+_SCHEMA: Final = """
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY, stamp TEXT NOT NULL, experiment TEXT NOT NULL, status TEXT NOT NULL,
+    created_ms INTEGER NOT NULL, started_ms INTEGER, ended_ms INTEGER, target TEXT NOT NULL, script TEXT NOT NULL,
+    reason TEXT NOT NULL, parent TEXT NOT NULL, tags TEXT NOT NULL, is_measured INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE metrics (
+    run TEXT NOT NULL, name TEXT NOT NULL, last REAL, least REAL, most REAL, count INTEGER NOT NULL,
+    PRIMARY KEY (run, name)) WITHOUT ROWID;
+CREATE INDEX metrics_by_name ON metrics (name, run, last);
+"""
+_COLUMNS: Final = (
+    "id, experiment, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags"
+)
+
+
+class RunIndex:
+    """The index of a workspace's runs.
+
+    Args:
+        store: The runs.
+        once: Whether it looks for changes only once, for a command with several queries.
+    """
+
+    def __init__(self, store: RunStore, *, once: bool = False) -> None:
+        self._store = store
+        self._once = once
+        self._is_fresh = False
+        self._path = store.runs_dir / ".index.sqlite"
+
+    def runs(
+        self, experiment: str | None = None, metrics: Sequence[str] | None = (), limit: int | None = None
+    ) -> list[RunSummary]:
+        """List runs, the newest first.
+
+        Args:
+            experiment: Only runs of this experiment.
+            metrics: Names of the metrics to include; None for all.
+            limit: Maximum number of runs; None for all.
+        """
+        with self._opened() as database:
+            self._refresh(database, experiment)
+            if metrics is None or metrics:
+                self._measure(database, experiment, limit)
+            return _listed(database, experiment, metrics, limit)
+
+    def count(self, experiment: str | None = None) -> int:
+        """The number of runs."""
+        with self._opened() as database:
+            self._refresh(database, experiment)
+            return _count(database, experiment)
+
+    def metric_names(self, experiment: str | None = None) -> list[str]:
+        """The names of all numeric metrics of runs, in alphabetical order."""
+        with self._opened() as database:
+            self._refresh(database, experiment)
+            self._measure(database, experiment, None)
+            query = "SELECT DISTINCT name FROM metrics JOIN runs ON id = run"
+            where, values = _where(experiment)
+            return sorted(name for (name,) in database.execute(query + where, values))
+
+    def going_on(self) -> list[str]:
+        """The ids of runs that have not ended."""
+        with self._opened() as database:
+            self._refresh(database, None)
+            # Only runs that have ended have a stamp.
+            return [run for (run,) in database.execute("SELECT id FROM runs WHERE stamp = ''")]
+
+    def rebuild(self) -> int:
+        """Rebuild it from the folders; returns the number of runs."""
+        self._remove()
+        self._is_fresh = False
+        with self._opened() as database:
+            self._refresh(database, None)
+            self._measure(database, None, None)
+            return _count(database, None)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        private_folder(self._store.runs_dir)
+        try:
+            database = self._connected()
+        except sqlite3.DatabaseError:
+            self._remove()
+            database = self._connected()
+        try:
+            with database:
+                yield database
+        finally:
+            database.close()
+
+    def _connected(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, timeout=30)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = OFF")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version != _VERSION:
+                with database:
+                    database.execute("BEGIN IMMEDIATE")
+                    # Another process may have created it while this one waited.
+                    (version,) = database.execute("PRAGMA user_version").fetchone()
+                    if version != _VERSION:
+                        _make(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+    def _refresh(self, database: sqlite3.Connection, experiment: str | None) -> None:
+        """Read again what has changed, and remove runs that do not exist any more."""
+        if self._is_fresh:
+            return
+        self._is_fresh = self._once and experiment is None
+        where, values = _where(experiment)
+        known = dict(database.execute(f"SELECT id, stamp FROM runs{where}", values))  # noqa: S608  # no user's text
+        for path in self._store.paths(experiment):
+            stamp = _stamp(path)
+            if known.pop(path.rpartition("/")[2], None) != stamp or not stamp:
+                with contextlib.suppress(UnknownRun):
+                    _put(database, summarize(RunFolder(Path(path))), stamp)
+        for gone in known:
+            database.execute("DELETE FROM runs WHERE id = ?", (gone,))
+            database.execute("DELETE FROM metrics WHERE run = ?", (gone,))
+
+    def _measure(self, database: sqlite3.Connection, experiment: str | None, limit: int | None) -> None:
+        """Read the metrics of the runs to list, if not yet done."""
+        listed, values = _newest("id, experiment, stamp, is_measured", experiment, limit)
+        unread = f"SELECT id, experiment, stamp FROM ({listed}) WHERE NOT is_measured"  # noqa: S608  # no user's text
+        for run, of, stamp in database.execute(unread, values).fetchall():
+            files = RunFolder(self._store.runs_dir / of / run).metric_files()
+            # Runs that have not ended are read each time: their metrics grow without an event.
+            _put_metrics(database, run, measured(files), final=bool(stamp))
+
+
+def _make(database: sqlite3.Connection) -> None:
+    for table in ("runs", "metrics"):
+        database.execute(f"DROP TABLE IF EXISTS {table}")
+    for statement in _SCHEMA.split(";"):
+        database.execute(statement)
+    database.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _stamp(path: str) -> str:
+    try:
+        facts = os.stat(f"{path}/{EVENTS_FILE}")  # noqa: PTH116  # thousands of times
+    except OSError:
+        return ""
+    return f"{facts.st_mtime_ns} {facts.st_size} {facts.st_ino}"
+
+
+def _put(database: sqlite3.Connection, run: RunSummary, stamp: str) -> None:
+    # Runs that have not ended are read each time.
+    kept = stamp if run.is_terminal else ""
+    values = (kept, run.id, run.experiment, run.status.value, run.created_ms, run.started_ms, run.ended_ms)
+    database.execute(
+        f"INSERT OR REPLACE INTO runs (stamp, {_COLUMNS}) VALUES (?{', ?' * len(values[1:])}, ?, ?, ?, ?, ?)",  # noqa: S608  # no user's text
+        (*values, run.target, run.script, run.reason, run.parent, json.dumps(dict(run.tags))),
+    )
+
+
+def _put_metrics(
+    database: sqlite3.Connection, run: str, metrics: Mapping[str, Numbers], *, final: bool
+) -> None:
+    database.execute("DELETE FROM metrics WHERE run = ?", (run,))
+    database.executemany(
+        "INSERT INTO metrics (run, name, last, least, most, count) VALUES (?, ?, ?, ?, ?, ?)",
+        [
+            (run, name, numbers.last, numbers.least, numbers.most, numbers.count)
+            for name, numbers in metrics.items()
+        ],
+    )
+    database.execute("UPDATE runs SET is_measured = ? WHERE id = ?", (final, run))
+
+
+def _where(experiment: str | None) -> tuple[str, tuple[str, ...]]:
+    return (" WHERE experiment = ?", (experiment,)) if experiment else ("", ())
+
+
+def _count(database: sqlite3.Connection, experiment: str | None) -> int:
+    where, values = _where(experiment)
+    (count,) = database.execute(f"SELECT COUNT(*) FROM runs{where}", values).fetchone()  # noqa: S608  # no user's text
+    return int(count)
+
+
+def _newest(columns: str, experiment: str | None, limit: int | None) -> tuple[str, Sequence[str | int]]:
+    where, values = _where(experiment)
+    query = f"SELECT {columns} FROM runs{where} ORDER BY created_ms DESC, id DESC LIMIT ?"  # noqa: S608  # no user's text
+    return query, (*values, -1 if limit is None else limit)
+
+
+def _listed(
+    database: sqlite3.Connection, experiment: str | None, metrics: Sequence[str] | None, limit: int | None
+) -> list[RunSummary]:
+    found: dict[str, dict[str, Numbers]] = {}
+    numbers = "SELECT run, name, last, least, most, count FROM metrics"
+    asked = [()] if metrics is None else [(name,) for name in metrics]
+    for values in asked:
+        rows = database.execute(f"{numbers} WHERE name = ?" if values else numbers, values)
+        for run, name, last, least, most, count in rows:
+            found.setdefault(run, {})[name] = Numbers(_float(last), _float(least), _float(most), count)
+    rows = database.execute(*_newest(_COLUMNS, experiment, limit))
+    return [
+        RunSummary(
+            run,
+            of,
+            Status(status),
+            created_ms,
+            started_ms,
+            ended_ms,
+            target,
+            script,
+            reason,
+            parent,
+            json.loads(tags) if tags != _NO_TAGS else {},
+            found.get(run, {}),
+        )
+        for run, of, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags in rows
+    ]
+
+
+def _float(value: float | None) -> float:
+    """SQLite stores NaN as null."""
+    return float("nan") if value is None else value

@@ -1,0 +1,209 @@
+"""Snapshots of source folders: each distinct file is stored once, and a snapshot is a tree of hard links.
+
+snapshots/DIGEST/…          a snapshot, read-only
+snapshots/.files/XX/SHA     the content of a file; SHA.x if it is executable
+snapshots/.seen.json        digests of files by their `stat` results, so that unchanged ones are not read again
+snapshots/.staging/…        snapshots under construction
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stoker.errors import SubmissionRefused
+from stoker_runs.records.ignoring import SourceFile, source_files
+from stoker_runs.records.seen_files import SeenFiles
+from stoker.system.durable import Copied, copy_regular, private_folder
+from stoker.system.staging import staging_folder
+
+__all__ = ["DEFAULT_LIMIT_BYTES", "Snapshot", "SnapshotStore"]
+
+DEFAULT_LIMIT_BYTES: Final = 300_000_000
+_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The snapshot of a run's files.
+
+    Attributes:
+        digest: Digest of names, contents and executable bits.
+        files: Number of files.
+        size_bytes: Their total size.
+        added_bytes: Total size of those that were not stored before.
+        skipped: Skipped entries: links to folders, sockets.
+        changed: Files that have changed while they were read; stored is what was read.
+    """
+
+    digest: str
+    files: int
+    size_bytes: int
+    added_bytes: int
+    skipped: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+class SnapshotStore:
+    """The snapshots of a workspace.
+
+    Args:
+        folder: Their folder; created with the first one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, digest: str) -> Path:
+        """The folder of a snapshot."""
+        return self.folder / digest
+
+    def measure(self, source: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> tuple[int, int]:
+        """Return number and total size of the files of a source folder, without storing any.
+
+        Raises:
+            SubmissionRefused: They are larger than the limit.
+        """
+        files = self._listed(source, limit_bytes, [])
+        return len(files), sum(file.stat.st_size for file in files)
+
+    def take(
+        self,
+        source: Path,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Snapshot:
+        """Store the files of a source folder.
+
+        Args:
+            source: The folder.
+            limit_bytes: Limit of their total size.
+            progress: Called with the number of stored files, and of all files.
+
+        Raises:
+            SubmissionRefused: They are larger than the limit, or one cannot be read.
+        """
+        skipped: list[str] = []
+        files = self._listed(source, limit_bytes, skipped)
+        seen = SeenFiles(private_folder(self.folder) / ".seen.json")
+        added_bytes = 0
+        changed: list[str] = []
+        kept: list[tuple[SourceFile, str]] = []
+        with staging_folder(self.folder) as staging:
+            for number, file in enumerate(files, 1):
+                name = seen.digest_of(file.stat)
+                if name is None or not self._has(name, file.stat.st_size):
+                    copied = self._copied(file, staging / "file")
+                    name, size_bytes = self._keep(copied, staging / "file")
+                    added_bytes += size_bytes
+                    if copied.changed or copied.size_bytes != file.stat.st_size:
+                        changed.append(file.name)
+                    else:
+                        seen.remember(file.stat, name)
+                kept.append((file, name))
+                if progress is not None:
+                    progress(number, len(files))
+            seen.write()
+            listing = "".join(f"{file.name}\0{name}\n" for file, name in kept)
+            digest = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+            if not self.path(digest).is_dir():
+                self._link(digest, kept, staging / "tree")
+        size_bytes = sum(file.stat.st_size for file in files)
+        return Snapshot(digest, len(files), size_bytes, added_bytes, tuple(skipped), tuple(changed))
+
+    def restore(self, digest: str, place: Path) -> None:
+        """Copy a snapshot to a new folder, in which a script can run and write.
+
+        Raises:
+            SubmissionRefused: The snapshot does not exist any more.
+        """
+        tree = self.path(digest)
+        if not tree.is_dir():
+            raise SubmissionRefused(f"the snapshot {digest} is not in {self.folder}; submit the script again")
+        shutil.copytree(tree, place, copy_function=_writable_copy)
+
+    def _listed(self, source: Path, limit_bytes: int, skipped: list[str]) -> list[SourceFile]:
+        try:
+            files = source_files(source, self.folder.parent, skipped)
+        except OSError as error:
+            raise SubmissionRefused(f"{error.filename or source} cannot be read: {error.strerror}") from error
+        size_bytes = sum(file.stat.st_size for file in files)
+        if size_bytes > limit_bytes:
+            raise SubmissionRefused(_too_large(source, files, size_bytes, limit_bytes))
+        return files
+
+    def _content(self, name: str) -> Path:
+        return self.folder / ".files" / name[:2] / name
+
+    def _has(self, name: str, size_bytes: int) -> bool:
+        """Whether a content is stored completely; a power cut can leave an empty file."""
+        try:
+            return self._content(name).stat().st_size == size_bytes
+        except FileNotFoundError:
+            return False
+
+    @staticmethod
+    def _copied(file: SourceFile, staged: Path) -> Copied:
+        try:
+            return copy_regular(Path(file.path), staged, sync=False)
+        except OSError as error:
+            raise SubmissionRefused(
+                f"{file.name} cannot be kept: {error.strerror}; mend that, or name it in .amlignore"
+            ) from error
+
+    def _keep(self, copied: Copied, staged: Path) -> tuple[str, int]:
+        """Store a file's copy under its digest; returns its name there, and the number of new bytes."""
+        name = copied.sha256 + (".x" if copied.executable else "")
+        place = self._content(name)
+        if self._has(name, copied.size_bytes):
+            staged.unlink()
+            return name, 0
+        private_folder(place.parent)
+        staged.rename(place)
+        return name, copied.size_bytes
+
+    def _link(self, digest: str, kept: Sequence[tuple[SourceFile, str]], staged: Path) -> None:
+        staged.mkdir(mode=0o700)
+        made = {""}
+        for file, name in kept:
+            folder = file.name.rpartition("/")[0]
+            if folder not in made:
+                (staged / folder).mkdir(parents=True, exist_ok=True)
+                made.add(folder)
+            _linked(self._content(name), staged / file.name)
+        try:
+            staged.rename(self.path(digest))
+        except OSError:
+            # Another process has created the same snapshot meanwhile.
+            if not self.path(digest).is_dir():
+                raise
+
+
+def _linked(content: Path, place: Path) -> None:
+    try:
+        place.hardlink_to(content)
+    except OSError:
+        # The file system has no hard links, or the file has the maximum number of them, as empty files may.
+        shutil.copy2(content, place)
+
+
+def _writable_copy(source: str, place: str) -> None:
+    shutil.copyfile(source, place)
+    executable = bool(os.stat(source).st_mode & stat.S_IXUSR)  # noqa: PTH116  # copytree's paths are texts
+    os.chmod(place, 0o700 if executable else 0o600)  # noqa: PTH101
+
+
+def _too_large(source: Path, files: Sequence[SourceFile], size_bytes: int, limit_bytes: int) -> str:
+    largest = sorted(files, key=lambda file: file.stat.st_size, reverse=True)[:_SHOWN]
+    lines = "".join(f"\n  {file.stat.st_size / 1e6:10.1f} MB  {file.name}" for file in largest)
+    return (
+        f"the files of {source} have {size_bytes / 1e6:.1f} MB, and a snapshot may have {limit_bytes / 1e6:.1f} MB."
+        f" The largest:{lines}\nWrite a line such as /{largest[0].name} into {source / '.amlignore'} for each that "
+        "the script does not need, or allow more with --snapshot-limit MB"
+    )

@@ -1,0 +1,365 @@
+"""The states of a run, and the transitions between them.
+
+NotStarted → Queued → Preparing → Provisioning → Starting → Running → Finalizing → Completed | Failed | Canceled
+Besides, Running and NotResponding change into each other, and CancelRequested lies between any state with processes
+and Finalizing. A run whose node or machine was lost returns to Queued while it has attempts left.
+
+`next_state` is a pure function with all transitions; observations are what the runner has seen, never what it
+expects. Terminal states never change by it. `resumed` implements the user's decision to start a further attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from stoker_runs.records.failures import FailureCode, RunFailure
+
+__all__ = [
+    "TERMINAL",
+    "CancelAsked",
+    "Collected",
+    "Ended",
+    "Granted",
+    "Lost",
+    "Observation",
+    "Prepared",
+    "Provisioned",
+    "Refused",
+    "RunState",
+    "Seen",
+    "Status",
+    "TimeUp",
+    "Unseen",
+    "Waits",
+    "next_state",
+    "resumed",
+]
+
+
+class Status(StrEnum):
+    """The status of a run, in Azure's spelling (`Canceled` has one l)."""
+
+    NOT_STARTED = "NotStarted"
+    QUEUED = "Queued"
+    PREPARING = "Preparing"
+    PROVISIONING = "Provisioning"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    NOT_RESPONDING = "NotResponding"
+    CANCEL_REQUESTED = "CancelRequested"
+    FINALIZING = "Finalizing"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    CANCELED = "Canceled"
+
+
+TERMINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELED})
+_WITHOUT_PROCESSES: Final = frozenset({Status.NOT_STARTED, Status.QUEUED, Status.PREPARING})
+_WITH_PROCESSES: Final = frozenset(
+    {Status.PROVISIONING, Status.STARTING, Status.RUNNING, Status.NOT_RESPONDING}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """There is no room yet. `reason` says what it waits for, and which runs hold that."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """It has been allocated its cores and GPUs; its environment and files come next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Its environment and files are ready; the agent is being started, on a node that may have to be provisioned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioned:
+    """The agent runs; the script is about to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The script runs. `started_ms` is its start by the node's clock, if known."""
+
+    started_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """There is no news of the script. `reason` says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The script has ended with this exit status, negative for a signal, and the reason if it failed."""
+
+    exit_status: int
+    failure: RunFailure | None = None
+    started_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The attempt has ended without an exit status, and none of its processes runs any more."""
+
+    failure: RunFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It cannot run: its environment, its files or its target are not available."""
+
+    failure: RunFailure
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """The user has requested it to end."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUp:
+    """It has exceeded its time limit."""
+
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """All its files are in the run folder, and the node has been cleaned up."""
+
+
+Observation = (
+    Waits
+    | Granted
+    | Prepared
+    | Provisioned
+    | Seen
+    | Unseen
+    | Ended
+    | Lost
+    | Refused
+    | CancelAsked
+    | TimeUp
+    | Collected
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """The content of `state.json`.
+
+    Attributes:
+        status: The status.
+        since_ms: When it changed to that status. Times are milliseconds since 1970.
+        attempt: Number of the current attempt, from 1.
+        attempts: Maximum number of attempts.
+        reason: What it waits for, why there is no news of it, or who ended it; else empty.
+        submitted_ms: When it was submitted.
+        started_ms: When the script of the current attempt started.
+        ended_ms: When the run ended.
+        exit_status: The script's exit status; negative for a signal.
+        error: Why it failed.
+        outcome: The final status once its files have been collected; only in Finalizing.
+        ending: Why it was asked to end: `canceled` or `timed out`; empty if it was not.
+    """
+
+    status: Status = Status.NOT_STARTED
+    since_ms: int = 0
+    attempt: int = 1
+    attempts: int = 1
+    reason: str = ""
+    submitted_ms: int = 0
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    exit_status: int | None = None
+    error: RunFailure | None = None
+    outcome: Status | None = None
+    ending: str = ""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the run has ended."""
+        return self.status in TERMINAL
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `state.json`."""
+        return {
+            "status": self.status.value,
+            "since": self.since_ms,
+            "attempt": self.attempt,
+            "attempts": self.attempts,
+            "reason": self.reason,
+            "submitted": self.submitted_ms,
+            "started": self.started_ms,
+            "ended": self.ended_ms,
+            "exit_status": self.exit_status,
+            "error": None if self.error is None else self.error.to_json(),
+            "outcome": self.outcome,
+            "ending": self.ending,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunState:
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError: The content is not a run's state.
+        """
+        try:
+            error, outcome = content["error"], content["outcome"]
+            return cls(
+                Status(content["status"]),
+                int(content["since"]),
+                int(content["attempt"]),
+                int(content["attempts"]),
+                str(content["reason"]),
+                int(content["submitted"]),
+                content["started"],
+                content["ended"],
+                content["exit_status"],
+                None if error is None else RunFailure.from_json(error),
+                None if outcome is None else Status(outcome),
+                str(content["ending"]),
+            )
+        except (LookupError, TypeError, AttributeError) as problem:
+            raise ValueError(f"this is no state of a run: {problem!r}") from problem
+
+
+def next_state(state: RunState, observation: Observation, now_ms: int) -> RunState:
+    """Return the state after an observation; `state` itself if the observation changes nothing.
+
+    Args:
+        state: The state so far.
+        observation: What the runner has observed.
+        now_ms: The time of the observation.
+    """
+    if state.is_terminal:
+        return state
+    if state.status is Status.FINALIZING:
+        return _closed(state, now_ms) if isinstance(observation, Collected) else state
+    match observation:
+        case Ended() | Lost() | Refused():
+            return _over(state, observation, now_ms)
+        case CancelAsked() | TimeUp():
+            return _told_to_end(state, observation, now_ms)
+        case Seen() | Unseen():
+            return _heard_of(state, observation, now_ms)
+        case Waits() | Granted() | Prepared() | Provisioned():
+            return _on_the_way(state, observation, now_ms)
+        case Collected():
+            return state
+
+
+def resumed(state: RunState, now_ms: int) -> RunState:
+    """Return the state of a failed or cancelled run after its user has requested another attempt.
+
+    Raises:
+        ValueError: It has not ended, or is completed.
+    """
+    if state.status not in {Status.FAILED, Status.CANCELED}:
+        raise ValueError(f"a run that is {state.status} cannot be resumed")
+    return RunState(
+        Status.QUEUED, now_ms, state.attempt + 1, state.attempt + 1, "resumed", state.submitted_ms
+    )
+
+
+def _on_the_way(
+    state: RunState, observation: Waits | Granted | Prepared | Provisioned, now_ms: int
+) -> RunState:
+    """Before the script starts, states only advance in order."""
+    match observation:
+        case Waits(reason):
+            if state.status not in {Status.NOT_STARTED, Status.QUEUED}:
+                return state
+            if state.status is Status.QUEUED:
+                return replace(state, reason=reason)
+            return _moved(state, Status.QUEUED, now_ms, reason)
+        case Granted():
+            before, after = {Status.NOT_STARTED, Status.QUEUED}, Status.PREPARING
+        case Prepared():
+            before, after = {Status.PREPARING}, Status.PROVISIONING
+        case Provisioned():
+            before, after = {Status.PROVISIONING}, Status.STARTING
+    return _moved(state, after, now_ms) if state.status in before else state
+
+
+def _heard_of(state: RunState, observation: Seen | Unseen, now_ms: int) -> RunState:
+    if state.status not in _WITH_PROCESSES:
+        return state
+    if isinstance(observation, Seen):
+        if state.status is Status.RUNNING:
+            return state
+        started_ms = state.started_ms or observation.started_ms or now_ms
+        return replace(_moved(state, Status.RUNNING, now_ms), started_ms=started_ms)
+    if state.status is Status.RUNNING:
+        return _moved(state, Status.NOT_RESPONDING, now_ms, observation.reason)
+    return replace(state, reason=observation.reason)
+
+
+def _told_to_end(state: RunState, observation: CancelAsked | TimeUp, now_ms: int) -> RunState:
+    if state.ending:
+        return state
+    if isinstance(observation, CancelAsked):
+        ending, reason, error = "canceled", observation.reason, None
+    else:
+        ending, reason = "timed out", f"took longer than {observation.limit_s:g} s"
+        error = RunFailure(
+            FailureCode.TIMED_OUT,
+            f"the run took longer than the {observation.limit_s:g} s that it was allowed",
+            "allow it more with --max-duration",
+        )
+    told = replace(state, ending=ending, error=error)
+    if state.status in _WITHOUT_PROCESSES:
+        return _finalizing(told, _outcome_of_ending(ending), now_ms, reason)
+    return _moved(told, Status.CANCEL_REQUESTED, now_ms, reason)
+
+
+def _over(state: RunState, observation: Ended | Lost | Refused, now_ms: int) -> RunState:
+    if isinstance(observation, Ended):
+        # Before it was started nothing can end: the observation is from a file of an earlier attempt.
+        if state.status in _WITHOUT_PROCESSES:
+            return state
+        started_ms = state.started_ms or observation.started_ms
+        state = replace(state, exit_status=observation.exit_status, started_ms=started_ms)
+    if state.ending:
+        return _finalizing(state, _outcome_of_ending(state.ending), now_ms, state.reason)
+    if isinstance(observation, Lost) and state.status in _WITHOUT_PROCESSES:
+        return state
+    if isinstance(observation, Lost) and state.attempt < state.attempts:
+        again = f"attempt {state.attempt} has ended: {observation.failure.message}"
+        return replace(
+            _moved(state, Status.QUEUED, now_ms, again), attempt=state.attempt + 1, started_ms=None
+        )
+    if observation.failure is None:
+        return _finalizing(state, Status.COMPLETED, now_ms)
+    return _finalizing(replace(state, error=observation.failure), Status.FAILED, now_ms)
+
+
+def _outcome_of_ending(ending: str) -> Status:
+    return Status.CANCELED if ending == "canceled" else Status.FAILED
+
+
+def _finalizing(state: RunState, outcome: Status, now_ms: int, reason: str = "") -> RunState:
+    return replace(_moved(state, Status.FINALIZING, now_ms, reason), outcome=outcome)
+
+
+def _closed(state: RunState, now_ms: int) -> RunState:
+    outcome = state.outcome or Status.FAILED
+    return replace(_moved(state, outcome, now_ms, state.reason), outcome=None, ended_ms=now_ms)
+
+
+def _moved(state: RunState, status: Status, now_ms: int, reason: str = "") -> RunState:
+    return replace(state, status=status, since_ms=now_ms, reason=reason)

@@ -1,0 +1,173 @@
+"""Attaching compute targets: a target is checked, then its file and its secrets are written together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.names import checked_name, is_name
+from stoker_runs.records.index import RunIndex
+from stoker_runs.records.store import RunStore
+from stoker.system.durable import private_folder, replace_file
+from stoker.workspace import Workspace
+from stoker_runs.records.index import RunIndex
+from stoker_runs.records.store import RunStore
+from stoker_runs.targets.definitions import LOCAL, Target, checked_settings, find_target, list_targets
+from stoker_runs.targets.engine import Engine, Learning
+
+__all__ = ["attach", "create", "detach"]
+
+
+def attach(
+    workspace: Workspace,
+    name: str,
+    content: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    engine_of: Callable[[Target, Workspace], Engine] | None,
+) -> list[str]:
+    """Write the file of a target; of one of the same name, type and address, what is not said stays as it is.
+
+    Args:
+        workspace: The workspace of the target.
+        name: The target's name.
+        content: The content of its file, including `type`.
+        secrets: Values that only the owner may read. Earlier secrets are kept if the settings for connecting are
+            unchanged.
+        engine_of: Makes an engine, which checks the target; None to skip the check.
+
+    Returns:
+        What the target says that it has, a line each.
+
+    Raises:
+        OperatorError: The settings are invalid, or the target cannot be used; nothing has been changed.
+    """
+    _check_not_local(name)
+    return _made(workspace, name, {**_kept_settings(workspace, name, content), **content}, secrets, engine_of)
+
+
+def create(
+    workspace: Workspace,
+    name: str,
+    content: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    engine_of: Callable[[Target, Workspace], Engine] | None,
+) -> list[str]:
+    """Write the file of a new target, as `attach` does; also for `local`, this machine.
+
+    Raises:
+        OperatorError: There is one of this name, the settings are invalid, or it cannot be used; nothing has been
+            changed.
+    """
+    path = workspace.targets_dir / f"{name}.yaml"
+    if name in list_targets(workspace.targets_dir) and path.exists():
+        free = f"stoker targets detach {name} forgets it" if name != LOCAL else "remove it, or edit it"
+        raise InvalidSettings(
+            f"there is a compute target {name!r} already, {path}, which stays as it is; {free}"
+        )
+    if content.get("type", LOCAL) != LOCAL:
+        _check_not_local(name)
+    return _made(workspace, name, content, secrets, engine_of)
+
+
+def _check_not_local(name: str) -> None:
+    if name == LOCAL:
+        raise InvalidSettings(f"{LOCAL} is this machine; choose another name")
+
+
+def _made(
+    workspace: Workspace,
+    name: str,
+    content: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    engine_of: Callable[[Target, Workspace], Engine] | None,
+) -> list[str]:
+    checked_name(name, "compute target")
+    targets_dir = private_folder(workspace.create().targets_dir)
+    path = targets_dir / f"{name}.yaml"
+    kind, settings = checked_settings(path, content)
+    kept = {} if secrets else _kept_secrets(targets_dir, name, kind, settings)
+    with _as_before(path), _as_before(path.with_suffix(".secret")):
+        _write(path, content, {**kept, **secrets})
+        if engine_of is None:
+            return []
+        engine = engine_of(find_target(targets_dir, name), workspace)
+        lines = list(engine.check())
+        if isinstance(engine, Learning) and (learned := engine.learned()):
+            _write(path, {**content, **learned}, {**kept, **secrets})
+    return lines
+
+
+def detach(workspace: Workspace, name: str) -> None:
+    """Remove a target from the workspace; what runs have left on its machine stays there.
+
+    Raises:
+        InvalidSettings: There is no such target.
+        SubmissionRefused: A run that has not ended is on it.
+    """
+    if name == LOCAL:
+        raise InvalidSettings(f"{LOCAL} is this machine, and cannot be detached")
+    path = workspace.targets_dir / f"{name}.yaml"
+    if name not in list_targets(workspace.targets_dir):
+        # Suggests the name that may be meant.
+        find_target(workspace.targets_dir, name)
+    store = RunStore(workspace.runs_dir)
+    if store.runs_dir.is_dir():
+        for run_id in RunIndex(store).going_on():
+            if store.get(run_id).record().definition.target == name:
+                raise SubmissionRefused(
+                    f"{run_id} is on {name}; stoker runs cancel {run_id}, or wait for its end"
+                )
+    path.unlink()
+    path.with_suffix(".secret").unlink(missing_ok=True)
+
+
+def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
+    import yaml
+
+    secret = path.with_suffix(".secret")
+    if secrets:
+        replace_file(secret, json.dumps(dict(secrets)).encode() + b"\n", mode=0o600)
+    else:
+        secret.unlink(missing_ok=True)
+    replace_file(path, yaml.safe_dump(dict(content), sort_keys=False).encode(), mode=0o600)
+
+
+def _kept_settings(workspace: Workspace, name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a target that is attached again; none where it is another machine now."""
+    from stoker.settings.yaml_file import read_yaml
+
+    path = workspace.targets_dir / f"{name}.yaml"
+    if not is_name(name) or not path.is_file():
+        return {}
+    before = read_yaml(path, f"compute target {name}", "the settings of a compute target")
+    same = all(content.get(key, before.get(key)) == before.get(key) for key in ("type", "address"))
+    return before if same else {}
+
+
+def _kept_secrets(targets_dir: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    """The earlier secrets, for a target that is attached again with the same settings for connecting."""
+    try:
+        before = find_target(targets_dir, name)
+        kept: dict[str, str] = json.loads((targets_dir / f"{name}.secret").read_bytes())
+    except (InvalidSettings, OSError, ValueError):
+        return {}
+    same = all(before.settings.get(key) == settings.get(key) for key in ("address", "username", "key_file"))
+    return kept if same and before.type == kind else {}
+
+
+@contextmanager
+def _as_before(path: Path) -> Iterator[None]:
+    """Restore a file if the body fails."""
+    before = path.read_bytes() if path.exists() else None
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            path.unlink(missing_ok=True)
+        else:
+            replace_file(path, before, mode=0o600)
+        raise

@@ -1,0 +1,229 @@
+"""The engine for containers on this machine: each mounts the attempt's folder, and the agent is its first process.
+
+Secrets are never on a command line: variables of the script are passed in `start.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stoker.environments.asked import AskedEnvironment
+from stoker.errors import EnvironmentUnusable
+from stoker.system.durable import private_folder
+from stoker_runs.targets.container_base import ContainerBase
+from stoker_runs.targets.container_image import FailedPulls, Image, Inside, look_inside
+from stoker_runs.targets.container_program import ContainerProgram, mount
+from stoker_runs.targets.container_settings import ContainerSettings
+from stoker_runs.targets.container_state import (
+    keep_record,
+    read_record,
+    remove_container,
+    sight_of_container,
+    start_container,
+    state_of,
+)
+from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight
+from stoker_runs.targets.on_this_machine import (
+    as_failure,
+    collect,
+    environment_failure,
+    remove_work,
+    shared_folder,
+    sight_of_files,
+    tell_to_end,
+    working_directory,
+)
+from stoker_runs.targets.start_file import start_content, write_start
+
+__all__ = ["ContainerEngine"]
+
+_ATTEMPT: Final = PurePosixPath("/stoker/attempt")
+_SHARED: Final = PurePosixPath("/stoker/share")
+_RESUME_FROM: Final = PurePosixPath("/stoker/resume_from")
+_AGENT: Final = "stoker_run.zip"
+
+
+@dataclass(frozen=True, slots=True)
+class _Packages:
+    """The interpreter of a script, variables, how a container sees them, and the versions of what is installed."""
+
+    python: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+class ContainerEngine:
+    """Runs attempts in containers on this machine.
+
+    Args:
+        target: The compute target.
+        workspace: The workspace of the runs; its environments and data stores are used.
+    """
+
+    def __init__(self, target: Target, workspace: Workspace) -> None:
+        self._target = target
+        self._workspace = workspace
+
+    def check(self) -> Sequence[str]:
+        """Start a container of the target's image, and return what it has."""
+        settings = ContainerSettings.of(self._target.settings, {})
+        program = ContainerProgram.find(settings.engine)
+        said: list[str] = []
+        image = Image.had(program, settings, Path(), said.append)
+        capacity = self._target.capacity
+        with_gpus = program.gpus() if capacity is not None and capacity.gpus else []
+        inside = look_inside(program, image, [*ContainerBase(settings, program, image).common, *with_gpus])
+        return (
+            f"Python {inside} in a container of {image.name}",
+            f"{program}{' of this user' if program.rootless else ''}: {program.path}",
+            f"GPUs that it sees: {', '.join(inside.gpus) or 'none'}",
+        )
+
+    def prepare(self, job: Job, say: Say) -> None:
+        """Get the image and inspect it; make the environment and a working directory."""
+        with as_failure("the run cannot be prepared"):
+            private_folder(job.place)
+            if (job.place / "start.json").exists():
+                return
+            definition = job.record.definition
+            settings = ContainerSettings.of(self._target.settings, definition.container)
+            program = ContainerProgram.find(settings.engine)
+            failed = FailedPulls(self._workspace.environments_dir)
+            image = Image.had(program, settings, job.folder.environment, say, failed)
+            base = ContainerBase(settings, program, image)
+            asked = AskedEnvironment.from_json(definition.environment)
+            with_gpus = program.gpus() if definition.gpus else []
+            python = asked.python if asked.kind == "user" else ""
+            inside = look_inside(program, image, [*base.common, *with_gpus], python, definition.gpus or 0)
+            try:
+                packages = self._packages(job, asked, base, inside, say)
+            except EnvironmentUnusable as error:
+                raise EngineFailure(environment_failure(error, asked)) from error
+            self._say_of_gpus(definition.gpus or 0, base, packages, say)
+            self._write(job, base, packages, with_gpus)
+
+    @staticmethod
+    def _say_of_gpus(gpus: int, base: ContainerBase, packages: _Packages, say: Say) -> None:
+        if not gpus:
+            return
+        from stoker.environments.check import frameworks_without_gpus
+
+        for line in frameworks_without_gpus(gpus, packages.versions, base.ask):
+            say(line)
+
+    def _packages(
+        self, job: Job, asked: AskedEnvironment, base: ContainerBase, inside: Inside, say: Say
+    ) -> _Packages:
+        # Not above: the libraries that read environment files take longer to import than all the rest.
+        from stoker_runs.targets.container_environment import ContainerEnvironment, own_packages
+
+        if asked.kind == "user":
+            own_packages(base.image, inside, job.folder.environment)
+            return _Packages(inside.python, versions=inside.packages)
+        made = ContainerEnvironment(
+            base.program, base.image, inside, base.common, self._workspace.environments_dir
+        )
+        gpus = job.record.definition.gpus or 0
+        place, built = made.had(asked, job.folder.environment, say, gpus)
+        return _Packages(str(built.interpreter), built.variables, tuple(made.seen(place)), built.packages)
+
+    def _write(self, job: Job, base: ContainerBase, packages: _Packages, with_gpus: Sequence[str]) -> None:
+        """Make the working directory, and record how the container is started."""
+        working_directory(job)
+        write_archive(job.place / _AGENT)
+        (job.place / "home").mkdir(exist_ok=True)
+        shared = shared_folder(self._target.settings, job, self._workspace)
+        resume_from = None if job.resume_from is None else _RESUME_FROM
+        name = f"stoker-{job.record.id}-{job.attempt}"
+        command = [
+            *("run", "--detach", "--name", name, "--label", f"stoker.run={job.record.id}"),
+            *(
+                *base.common,
+                *with_gpus,
+                *base.limits(),
+                *mount(job.place, str(_ATTEMPT)),
+                *packages.mounts,
+            ),
+            *([] if shared is None else mount(shared, str(_SHARED))),
+            *([] if job.resume_from is None else mount(job.resume_from, str(_RESUME_FROM), readonly=True)),
+            *self._data(job),
+            *("--workdir", str(_ATTEMPT / "work"), "--env", f"HOME={_ATTEMPT / 'home'}"),
+            *(*base.settings.arguments, "--entrypoint", packages.python, base.image.id),
+            *(str(_ATTEMPT / _AGENT), "start", str(_ATTEMPT)),
+        ]
+        keep_record(job.place, base, name, command)
+        start = start_content(
+            job,
+            [packages.python],
+            _ATTEMPT / "work",
+            resume_from=_ATTEMPT / "work" / "outputs" if job.attempt > 1 else resume_from,
+            shared_directory=None if shared is None else _SHARED,
+            variables=packages.variables,
+        )
+        write_start(job, start)
+
+    def _data(self, job: Job) -> list[str]:
+        """Mounts of data stores and inputs, at their paths on this machine; inputs are read-only."""
+        stores = self._workspace.root.absolute() / "stores"
+        inputs = {Path(place) for place in job.record.definition.inputs.values()}
+        found = [word for one in sorted(inputs) for word in mount(one, str(one), readonly=True)]
+        return [*(mount(stores, str(stores)) if stores.is_dir() else []), *found]
+
+    def start(self, job: Job) -> None:
+        """Start the container, unless it has been started already."""
+        if (job.place / "agent.json").exists() or (job.place / "exit.json").exists():
+            return
+        record = read_record(job.place)
+        if record is None:
+            raise EngineFailure(RunFailure(FailureCode.INTERNAL, "the run was not prepared"))
+        program = _program(record)
+        start_container(program, record, job.place)
+
+    def observe(self, job: Job) -> Sight:
+        """Read what the agent has written; only if there is nothing, ask the container program."""
+        seen = sight_of_files(job)
+        if seen is not None:
+            return seen
+        record = read_record(job.place)
+        if record is None:
+            return Sight(Presence.ABSENT)
+        program = _program(record)
+        try:
+            state = state_of(program, record)
+        except EngineFailure as error:
+            return Sight(Presence.UNREACHABLE, error.failure.message)
+        had_agent = (job.place / "agent.json").exists()
+        if state is None:
+            # Meanwhile it may have ended and been removed.
+            return sight_of_files(job) or Sight(Presence.GONE if had_agent else Presence.ABSENT)
+        meanwhile = None if state.has_yet_to_start else sight_of_files(job)
+        return meanwhile or sight_of_container(program, record, state, had_agent=had_agent)
+
+    def pull(self, job: Job, *, final: bool) -> None:
+        """Move what the script has written to the run's folder, once nothing of it runs any more."""
+        if final:
+            collect(job)
+
+    def stop(self, job: Job, grace_s: float, reason: str) -> None:
+        """Leave a message for the agent, which sees the same folder."""
+        tell_to_end(job, grace_s, reason)
+
+    def clean(self, job: Job) -> None:
+        """Remove the container with all that runs in it, and the working directory."""
+        if not job.place.is_dir():
+            return
+        record = read_record(job.place)
+        if record is not None:
+            program = _program(record)
+            remove_container(program, record)
+        with as_failure("what is left of the run cannot be removed"):
+            remove_work(job)
+
+
+def _program(record: Mapping[str, Any]) -> ContainerProgram:
+    return ContainerProgram(str(record["program"]), str(record["kind"]))

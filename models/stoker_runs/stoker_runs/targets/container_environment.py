@@ -1,0 +1,272 @@
+"""The packages of a run in a container: those of its image, or a virtual environment that is made in a container.
+
+Environments are kept in the workspace, named by a digest of everything that determines their content, including the
+image. They are mounted at the same path in each container, because only there their interpreter works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_got
+from stoker.environments.check import notes
+from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
+from stoker.environments.discovery import read_environment
+from stoker.environments.installers import Installer, masked
+from stoker.environments.kept import MANIFEST, only_one, packages_in, sweep
+from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
+from stoker.environments.run_interpreters import PythonChoice
+from stoker.environments.specification import Specification
+from stoker.environments.trial import import_failed, import_script, named_packages
+from stoker.errors import EnvironmentUnusable
+from stoker.system.durable import private_folder, replace_file
+from stoker_run import interpreters
+from stoker_runs.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, relaxed
+from stoker_runs.targets.container_image import Image, Inside
+from stoker_runs.targets.container_program import ContainerProgram, mount
+from stoker_runs.targets.engine import Say
+
+__all__ = ["ContainerEnvironment", "own_packages"]
+
+_THERE: Final = "/stoker/environment"
+_UV: Final = "/stoker/uv"
+_CERTIFICATES: Final = "/stoker/certificates.crt"
+_SHOWN_LINES: Final = 30
+# The first list that goes through is enough: uv is much faster, and need not run in each image.
+_BUILD: Final = """
+import json, shutil, subprocess, sys
+for commands in json.loads(sys.argv[1]):
+    shutil.rmtree(commands[0][-1], ignore_errors=True)
+    try:
+        status = next(filter(None, map(subprocess.call, commands)), 0)
+    except OSError as error:
+        print(error)
+        status = 1
+    if status == 0:
+        break
+sys.exit(status)
+"""
+
+
+def own_packages(image: Image, inside: Inside, folder: Path) -> None:
+    """Write down what an image has whose Python is taken as it is."""
+    write_got(folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages)
+
+
+class ContainerEnvironment:
+    """Makes virtual environments in containers of one image.
+
+    Args:
+        program: What starts them.
+        image: The image.
+        inside: What it has.
+        arguments: Further arguments of `docker run`.
+        environments_dir: Where environments are kept.
+    """
+
+    def __init__(
+        self,
+        program: ContainerProgram,
+        image: Image,
+        inside: Inside,
+        arguments: Sequence[str],
+        environments_dir: Path,
+    ) -> None:
+        self._program = program
+        self._image = image
+        self._inside = inside
+        self._arguments = arguments
+        self._environments_dir = environments_dir
+
+    def had(
+        self, asked: AskedEnvironment, folder: Path, say: Say, gpus: int = 0
+    ) -> tuple[Path, RunEnvironment]:
+        """Have the environment of a run, and write down what it is.
+
+        Args:
+            asked: What was asked for.
+            folder: `environment/` of the run.
+            say: Is told in a line what takes time, and what is not as asked for.
+            gpus: How many GPUs the run holds.
+
+        Returns:
+            Its folder here, and what it is in the container.
+
+        Raises:
+            EnvironmentUnusable: It cannot be had.
+        """
+        written = read_environment(folder / asked.file)
+        is_relaxed = asked.kind == "relaxed"
+        specification = relaxed(written, gpus) if is_relaxed else as_written(written, gpus)
+        variables, lines = relaxed_variables(written) if is_relaxed else ({}, [])
+        differences = [*self._python_note(specification), *notes(specification), *lines]
+        if specification.files:
+            raise EnvironmentUnusable(
+                f"{specification.path.name} refers to {specification.files[0]}, which no container sees; name "
+                "packages of an index, or make an image that has them"
+            )
+        for line in differences:
+            say(line)
+
+        def built(wanted: Wanted) -> tuple[Path, Mapping[str, str]]:
+            for line in wanted.differences:
+                say(line)
+            return self._kept(specification, wanted.as_of, folder, say)
+
+        remembered = RememberedDate(self._environments_dir, specification, self._image.id)
+        found = tries(
+            specification,
+            asked,
+            remembered.read(),
+            say,
+            can_date=lambda: _uv_binary() is not None,
+            chooses_python=False,
+        )
+        (place, packages), wanted = first_built(found, built)
+        remembered.keep(wanted)
+        differences += wanted.differences
+        differences.append(f"in the image {self._image.name}, {self._image.id}")
+        write_got(folder, differences, f"Python {self._inside}", packages)
+        return place, RunEnvironment(Path(_THERE, "venv/bin/python"), variables, packages)
+
+    @staticmethod
+    def seen(place: Path) -> list[str]:
+        """The arguments by which a container sees an environment."""
+        return mount(place, _THERE, readonly=True)
+
+    def _python_note(self, specification: Specification) -> list[str]:
+        minor, choice = self._inside.version[1], PythonChoice.of(specification)
+        where = f"in the image {self._image.name}"
+        if minor not in (*choice.wanted, *choice.instead):
+            such = "".join(
+                f", such as docker.io/library/python:3.{one}-slim"
+                for one in choice.wanted[:1] or choice.instead[:1]
+            )
+            raise choice.missing(where, [str(self._inside)], f"name an image that has it{such}")
+        note = choice.note(str(self._inside), minor, where)
+        return [note] if note else []
+
+    def _kept(
+        self, specification: Specification, as_of: str, folder: Path, say: Say
+    ) -> tuple[Path, Mapping[str, str]]:
+        content = {
+            "container": 1,
+            "image": self._image.id,
+            "requirements": specification.lines,
+            "options": specification.options,
+            "python": [self._inside.python, str(self._inside)],
+            "as_of": as_of,
+        }
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+        place = private_folder(self._environments_dir) / key
+        with only_one(self._environments_dir, key, say):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                return place, json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
+            sweep(self._environments_dir)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o700)
+            try:
+                return place, self._made(specification, as_of, place, folder / "build.log", say)
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+
+    def _made(
+        self, specification: Specification, as_of: str, place: Path, log: Path, say: Say
+    ) -> Mapping[str, str]:
+        say(
+            f"building an environment for {specification.path.name} in a container of {self._image.name}, "
+            f"{len(specification.lines)} requirements"
+        )
+        uv = _uv_binary()
+        plans = [*self._plans(specification, as_of, place, uv)]
+        seen = [*mount(place, _THERE), *([] if uv is None else mount(uv, _UV, readonly=True))]
+        done = self._run([*seen, *_network_variables()], self._inside.python, _BUILD, json.dumps(plans))
+        printed = masked(done.stdout + done.stderr)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(printed)
+        if done.returncode != 0:
+            said = "\n".join(printed.strip().splitlines()[-_SHOWN_LINES:])
+            raise EnvironmentUnusable(
+                f"the environment for {specification.path.name} cannot be built in a container of "
+                f"{self._image.name}:\n{said}"
+            )
+        site_packages = next((place / "venv").glob("lib/python3*/site-packages"))
+        packages = packages_in(site_packages)
+        self._check_imports(specification, place, site_packages)
+        manifest = {"file": specification.path.name, "image": self._image.name, "packages": packages}
+        replace_file(place / MANIFEST, json.dumps(manifest, indent=2).encode())
+        return packages
+
+    def _plans(
+        self, specification: Specification, as_of: str, place: Path, uv: Path | None
+    ) -> Iterator[list[list[str]]]:
+        """Ways to make it: by uv of this machine, else by pip of the image, which knows no dates."""
+        venv, python = Path(_THERE, "venv"), Path(self._inside.python)
+        for installer in ([] if uv is None else [Installer((_UV,))]) + ([] if as_of else [Installer(None)]):
+            requirements = f"requirements-{installer}.txt"
+            lines = installer.requirements(specification.lines, specification.options)
+            (place / requirements).write_text(lines, encoding="utf-8")
+            commands = [[*installer.creation(python, venv)], []]
+            if installer.uv:
+                commands[1] = installer.installation(venv, Path(_THERE, requirements), specification.options)
+                commands[1] += [
+                    "--link-mode",
+                    "copy",
+                    "--no-cache",
+                    *(["--exclude-newer", as_of] * bool(as_of)),
+                ]
+            else:
+                commands[0] = [str(python), "-m", "venv", str(venv)]
+                pip = [f"{venv}/bin/python", "-m", "pip", "install", "--no-input", "--no-cache-dir"]
+                commands[1] = [*pip, "--requirement", f"{_THERE}/{requirements}"]
+            yield commands if specification.lines else commands[:1]
+
+    def _check_imports(self, specification: Specification, place: Path, site_packages: Path) -> None:
+        modules = interpreters.modules(str(site_packages), named_packages(specification))
+        if not modules:
+            return
+        tried = self._run(self.seen(place), f"{_THERE}/venv/bin/python", import_script(modules))
+        if tried.returncode != 0:
+            raise import_failed(specification, tried.stderr)
+
+    def _run(self, options: Sequence[str], python: str, script: str, *more: str) -> Any:
+        command = ["run", "--rm", *self._arguments, *options, "--env", "HOME=/tmp", "--entrypoint", python]
+        variables = Installer((_UV,)).variables()
+        return self._program.call(
+            *command, self._image.id, "-c", script, *more, timeout_s=None, environ=variables
+        )
+
+
+def _uv_binary() -> Path | None:
+    """The program uv of this machine, where it is installed."""
+    found = shutil.which("uv")
+    with contextlib.suppress(ImportError, FileNotFoundError):
+        from uv import find_uv_bin
+
+        found = find_uv_bin()
+    return None if found is None else Path(found)
+
+
+def _network_variables() -> list[str]:
+    """What installers of this machine know of indexes, proxies and certificates; no value is on a command line."""
+    variables = Installer((_UV,)).variables()
+    names = [
+        name
+        for name in variables
+        if name.startswith(("UV_INDEX", "UV_DEFAULT_INDEX", "PIP_INDEX", "PIP_EXTRA_INDEX", "PIP_TRUSTED"))
+        or name.lower() in ("http_proxy", "https_proxy", "no_proxy")
+    ]
+    found = [word for name in names for word in ("--env", name)]
+    certificates = variables.get("SSL_CERT_FILE", "")
+    if certificates and Path(certificates).is_file():
+        found += mount(Path(certificates).resolve(), _CERTIFICATES, readonly=True)
+        for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"):
+            found += ["--env", f"{name}={_CERTIFICATES}"]
+    return found

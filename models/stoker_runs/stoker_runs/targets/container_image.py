@@ -1,0 +1,262 @@
+"""The image of a run's container: found, pulled or built, and inspected before anything is started in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker.system.durable import private_folder, replace_file
+from stoker_runs.targets.container_program import ContainerProgram, last_line
+from stoker_runs.targets.container_settings import ContainerSettings
+from stoker_runs.targets.engine import EngineFailure, Say
+
+__all__ = ["FailedPulls", "Image", "Inside", "look_inside"]
+
+_AGAIN_S: Final = 3600.0
+"""How long an image that could not be pulled, and that another one replaces, is not asked for again."""
+_NO_COMMAND: Final = 127
+_SHOWN_LINES: Final = 20
+_GPU_WORDS: Final = ("gpu", "nvidia", "device driver", "cdi")
+_OLDEST: Final = (3, 6)
+_GPU_HINTS: Final = {
+    "docker": "install the NVIDIA container toolkit and run 'nvidia-ctk runtime configure --runtime=docker', or "
+    "ask for none with --gpus 0",
+    "podman": "install the NVIDIA container toolkit and run 'nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml', "
+    "or ask for none with --gpus 0",
+}
+# It has to run in whatever Python an image has: an old one is to be told from none.
+_LOOK: Final = """
+import json, os, subprocess, sys
+packages = {}
+for path in filter(os.path.isdir, sys.path):
+    for entry in os.listdir(path):
+        for end in (".dist-info", ".egg-info"):
+            name, dash, version = entry[:-len(end)].partition("-")
+            if entry.endswith(end) and dash:
+                packages.setdefault(name.replace("_", "-").lower(), version.split("-py")[0])
+try:
+    said = subprocess.check_output(["nvidia-smi", "-L"]).decode("utf-8", "replace").splitlines()
+    gpus = [line for line in said if line.startswith("GPU ")]
+except (OSError, subprocess.CalledProcessError):
+    gpus = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
+print(json.dumps([list(sys.version_info[:3]), sys.executable, gpus, packages]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPulls:
+    """The images that could not be pulled lately: to try takes long, and most of them are nowhere any more.
+
+    Attributes:
+        folder: Where that is kept.
+        host: The machine that pulled; empty for this one.
+        now_s: The time.
+    """
+
+    folder: Path
+    host: str = ""
+    now_s: Callable[[], float] = time.time
+
+    def reason(self, name: str) -> str:
+        """Why an image could not be pulled in the last hour; empty if that was not tried."""
+        try:
+            kept = json.loads(self._file(name).read_bytes())
+            return str(kept["reason"]) if 0 <= self.now_s() - kept["time"] < _AGAIN_S else ""
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
+
+    def keep(self, name: str, reason: str) -> None:
+        """Note that an image could not be pulled."""
+        private_folder(self.folder)
+        replace_file(self._file(name), json.dumps({"time": self.now_s(), "reason": reason}).encode())
+
+    def _file(self, name: str) -> Path:
+        key = hashlib.sha256(f"{self.host} {name}".encode()).hexdigest()[:20]
+        return self.folder / f".{key}.not-pulled"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that is here.
+
+    Attributes:
+        name: By which it was asked for.
+        id: Names its content.
+    """
+
+    name: str
+    id: str
+
+    @classmethod
+    def had(
+        cls,
+        program: ContainerProgram,
+        settings: ContainerSettings,
+        environment: Path,
+        say: Say,
+        failed: FailedPulls | None = None,
+    ) -> Image:
+        """Find, pull or build the image of a run.
+
+        Args:
+            program: What has it.
+            settings: Which one.
+            environment: `environment/` of the run.
+            say: Is told in a line what takes time, and that another image is used than asked for.
+            failed: The pulls that are not tried again where another image is used instead; None tries each.
+
+        Raises:
+            EngineFailure: There is no such image, and it cannot be made.
+        """
+        if settings.dockerfile:
+            return cls._built(program, environment, settings.dockerfile, say)
+        wanted = settings.image or settings.fallback
+        replaceable = settings.fallback not in ("", wanted)
+        known = failed.reason(wanted) if failed is not None and replaceable else ""
+        found, said = cls._found(program, wanted, say, known)
+        if found is None and replaceable:
+            if failed is not None and not known:
+                failed.keep(wanted, said)
+            say(f"the image {wanted} cannot be had ({said}): {settings.fallback} is used")
+            found, said = cls._found(program, wanted := settings.fallback, say)
+        if found is not None:
+            return found
+        raise EngineFailure(
+            RunFailure(
+                FailureCode.IMAGE_NOT_FOUND,
+                f"the image {wanted} is not here and cannot be pulled: {said}",
+                f"'{program.kind} pull {wanted}' says more; '{program.kind} images' lists those that are here: name "
+                "one of them as base_image, or as image of the compute target",
+            )
+        )
+
+    @classmethod
+    def _found(
+        cls, program: ContainerProgram, name: str, say: Say, known: str = ""
+    ) -> tuple[Image | None, str]:
+        digest = _id_of(program, name)
+        if digest:
+            return cls(name, digest), ""
+        if known:
+            return None, f"{known}, as was said within the last hour"
+        say(f"pulling the image {name}")
+        pulled = program.call("pull", _qualified(name, program), timeout_s=None)
+        if pulled.returncode != 0:
+            return None, last_line(pulled.stderr)
+        digest = _id_of(program, _qualified(name, program))
+        return (cls(name, digest), "") if digest else (None, "it was pulled, and is not there")
+
+    @classmethod
+    def _built(cls, program: ContainerProgram, environment: Path, file: str, say: Say) -> Image:
+        """Build it, unless an image of the same lines was built before."""
+        dockerfile = environment / file
+        name = f"stoker-run:{hashlib.sha256(dockerfile.read_bytes()).hexdigest()[:20]}"
+        digest = _id_of(program, name)
+        if not digest:
+            say("building the image of the Dockerfile")
+            built = program.build(name, dockerfile)
+            with (environment / "build.log").open("a", encoding="utf-8") as log:
+                log.write(built.stdout + built.stderr)
+            digest = _id_of(program, name) if built.returncode == 0 else ""
+            if not digest:
+                lines = (built.stdout + built.stderr).strip().splitlines()[-_SHOWN_LINES:]
+                raise EngineFailure(
+                    RunFailure(
+                        FailureCode.ENVIRONMENT_UNUSABLE,
+                        f"the image of the Dockerfile cannot be built: {last_line(built.stderr)}",
+                        "mend the Dockerfile; its folder is empty while it is built, so it can copy nothing",
+                        {"last_lines": lines},
+                    )
+                )
+        return cls(name, digest)
+
+
+def _id_of(program: ContainerProgram, name: str) -> str:
+    found = program.call("image", "inspect", "--format", "{{.Id}}", name)
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def _qualified(name: str, program: ContainerProgram) -> str:
+    """The name as docker takes it, for podman, which does not know where names without a registry are."""
+    first, slash, _ = name.partition("/")
+    if program.kind != "podman" or (slash and ("." in first or ":" in first or first == "localhost")):
+        return name
+    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a container of an image has.
+
+    Attributes:
+        python: The interpreter.
+        version: Its version.
+        gpus: The GPUs that it sees, a line each.
+        packages: The versions of its packages, by name.
+    """
+
+    python: str
+    version: tuple[int, ...]
+    gpus: tuple[str, ...]
+    packages: dict[str, str]
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.version))
+
+
+def look_inside(
+    program: ContainerProgram, image: Image, arguments: Sequence[str], python: str = "", gpus: int = 0
+) -> Inside:
+    """Look for Python and for GPUs in a container, before the script is started in one.
+
+    Args:
+        program: What starts it.
+        image: Of which image.
+        arguments: Further ones of `docker run`.
+        python: Which Python; empty is `python3`, else `python`.
+        gpus: How many GPUs it has to see.
+
+    Raises:
+        EngineFailure: There is no Python that can be used, or there are fewer GPUs.
+    """
+    wanted = (python,) if python else ("python3", "python")
+    seen: Any = None
+    for name in wanted:
+        done = program.call("run", "--rm", *arguments, "--entrypoint", name, image.id, "-c", _LOOK)
+        if done.returncode == 0:
+            seen = json.loads(done.stdout.strip().splitlines()[-1])
+            break
+        said = last_line(done.stderr)
+        if gpus and any(word in said.lower() for word in _GPU_WORDS):
+            raise EngineFailure(_gpus_missing(program, image, gpus, said))
+        if done.returncode != _NO_COMMAND:
+            message = f"a container of {image.name} cannot be started: {said or f'status {done.returncode}'}"
+            raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+    if seen is None:
+        raise EngineFailure(_no_python(image, f"no {' and no '.join(wanted)}"))
+    version, executable, found, packages = seen
+    if tuple(version[:2]) < _OLDEST:
+        raise EngineFailure(_no_python(image, f"Python {'.'.join(map(str, version))} alone"))
+    if len(found) < gpus:
+        why = f"it sees {len(found)}: {', '.join(found)}" if found else "it sees none"
+        raise EngineFailure(_gpus_missing(program, image, gpus, why))
+    return Inside(str(executable), tuple(version), tuple(found), dict(packages))
+
+
+def _gpus_missing(program: ContainerProgram, image: Image, gpus: int, why: str) -> RunFailure:
+    counted = f"{gpus} GPU{'s were' if gpus > 1 else ' was'} asked for in the container of {image.name}"
+    return RunFailure(FailureCode.GPU_NOT_FOUND, f"{counted}: {why}", _GPU_HINTS[program.kind])
+
+
+def _no_python(image: Image, what: str) -> RunFailure:
+    return RunFailure(
+        FailureCode.ENVIRONMENT_UNUSABLE,
+        f"the image {image.name} has {what}, and scripts need Python {_OLDEST[0]}.{_OLDEST[1]} or newer",
+        "name an image that has it, such as docker.io/library/python:3.11-slim, or add it in a Dockerfile",
+    )

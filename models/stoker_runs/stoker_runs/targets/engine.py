@@ -1,0 +1,232 @@
+"""The interface of engines: seven functions by which a runner executes an attempt of a run on some machine.
+
+Engines differ in how files get to the machine, how the agent (`stoker_run`) is started there, and how files come
+back. They keep no essential state in memory: a runner may be killed at any moment, and the next one calls a new
+engine. So each function may be called again after it was interrupted, and `start` starts an attempt only once.
+`tests/targets/conformance.py` is the test suite for engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from stoker.environments.asked import AskedEnvironment
+from stoker.errors import OperatorError
+from stoker_runs.records.failures import RunFailure
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+
+__all__ = [
+    "Building",
+    "Engine",
+    "EngineFailure",
+    "Job",
+    "Learning",
+    "Presence",
+    "Pruning",
+    "Say",
+    "Sight",
+    "Unreachable",
+]
+
+Say = Callable[[str], None]
+
+
+class EngineFailure(OperatorError):
+    """A target could not do what it was asked; `failure` is recorded for the run.
+
+    Args:
+        failure: The reason.
+    """
+
+    code = "target_unusable"
+
+    def __init__(self, failure: RunFailure) -> None:
+        hint = f"; {failure.hint}" if failure.hint else ""
+        super().__init__(f"{failure.message}{hint}")
+        self.failure = failure
+
+
+class Unreachable(EngineFailure):
+    """The machine does not answer, but may do so later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One attempt of a run, as engines need it.
+
+    Attributes:
+        folder: The run's folder on this machine, to which `pull` brings everything.
+        record: The submitted run.
+        attempt: The number of the attempt.
+        snapshots_dir: Where the snapshots of this workspace are.
+        gpus: The GPUs assigned to it, for CUDA_VISIBLE_DEVICES; None sets nothing.
+        resume_from: The folder on this machine from which it continues, or None.
+    """
+
+    folder: RunFolder
+    record: RunRecord
+    attempt: int
+    snapshots_dir: Path
+    gpus: tuple[str, ...] | None = None
+    resume_from: Path | None = None
+
+    @property
+    def place(self) -> Path:
+        """The attempt's folder on this machine."""
+        return self.folder.attempt(self.attempt)
+
+
+class Presence(Enum):
+    """The state of an attempt on its machine."""
+
+    ABSENT = auto()
+    """It was never started."""
+    PENDING = auto()
+    """It was started, and waits for a node."""
+    ALIVE = auto()
+    """Its agent is running."""
+    ENDED = auto()
+    """It has ended, and has reported how."""
+    GONE = auto()
+    """It was started, and is gone without a report of its end."""
+    UNREACHABLE = auto()
+    """Unknown: the machine does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The result of `observe`.
+
+    Attributes:
+        presence: The state of the attempt.
+        reason: What it waits for, why nothing is known, or the agent's complaint; empty for none.
+        started_ms: When the script started, by the machine's clock; None before.
+        exit: The content of `exit.json`, if it has ended.
+    """
+
+    presence: Presence
+    reason: str = ""
+    started_ms: int | None = None
+    exit: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """One kind of machine. All functions may block; none is called from two threads at once."""
+
+    def check(self) -> Sequence[str]:
+        """Check whether the target can be used; returns what it has, a line each.
+
+        Raises:
+            EngineFailure: It cannot be used; the failure says why, and what to do.
+        """
+        ...
+
+    def prepare(self, job: Job, say: Say) -> None:
+        """Bring environment and files to the machine; `start.json` is written last.
+
+        Args:
+            job: The attempt.
+            say: Is told in a line what takes time.
+
+        Raises:
+            EngineFailure: They cannot be provided.
+        """
+        ...
+
+    def start(self, job: Job) -> None:
+        """Start the agent of a prepared attempt, unless it was started before.
+
+        Raises:
+            EngineFailure: It cannot be started.
+        """
+        ...
+
+    def observe(self, job: Job) -> Sight:
+        """Return the state of the attempt; changes nothing, except that its lease is renewed."""
+        ...
+
+    def pull(self, job: Job, *, final: bool) -> None:
+        """Copy new log lines and files to the attempt's folder on this machine.
+
+        Args:
+            job: The attempt.
+            final: Whether none of its processes is running any more: then everything is copied, with `outputs/` and
+                `logs/` to the run's folder.
+
+        Raises:
+            EngineFailure: Copying failed; a later call continues where this one stopped.
+        """
+        ...
+
+    def stop(self, job: Job, grace_s: float, reason: str) -> None:
+        """Ask for the end of the script: SIGTERM to all its processes, SIGKILL after the grace period. Does not wait.
+
+        Raises:
+            EngineFailure: The machine cannot be told; to be called again later.
+        """
+        ...
+
+    def clean(self, job: Job) -> None:
+        """Remove everything of an ended attempt from the machine: its processes, its working directory.
+
+        Raises:
+            EngineFailure: The machine cannot be told.
+        """
+        ...
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """An engine that can suggest settings for its target's file by asking the machine."""
+
+    def learned(self) -> Mapping[str, Any]:
+        """Settings that the file lacks, or has less precisely.
+
+        Raises:
+            EngineFailure: It cannot be asked.
+        """
+        ...
+
+
+@runtime_checkable
+class Building(Protocol):
+    """An engine that can build environments before a run needs them."""
+
+    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+        """Build an environment on the machine, for runs that ask for the same one.
+
+        Args:
+            asked: What is asked for.
+            folder: Has the file that says it; what there is, and what the installer said, is written there.
+            say: Is told in a line what takes time.
+
+        Raises:
+            EngineFailure: The machine cannot be used.
+            EnvironmentUnusable: It cannot be had.
+        """
+        ...
+
+
+@runtime_checkable
+class Pruning(Protocol):
+    """An engine whose machine keeps environments of its own runs."""
+
+    def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
+        """Remove environments that have not been used for some time, and in which no process is running.
+
+        Args:
+            unused_s: That time.
+            remove: Whether to remove them; False only lists them.
+
+        Returns:
+            Of each its name, the seconds since it was last used, and the bytes that it takes.
+
+        Raises:
+            EngineFailure: The machine cannot be used.
+        """
+        ...

@@ -1,0 +1,70 @@
+"""The engine for each type of compute target."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from stoker.errors import InvalidSettings
+from stoker.system.extras import how_to_install
+from stoker.workspace import Workspace
+from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, SSH, Target
+from stoker_runs.targets.engine import Engine
+from stoker_runs.targets.local import LocalEngine
+
+__all__ = ["engine_of", "no_compiler_for_libraries"]
+
+
+@contextlib.contextmanager
+def no_compiler_for_libraries() -> Iterator[None]:
+    """Have `ctypes` look for libraries where the system's loader finds them, and nowhere else.
+
+    asyncssh asks for one by two names when it is imported. Where it is missing, `ctypes` has a compiler and a linker
+    make programs to find it: eight processes, for which each run would wait.
+    """
+    import ctypes.util
+
+    ways = [name for name in ("_findLib_gcc", "_findLib_ld") if hasattr(ctypes.util, name)]
+    before = {name: getattr(ctypes.util, name) for name in ways}
+    for name in ways:
+        setattr(ctypes.util, name, lambda _: None)
+    try:
+        yield
+    finally:
+        for name in ways:
+            setattr(ctypes.util, name, before[name])
+
+
+def _ssh(target: Target, workspace: Workspace) -> Engine:
+    try:
+        # Not above: runs on this machine need no SSH.
+        with no_compiler_for_libraries():
+            from stoker_runs.targets.ssh.engine import SshEngine
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "asyncssh":
+            raise
+        raise InvalidSettings(
+            f"the compute target {target.name} needs asyncssh, which is not installed; {how_to_install('ssh')}"
+        ) from error
+    return SshEngine(target, workspace)
+
+
+def _container(target: Target, workspace: Workspace) -> Engine:
+    # Not above: runs on this machine need nothing of it.
+    from stoker_runs.targets.container import ContainerEngine
+
+    return ContainerEngine(target, workspace)
+
+
+_ENGINES: Final[Mapping[str, Callable[[Target, Workspace], Engine]]] = {
+    AMLCOMPUTE: LocalEngine,
+    LOCAL: LocalEngine,
+    DOCKER: _container,
+    SSH: _ssh,
+}
+
+
+def engine_of(target: Target, workspace: Workspace) -> Engine:
+    """Return a new engine of a compute target."""
+    return _ENGINES[target.type](target, workspace)

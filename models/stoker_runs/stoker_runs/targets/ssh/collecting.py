@@ -1,0 +1,311 @@
+"""Files that come back from a machine: what grows by offset, the rest when nothing of an attempt runs any more.
+
+attempts/N/…             the attempt's files as the agent writes them, by the names that they have there
+attempts/N/incoming/…    folders that are on their way: after a cut each begins anew, and takes over what had come
+                         of its files, but no folder and no link that an earlier listing has named
+attempts/N/collected     which folders have come, a line each; `all` when nothing is left to come
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.system.durable import private_folder, replace_file
+from stoker_runs.targets.engine import EngineFailure, Job
+from stoker_runs.targets.ssh.porter import Porter, Request
+from stoker_run.trees import Tree, parts_of, remove_tree
+
+__all__ = ["checked_entries", "collect", "is_collected", "locally", "looked"]
+
+_GROWING: Final = re.compile(
+    r"log_[0-9]+\.txt|metrics\.jsonl|events\.jsonl|process_info\.json|process_status\.json|agent\.log",
+    re.ASCII,
+)
+_PIECE_BYTES: Final = 1 << 20
+_FOLDERS: Final = {"files": "files", "children": "children", "work/outputs": "outputs", "work/logs": "logs"}
+_OF_THE_RUN: Final = ("outputs", "logs")
+
+
+async def looked(porter: Porter, job: Job, renewal: int | None = None) -> tuple[Mapping[str, Any], bool]:
+    """See how an attempt is, and append what is new of its logs and lines.
+
+    Args:
+        porter: Of the machine.
+        job: The attempt.
+        renewal: Renews its lease; another number than before.
+
+    Returns:
+        What `stoker_run.observing.observe` says there, and whether there is more to come of what it has seen.
+
+    Raises:
+        EngineFailure: It cannot be written here.
+    """
+    offsets = {
+        path.name: path.stat().st_size for path in job.place.iterdir() if _GROWING.fullmatch(path.name)
+    }
+    said, data = await porter.ask(
+        op="look", run=job.record.id, attempt=job.attempt, offsets=offsets, renewal=renewal
+    )
+    seen = said["seen"]
+    with locally():
+        for name, offset, length in said["chunks"]:
+            chunk, data = data[:length], data[length:]
+            if _GROWING.fullmatch(name) and offset == offsets.get(name, 0):
+                _append(job.place / name, chunk, offset)
+                offsets[name] = offset + length
+        for name in ("agent", "heartbeat"):
+            if seen[name] is not None:
+                _replace(job.place / f"{name}.json", seen[name])
+    return seen, any(size > offsets.get(name, 0) for name, size in seen["sizes"].items())
+
+
+def is_collected(job: Job) -> bool:
+    """Whether nothing of an attempt is left to come."""
+    return "all" in _collected(job)
+
+
+async def collect(porter: Porter, job: Job) -> None:
+    """Bring all files of an attempt of which nothing runs any more; begun anew, it goes on where it stopped.
+
+    Raises:
+        EngineFailure: They cannot be written here.
+    """
+    more = True
+    while more:
+        seen, more = await looked(porter, job)
+    _, data = await porter.ask(op="list", run=job.record.id, attempt=job.attempt, names=list(_FOLDERS))
+    listing: dict[str, list[list[Any]]] = json.loads(data)
+    for there, here in _FOLDERS.items():
+        if here in _collected(job) or not (listing[there] or here in _OF_THE_RUN):
+            continue
+        incoming = await _fetch(porter, job, there, checked_entries(listing[there]), here)
+        with locally():
+            place = (job.folder.path if here in _OF_THE_RUN else job.place) / here
+            _put(incoming, place, keep=seen["agent"] is None)
+            _note(job, here)
+    with locally():
+        remove_tree(job.place / "incoming", ignore_errors=True)
+        if seen["exit"] is not None:
+            _replace(job.place / "exit.json", seen["exit"])
+        _note(job, "all")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One that is to come.
+
+    Attributes:
+        tree: The folder that it comes into.
+        inner: Its name in there.
+        name: Its name among the attempt's files there.
+        size: Its length in bytes.
+        executable: Whether it may be executed.
+    """
+
+    tree: Tree
+    inner: str
+    name: str
+    size: int
+    executable: bool
+
+    @property
+    def bytes_here(self) -> int:
+        """How much of it has come."""
+        return self.tree.size_bytes(self.inner) or 0
+
+    @property
+    def has_come(self) -> bool:
+        """Whether it is here."""
+        return self.tree.size_bytes(self.inner) == self.size
+
+    def append(self, data: bytes, offset: int) -> None:
+        """Write what comes at an offset."""
+        _write_at(self.tree.open(self.inner, os.O_WRONLY | os.O_CREAT), data, offset)
+
+    def make_executable(self) -> None:
+        """Let its owner execute it."""
+        descriptor = self.tree.open(self.inner, os.O_RDONLY)
+        try:
+            os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
+
+
+async def _fetch(porter: Porter, job: Job, there: str, entries: Sequence[Sequence[Any]], here: str) -> Path:
+    """Bring a folder; what has come of its files before stays."""
+    with locally():
+        incoming = _fresh(job.place / "incoming", here)
+        files = _placed(entries, incoming, there)
+        for earlier in _earlier(job.place / "incoming", here):
+            if earlier != incoming:
+                _take_over(files, Tree(earlier))
+                remove_tree(earlier)
+    pieces: list[tuple[_File, int]] = []
+
+    def requests() -> Iterator[Request]:
+        for file in files:
+            with locally():
+                offsets = [0] if file.size == 0 else range(file.bytes_here, file.size, _PIECE_BYTES)
+            for offset in offsets:
+                pieces.append((file, offset))
+                size = min(_PIECE_BYTES, file.size - offset)
+                ids = {"run": job.record.id, "attempt": job.attempt}
+                yield {"op": "read", "name": file.name, "offset": offset, "size": size, **ids}, b""
+
+    async for _, data in porter.exchange(requests()):
+        file, offset = pieces.pop(0)
+        with locally():
+            file.append(data, offset)
+    with locally():
+        for file in files:
+            if not file.has_come:
+                raise _refused(f"{file.name} has not come whole: its length has changed meanwhile")
+            if file.executable:
+                file.make_executable()
+    return incoming
+
+
+def _earlier(place: Path, here: str) -> list[Path]:
+    """The folders in which files of one were on their way, the newest first."""
+    found = [path for path in place.iterdir() if re.fullmatch(rf"{here}(\.[0-9]+)?", path.name)]
+    return sorted(found, key=_count, reverse=True)
+
+
+def _count(path: Path) -> int:
+    return int(path.suffix[1:] or 0)
+
+
+def _fresh(place: Path, here: str) -> Path:
+    """Make a new folder: nothing that an earlier listing has named is on the way to a file."""
+    counts = [_count(path) for path in _earlier(private_folder(place), here)]
+    fresh = place / f"{here}.{max(counts, default=0) + 1}"
+    fresh.mkdir(mode=0o700)
+    return fresh
+
+
+def _placed(entries: Sequence[Sequence[Any]], incoming: Path, there: str) -> list[_File]:
+    """Make folders and links; returns the files that have to come into them."""
+    tree, files = Tree(incoming), []
+    for kind, name, *rest in entries:
+        if kind == "d":
+            tree.make_folder(name)
+        elif kind == "l":
+            tree.make_link(name, rest[0])
+        else:
+            files.append(_File(tree, name, f"{there}/{name}", rest[0], bool(rest[1])))
+    return files
+
+
+def _take_over(files: Sequence[_File], earlier: Tree) -> None:
+    """Move what had come of files before a break."""
+    for file in files:
+        size_bytes = earlier.size_bytes(file.inner)
+        if size_bytes is not None and file.bytes_here < size_bytes <= file.size:
+            earlier.move(file.inner, file.tree, file.inner)
+
+
+def checked_entries(entries: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+    """Return the entries of a folder, if none leads out of it: what a machine says is not believed unseen.
+
+    Raises:
+        EngineFailure: One does, one is named twice, or one is no entry.
+    """
+    kinds: dict[tuple[str, ...], str] = {}
+    for entry in entries:
+        kind, parts = _checked(entry)
+        if parts in kinds:
+            raise _refused(f"the machine has sent a name twice: {entry[1]!r}")
+        kinds[parts] = kind
+    for parts in kinds:
+        if any(kinds.get(parts[:count], "d") != "d" for count in range(1, len(parts))):
+            raise _refused(f"the machine has sent a file behind a link or a file: {'/'.join(parts)!r}")
+    return entries
+
+
+def _checked(entry: Any) -> tuple[str, tuple[str, ...]]:
+    """The kind of an entry and the parts of its name."""
+    match entry:
+        case ["d", str(name)]:
+            texts = [name]
+        case ["l", str(name), str(target)] if target and "\0" not in target:
+            texts = [name, target]
+        case ["f", str(name), int(size), bool()] if size >= 0:
+            texts = [name]
+        case _:
+            raise _refused(f"the machine has sent {entry!r}, which is no file, folder or link")
+    try:
+        for text in texts:
+            # A text that no system has as a name.
+            os.fsencode(text)
+        return entry[0], parts_of(name)
+    except ValueError:
+        raise _refused(f"the machine has sent a name {name!r}") from None
+
+
+def _refused(message: str) -> EngineFailure:
+    return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+
+
+def _put(incoming: Path, place: Path, *, keep: bool) -> None:
+    """Put what has come in the place of what was there, which the script had among its files and may have removed."""
+    if keep:
+        # It never began.
+        remove_tree(incoming)
+        return
+    before = incoming.parent / f"{place.name}.before"
+    if os.path.lexists(place):
+        remove_tree(before, ignore_errors=True)
+        place.rename(before)
+    incoming.rename(place)
+    remove_tree(before, ignore_errors=True)
+
+
+def _collected(job: Job) -> list[str]:
+    try:
+        return (job.place / "collected").read_text(encoding="ascii").split()
+    except FileNotFoundError:
+        return []
+
+
+def _note(job: Job, name: str) -> None:
+    replace_file(job.place / "collected", "\n".join([*_collected(job), name, ""]).encode("ascii"))
+
+
+def _append(path: Path, data: bytes, offset: int) -> None:
+    """Write what comes at an offset; a link there is not followed."""
+    _write_at(Tree(path.parent).open(path.name, os.O_WRONLY | os.O_CREAT), data, offset)
+
+
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    """Write to a descriptor, and close it."""
+    try:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(file, view, offset)
+            offset, view = offset + written, view[written:]
+    finally:
+        os.close(file)
+
+
+def _replace(path: Path, content: Any) -> None:
+    data = json.dumps(content).encode("ascii") + b"\n"
+    if not path.exists() or path.read_bytes() != data:
+        replace_file(path, data)
+
+
+@contextlib.contextmanager
+def locally() -> Iterator[None]:
+    """Tell what fails on this machine from what fails on the other."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        message = f"the run's files cannot be written here: {error.strerror or error}{where}"
+        raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message)) from error

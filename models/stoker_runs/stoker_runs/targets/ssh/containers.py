@@ -1,0 +1,299 @@
+"""Containers on a machine that SSH reaches: the agent of an attempt is started in one of them.
+
+All that travels, is looked at and comes back does so as without containers: they see the target's folder at the place
+that it has on the machine. Environments are made by a porter that runs in a container of the run's image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stoker.environments.asked import AskedEnvironment
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.targets.container_base import ContainerBase
+from stoker_runs.targets.container_image import FailedPulls, Image, Inside, look_inside
+from stoker_runs.targets.container_program import ContainerProgram, mount
+from stoker_runs.targets.container_settings import ContainerSettings
+from stoker_runs.targets.container_state import (
+    keep_record,
+    read_record,
+    remove_container,
+    sight_of_container,
+    start_container,
+    state_of,
+)
+from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight
+from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
+from stoker_runs.targets.ssh.link import Link
+from stoker_runs.targets.ssh.porter import Porter
+
+__all__ = ["RemoteContainers", "RunContainer", "has_container", "keep_container"]
+
+_UV: Final = "/usr/local/bin/uv"
+_ANSWER_S: Final = 60.0
+_LEFT: Final = frozenset({Presence.ABSENT, Presence.GONE})
+_INDEXES: Final = (
+    *(
+        "UV_INDEX_URL",
+        "UV_DEFAULT_INDEX",
+        "UV_INDEX",
+        "PIP_INDEX_URL",
+        "PIP_EXTRA_INDEX_URL",
+        "PIP_TRUSTED_HOST",
+    ),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _RemoteProgram(ContainerProgram):
+    """`docker` or `podman` of a machine that SSH reaches.
+
+    Attributes:
+        link: To the machine.
+        owner: Numbers of the user and the group who log in there.
+    """
+
+    link: Link | None = None
+    owner: tuple[int, int] = (0, 0)
+
+    def call(
+        self,
+        *arguments: str,
+        timeout_s: float | None = _ANSWER_S,
+        environ: Mapping[str, str] | None = None,  # noqa: ARG002  # those of the machine
+        directory: Path | None = None,  # noqa: ARG002  # one of this machine
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of its commands there."""
+        assert self.link is not None
+        return _asked(self.link, [self.path, *arguments], timeout_s)
+
+    def user(self) -> list[str]:
+        """The arguments by which what a container writes belongs to the user who logs in."""
+        return self._as_user(*self.owner)
+
+    def build(self, name: str, dockerfile: Path) -> subprocess.CompletedProcess[str]:
+        """Build an image of a Dockerfile that is sent there."""
+        assert self.link is not None
+        content = dockerfile.read_bytes()
+        folder = f"dockerfiles/{hashlib.sha256(content).hexdigest()[:20]}"
+
+        async def sent(porter: Porter) -> str:
+            await porter.ask(content, op="put", name=f"{folder}/Dockerfile")
+            return f"{porter.folder}/{folder}"
+
+        context = self.link.call(sent, timeout_s=_ANSWER_S)
+        return self.call("build", "-t", name, "-f", f"{context}/Dockerfile", context, timeout_s=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContainer:
+    """The container of an attempt, before there is one.
+
+    Attributes:
+        base: Its program and image.
+        inside: What the image has.
+        gpus: The arguments by which it sees GPUs.
+        environment: The interpreter of the script, there.
+        folder: Where everything of runs is there.
+        archive: Where the agent's zip is there.
+    """
+
+    base: ContainerBase
+    inside: Inside
+    gpus: tuple[str, ...]
+    environment: RemoteEnvironment
+    folder: str
+    archive: str
+
+
+class RemoteContainers:
+    """Containers on one machine.
+
+    Args:
+        target: The compute target.
+        link: To its machine.
+        host: The machine as messages name it.
+        environments_dir: Where environments are kept here, and dates as of which pins fit together.
+    """
+
+    def __init__(self, target: Target, link: Link, host: str, environments_dir: Path) -> None:
+        self._target = target
+        self._link = link
+        self._host = host
+        self._environments_dir = environments_dir
+
+    def check(self) -> Sequence[str]:
+        """Start a container of the target's image, and say what it has."""
+        settings = ContainerSettings.of(self._target.settings, {})
+        program = self._program(settings)
+        image = Image.had(program, settings, Path(), lambda _: None)
+        inside = look_inside(program, image, ContainerBase(settings, program, image).common)
+        return (
+            f"containers by {program}: {program.path}",
+            f"Python {inside} in a container of {image.name}",
+        )
+
+    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+        """Have an environment for containers of the target's image.
+
+        Raises:
+            EngineFailure: There can be no container.
+            EnvironmentUnusable: It cannot be had.
+        """
+        self._ready(asked, {}, 0, folder, say)
+
+    def prepared(self, job: Job, say: Say) -> RunContainer:
+        """Have image and environment of an attempt there.
+
+        Raises:
+            EngineFailure: They cannot be had.
+            EnvironmentUnusable: The packages cannot be had.
+        """
+        definition = job.record.definition
+        asked = AskedEnvironment.from_json(definition.environment)
+        return self._ready(asked, definition.container, definition.gpus or 0, job.folder.environment, say)
+
+    def _ready(
+        self, asked: AskedEnvironment, container: Mapping[str, Any], gpus: int, folder: Path, say: Say
+    ) -> RunContainer:
+        settings = ContainerSettings.of(self._target.settings, container)
+        program = self._program(settings)
+        failed = FailedPulls(self._environments_dir, self._host)
+        base = ContainerBase(settings, program, Image.had(program, settings, folder, say, failed))
+        with_gpus = program.gpus() if gpus else []
+        python = asked.python if asked.kind == "user" else ""
+        inside = look_inside(program, base.image, [*base.common, *with_gpus], python, gpus)
+        there, archive, uv = self._link.call(_facts, timeout_s=_ANSWER_S)
+        words = [program.path, "run", "--rm", "--interactive", *base.common, *mount(Path(there), there)]
+        words += [] if uv is None else mount(Path(uv), _UV, readonly=True)
+        words += [word for name in _INDEXES for word in ("--env", name)]
+        words += ["--env", f"HOME={there}/home", "--entrypoint", inside.python, base.image.id]
+        environment = self._link.call_within(
+            words,
+            there,
+            lambda porter: prepared_there(
+                porter, asked, folder, self._environments_dir, say, base.image.id, gpus
+            ),
+        )
+        return RunContainer(base, inside, tuple(with_gpus), environment, there, archive)
+
+    def _program(self, settings: ContainerSettings) -> _RemoteProgram:
+        def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+            return _asked(self._link, command, _ANSWER_S)
+
+        def which(name: str) -> str | None:
+            found = ask(["sh", "-c", 'command -v "$0"', name])
+            return found.stdout.strip() if found.returncode == 0 else None
+
+        try:
+            found = ContainerProgram.answering(settings.engine, which, ask)
+        except EngineFailure as error:
+            failure = error.failure
+            message = f"on {self._host}: {failure.message}"
+            raise type(error)(RunFailure(failure.code, message, failure.hint)) from error
+        owner = ask(["sh", "-c", "id -u; id -g"]).stdout.split()
+        user, group = int(owner[0]), int(owner[1])
+        return _RemoteProgram(
+            found.path, found.kind, found.version, found.rootless, link=self._link, owner=(user, group)
+        )
+
+    def start(self, job: Job) -> None:
+        """Start the container of an attempt, once.
+
+        Raises:
+            EngineFailure: It cannot be started.
+        """
+        record = read_record(job.place)
+        if record is None:
+            raise EngineFailure(RunFailure(FailureCode.INTERNAL, "the run was not prepared"))
+        start_container(self._found(record), record, job.place)
+
+    def sight(self, job: Job, look: Callable[[], Sight]) -> Sight:
+        """How an attempt is; only where its files on the machine say nothing, its container is asked.
+
+        Args:
+            job: The attempt.
+            look: Looks at the files.
+
+        Raises:
+            EngineFailure: The machine does not answer.
+        """
+        seen, record = look(), read_record(job.place)
+        if record is None or seen.presence not in _LEFT:
+            return seen
+        program = self._found(record)
+        state = state_of(program, record)
+        if state is None:
+            # Meanwhile it may have ended.
+            return look()
+        found = sight_of_container(program, record, state, had_agent=seen.presence is Presence.GONE)
+        again = look() if state.is_over else seen
+        return found if again.presence in _LEFT else again
+
+    def remove(self, job: Job) -> None:
+        """Remove the container of an attempt with all that runs in it.
+
+        Raises:
+            EngineFailure: It cannot be removed.
+        """
+        record = read_record(job.place)
+        if record is not None:
+            remove_container(self._found(record), record)
+
+    def _found(self, record: Mapping[str, Any]) -> _RemoteProgram:
+        return _RemoteProgram(str(record["program"]), str(record["kind"]), link=self._link)
+
+
+def has_container(job: Job) -> bool:
+    """Whether an attempt was prepared to be in a container."""
+    return read_record(job.place) is not None
+
+
+def keep_container(
+    job: Job, container: RunContainer, place: PurePosixPath, shared: PurePosixPath | None
+) -> None:
+    """Write down how the container of an attempt is started.
+
+    Args:
+        job: The attempt.
+        container: Its container.
+        place: The attempt's folder there.
+        shared: The folder there that runs of its experiment share, or None.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    base, name = container.base, f"stoker-{job.record.id}-{job.attempt}"
+    command = [
+        *("run", "--detach", "--name", name, "--label", f"stoker.run={job.record.id}"),
+        *(*base.common, *container.gpus, *base.limits(), *mount(Path(container.folder), container.folder)),
+        *(() if shared is None else mount(Path(shared), str(shared))),
+        *("--workdir", str(place / "work"), "--env", f"HOME={container.folder}/home"),
+        *(*base.settings.arguments, "--entrypoint", container.inside.python, base.image.id),
+        *(container.archive, "start", str(place)),
+    ]
+    keep_record(job.place, base, name, command)
+
+
+async def _facts(porter: Porter) -> tuple[str, str, str | None]:
+    """Where everything of runs is there, where the agent's zip is, and uv; None where there is none."""
+    await porter.ask(op="home", name="home")
+    uv = (await porter.ask(op="interpreters"))[0]["uv"]
+    return porter.folder, porter.archive, uv
+
+
+def _asked(link: Link, command: Sequence[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    async def asked(porter: Porter) -> tuple[dict[str, Any], bytes]:
+        return await porter.ask(op="ask_command", command=list(command))
+
+    said, output = link.call(asked, timeout_s=timeout_s)
+    return subprocess.CompletedProcess(
+        list(command), int(said["status"]), output.decode("utf-8", "replace"), str(said["complaints"])
+    )

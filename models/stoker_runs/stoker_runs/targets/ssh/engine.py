@@ -1,0 +1,352 @@
+"""The engine of machines that are reached by SSH.
+
+What travels is kept there by content and sent once; the agent runs detached there, whatever becomes of the
+connection; logs and lines are read on by offset. Nothing of the machine's is asked for but a shell and Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stoker.environments.asked import AskedEnvironment
+from stoker.errors import EnvironmentUnusable
+from stoker.names import name_from_file
+from stoker.system.durable import private_folder
+from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
+from stoker_runs.targets.sights import sight_of
+from stoker_runs.targets.ssh.collecting import collect, is_collected, locally, looked
+from stoker_runs.targets.ssh.containers import (
+    RemoteContainers,
+    RunContainer,
+    has_container,
+    keep_container,
+)
+from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
+from stoker_runs.targets.ssh.link import Link
+from stoker_runs.targets.ssh.porter import Porter
+from stoker_runs.targets.ssh.sending import have_folder
+from stoker_runs.targets.ssh.settings import SshSettings
+from stoker_runs.targets.start_file import start_content, write_start
+from stoker.workspace import Workspace
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
+from stoker_runs.targets.sights import sight_of
+from stoker_runs.targets.ssh.collecting import collect, is_collected, locally, looked
+from stoker_runs.targets.ssh.containers import RemoteContainers, keep_container
+from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
+from stoker_runs.targets.ssh.link import Link
+from stoker_runs.targets.ssh.porter import Porter
+from stoker_runs.targets.ssh.sending import have_folder
+from stoker_runs.targets.ssh.settings import SshSettings
+from stoker_runs.targets.start_file import start_content, write_start
+
+__all__ = ["SshEngine"]
+
+_STARTED_BEFORE: Final = 3
+_RENEWALS: Final = 10
+"""How often a lease is renewed in the time that it lasts."""
+_RUN_FOLDERS: Final = ("outputs", "logs")
+_AGAIN_S: Final = 2.0
+
+
+class SshEngine:
+    """Runs attempts on a machine that SSH reaches.
+
+    Args:
+        target: The compute target.
+        workspace: Whose runs they are.
+
+    Raises:
+        InvalidSettings: The target's file or secrets are not as they have to be.
+    """
+
+    def __init__(self, target: Target, workspace: Workspace) -> None:
+        self._target = target
+        self._environments_dir = workspace.environments_dir
+        self._project = name_from_file(workspace.root.absolute().parent.name)
+        self._settings = SshSettings.of(target, workspace.targets_dir)
+        self._link = Link(self._settings)
+        self._containers = (
+            RemoteContainers(target, self._link, self._settings.host, workspace.environments_dir)
+            if target.has_containers
+            else None
+        )
+        self._has_been_reached = False
+        self._renewed_s = -float("inf")
+        self._ended_attempt = 0
+
+    def check(self) -> Sequence[str]:
+        """Log in, and say what the machine has for runs."""
+
+        async def asked(porter: Porter) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+            return (await porter.ask(op="check"))[0], (await porter.ask(op="interpreters"))[0]
+
+        facts, found = self._link.call(asked, timeout_s=60.0)
+        versions = ", ".join(f"{major}.{minor}" for _, major, minor, _ in found["pythons"])
+        return (
+            f"Python {facts['python']} on {facts['host']} ({self._settings.host})",
+            f"cores: {facts['cores']}",
+            f"memory: {facts['memory_bytes'] / 1e9:.1f} GB",
+            f"GPUs: {', '.join(facts['gpus']) or 'none'}",
+            f"folder: {facts['folder']}, {facts['free_bytes'] / 1e9:.1f} GB free",
+            f"environments of: Python {versions}; made by {'uv' if found['uv'] else 'venv and pip'}",
+            *(() if self._containers is None else self._containers.check()),
+        )
+
+    def learned(self) -> Mapping[str, Any]:
+        """Cores and GPUs of the machine where its file does not limit them; its host key instead of a fingerprint."""
+
+        async def asked(porter: Porter) -> Mapping[str, Any]:
+            return (await porter.ask(op="check"))[0]
+
+        facts = self._link.call(asked, timeout_s=60.0)
+        found: dict[str, Any] = {}
+        if "cores" not in self._target.settings:
+            found["cores"] = int(facts["cores"])
+        if "gpus" not in self._target.settings:
+            found["gpus"] = [str(number) for number in range(len(facts["gpus"]))]
+        if self._settings.host_key.startswith("SHA256:"):
+            found["host_key"] = self._link.host_key()
+        return found
+
+    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+        """Have an environment there."""
+        if self._containers is not None:
+            self._containers.build(asked, folder, say)
+            return
+        self._link.call(
+            lambda porter: prepared_there(porter, asked, folder, self._environments_dir, say), timeout_s=None
+        )
+
+    def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
+        """Remove environments there that no run was given for long."""
+
+        async def pruned(porter: Porter) -> bytes:
+            return (await porter.ask(op="prune", unused_s=unused_s, remove=remove))[1]
+
+        return [tuple(one) for one in json.loads(self._link.call(pruned, timeout_s=None))]
+
+    def prepare(self, job: Job, say: Say) -> None:
+        """Have environment and files there; attempts before this one are ended and collected first."""
+        with locally():
+            private_folder(job.place)
+        if (job.place / "start.json").exists():
+            return
+
+        try:
+            self._patiently(job, lambda: self._prepared(job, say))
+        except EnvironmentUnusable as error:
+            hint = (
+                "name another interpreter of that machine with --python, or none for the one that Stoker finds there"
+                if job.record.definition.environment.get("kind") == "user"
+                else "change the environment file, or name a date with --as-of at which its packages fitted together"
+            )
+            raise EngineFailure(RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)) from error
+
+    def _prepared(self, job: Job, say: Say) -> None:
+        container = None if self._containers is None else self._container(self._containers, job, say)
+
+        async def prepared(porter: Porter) -> None:
+            await self._reached(porter)
+            for earlier in range(1, job.attempt):
+                await self._conclude(porter, replace(job, attempt=earlier))
+            environment = (
+                await self._environment(porter, job, say) if container is None else container.environment
+            )
+            await self._files(porter, job, say)
+            self._stop_if_over(job)
+            shared = await self._shared_folder(porter, job)
+            place = PurePosixPath(porter.folder, "runs", job.record.id, str(job.attempt))
+            content = start_content(
+                job,
+                [environment.interpreter],
+                place / "work",
+                resume_from=_resumed_from(job, place),
+                variables=environment.variables,
+                lease_s=_lease_s(job),
+                shared_directory=shared,
+            )
+            data = json.dumps(content).encode("ascii")
+            await porter.ask(data, op="write", name="start.json", run=job.record.id, attempt=job.attempt)
+            with locally():
+                if container is not None:
+                    keep_container(job, container, place, shared)
+                write_start(job, content)
+
+        self._link.call(prepared, timeout_s=None)
+
+    def _container(self, containers: RemoteContainers, job: Job, say: Say) -> RunContainer | None:
+        """The container of an attempt; None if there can be none and the run does without."""
+        self._link.call(self._reached)
+        try:
+            return containers.prepared(job, say)
+        except EngineFailure as error:
+            failure, optional = error.failure, job.record.definition.container.get("optional")
+            if failure.code != FailureCode.DOCKER_UNAVAILABLE or not optional:
+                raise
+            say(
+                f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}"
+            )
+            return None
+
+    async def _reached(self, porter: Porter) -> None:
+        await porter.ask(op="ping")
+        self._has_been_reached = True
+
+    async def _shared_folder(self, porter: Porter, job: Job) -> PurePosixPath | None:
+        """The folder there that all runs of an experiment share, made if missing; None where there is none."""
+        base = self._target.settings.get("shared_directory")
+        if base is None:
+            return None
+        folder = PurePosixPath(base, "local", self._project, job.record.experiment)
+        return PurePosixPath((await porter.ask(op="home", name=str(folder)))[0]["path"])
+
+    def _patiently(self, job: Job, work: Callable[[], None]) -> None:
+        """What takes long is begun anew after a cut; a machine that was never reached is not waited for."""
+        lost_after_s = job.record.definition.lost_after_s
+        until_s = time.monotonic() + (lost_after_s if job.attempt > 1 else 0.0)
+        while True:
+            self._has_been_reached = False
+            try:
+                work()
+            except Unreachable:
+                if self._has_been_reached:
+                    until_s = time.monotonic() + lost_after_s
+                if time.monotonic() >= until_s:
+                    raise
+                time.sleep(_AGAIN_S)
+                self._stop_if_over(job)
+            else:
+                return
+
+    def _stop_if_over(self, job: Job) -> None:
+        if job.attempt <= self._ended_attempt:
+            raise EngineFailure(RunFailure(FailureCode.INTERRUPTED, "the run was told to end"))
+
+    async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
+        asked = AskedEnvironment.from_json(job.record.definition.environment)
+        gpus = job.record.definition.gpus or 0
+        return await prepared_there(
+            porter, asked, job.folder.environment, self._environments_dir, say, gpus=gpus
+        )
+
+    async def _files(self, porter: Porter, job: Job, say: Say) -> None:
+        tree = SnapshotStore(job.snapshots_dir).path(job.record.snapshot)
+        self._stop_if_over(job)
+        if not tree.is_dir():
+            message = f"the snapshot {job.record.snapshot} is not in {job.snapshots_dir}"
+            raise EngineFailure(RunFailure(FailureCode.INTERNAL, message, "submit the script again"))
+        await have_folder(porter, job, tree, "work", say, digest=job.record.snapshot)
+        for name in _RUN_FOLDERS:
+            kept = job.folder.path / name
+            if kept.is_dir() and not kept.is_symlink() and any(kept.iterdir()):
+                await have_folder(porter, job, kept, f"work/{name}", say)
+        if job.attempt == 1 and job.resume_from is not None:
+            await have_folder(porter, job, job.resume_from, "resume", say)
+
+    async def _conclude(self, porter: Porter, job: Job) -> None:
+        """Have nothing left of an attempt that was given up: its processes end, its files come."""
+        if not job.place.is_dir() or is_collected(job):
+            return
+        await porter.ask(op="sweep", run=job.record.id, attempt=job.attempt)
+        await collect(porter, job)
+        await porter.ask(op="clean", run=job.record.id, attempt=job.attempt)
+
+    def start(self, job: Job) -> None:
+        """Start the agent there; a machine that does not answer is looked at again by `observe`."""
+        if (job.place / "exit.json").exists():
+            return
+
+        if self._containers is not None and has_container(job):
+            with contextlib.suppress(Unreachable):
+                self._containers.start(job)
+            return
+
+        async def started(porter: Porter) -> dict[str, object]:
+            return (await porter.ask(op="start", run=job.record.id, attempt=job.attempt))[0]
+
+        try:
+            said = self._link.call(started, timeout_s=60.0)
+        except Unreachable:
+            return
+        if said["status"] not in (0, _STARTED_BEFORE):
+            last = str(said["said"]).strip().rpartition("\n")[2] or f"it ended with status {said['status']}"
+            message = f"the agent cannot be started on {self._settings.host}: {last}"
+            raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+
+    def observe(self, job: Job) -> Sight:
+        """See how the attempt is; its log comes with that."""
+        ended = job.place / "exit.json"
+        if ended.exists():
+            return sight_of({"exit": json.loads(ended.read_bytes())})
+        if not (job.place / "start.json").exists():
+            return Sight(Presence.ABSENT)
+        lease_s, now_s = _lease_s(job), time.monotonic()
+        renewal = None
+        if lease_s is not None and now_s - self._renewed_s > lease_s / _RENEWALS:
+            renewal = time.time_ns() // 1_000_000
+
+        async def seen(porter: Porter) -> Sight:
+            return sight_of((await looked(porter, job, renewal))[0])
+
+        try:
+            if self._containers is None:
+                sight = self._link.call(seen)
+            else:
+                sight = self._containers.sight(job, lambda: self._link.call(seen))
+        except EngineFailure as error:
+            return Sight(Presence.UNREACHABLE, error.failure.message)
+        if renewal is not None:
+            self._renewed_s = now_s
+        return sight
+
+    def pull(self, job: Job, *, final: bool) -> None:
+        """Bring everything, once nothing of the attempt runs any more; until then `observe` brings what is new."""
+        if not final:
+            return
+        self._ended_attempt = max(self._ended_attempt, job.attempt)
+        if (job.place / "start.json").exists() and not is_collected(job):
+            self._link.call(lambda porter: collect(porter, job), timeout_s=None)
+
+    def stop(self, job: Job, grace_s: float, reason: str) -> None:
+        """Leave word for the agent there."""
+
+        async def told(porter: Porter) -> None:
+            await porter.ask(
+                op="stop", run=job.record.id, attempt=job.attempt, grace_s=grace_s, reason=reason
+            )
+
+        self._link.call(told)
+
+    def clean(self, job: Job) -> None:
+        """Kill what is left of an attempt there, and remove its folder."""
+        self._ended_attempt = max(self._ended_attempt, job.attempt)
+
+        async def cleaned(porter: Porter) -> None:
+            await porter.ask(op="clean", run=job.record.id, attempt=job.attempt)
+
+        if self._containers is not None:
+            self._containers.remove(job)
+        if (job.place / "start.json").exists() or self._has_been_reached:
+            self._link.call(cleaned, timeout_s=120.0)
+
+
+def _lease_s(job: Job) -> float | None:
+    """How long the script goes on without a word: for ever where no other attempt may follow."""
+    definition = job.record.definition
+    return definition.lost_after_s if definition.attempts > 1 or job.attempt > 1 else None
+
+
+def _resumed_from(job: Job, place: PurePosixPath) -> PurePosixPath | None:
+    if job.attempt > 1:
+        return place / "work" / "outputs"
+    return place / "resume" if job.resume_from is not None else None

@@ -1,0 +1,350 @@
+"""The environment of a run on a machine that SSH reaches: an interpreter of there, or one built there of a file.
+
+environments/KEY/venv            on that machine, by a digest of everything that decides its content
+environments/KEY/manifest.json   its packages; written last: an environment without it does not exist
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.environments.asked import AskedEnvironment, write_got
+from stoker.environments.installers import FOREIGN_VARIABLES, Installer, masked
+from stoker.environments.interpreters import Interpreter
+from stoker.environments.run_interpreters import PythonChoice
+from stoker.environments.specification import Specification
+from stoker.environments.trial import import_failed, import_script, named_packages
+from stoker.errors import EnvironmentUnusable
+from stoker_runs.targets.engine import Say
+from stoker_runs.targets.ssh.porter import Porter
+
+if TYPE_CHECKING:
+    from stoker.environments.dated import Tries, Wanted
+
+__all__ = ["RemoteEnvironment", "choose", "prepared_there"]
+
+_BETWEEN_TRIES_S: Final = 1.0
+_SHOWN_LINES: Final = 30
+_SEPARATORS: Final = re.compile(r"[-_.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEnvironment:
+    """An environment that is ready there.
+
+    Attributes:
+        interpreter: Its Python, there.
+        variables: What scripts have to find in their environment besides.
+        packages: The versions of its packages, by name.
+    """
+
+    interpreter: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[Interpreter | None, str, int]:
+    """Choose the Python of an environment among those of a machine.
+
+    Args:
+        specification: What is asked for.
+        there: The machine's, the one that runs the agent first.
+
+    Returns:
+        The interpreter, and a line where it is none of those asked for; None where one has to be fetched: then the
+        number N of the Python 3.N that is wanted most is the last, 0 for none.
+    """
+    choice = PythonChoice.of(specification)
+    fitting = [one for one in there if one.version[1] in choice.wanted]
+    newer = sorted((one for one in there if one.version[1] in choice.instead), key=lambda one: one.version)
+    to_fetch = next(iter((*choice.wanted, *choice.instead)), 0)
+    if not fitting and not newer:
+        return None, "", to_fetch
+    found = max(fitting, key=lambda one: (one is there[0], one.version)) if fitting else newer[0]
+    return found, choice.note(found, found.version[1], "on that machine"), 0 if fitting else to_fetch
+
+
+async def prepared_there(
+    porter: Porter,
+    asked: AskedEnvironment,
+    folder: Path,
+    environments_dir: Path,
+    say: Say,
+    image: str = "",
+    gpus: int = 0,
+) -> RemoteEnvironment:
+    """Have the environment of a run there, and write down here what it is.
+
+    Args:
+        porter: Of the machine.
+        asked: What was asked for.
+        folder: `environment/` of the run.
+        environments_dir: Where environments are kept here, and dates as of which pins fit together.
+        say: Is told in a line what takes time, and what is not as asked for.
+        image: The image in whose container the porter is, for its environments fit no other one; empty for none.
+        gpus: How many GPUs the run holds.
+
+    Raises:
+        EnvironmentUnusable: It cannot be had.
+    """
+    if asked.kind == "user":
+        as_it_is = await _as_it_is(porter, asked.python, folder)
+        await _say_of_gpus(porter, gpus, as_it_is.packages, say)
+        return as_it_is
+    # Not above: the libraries that read environment files take longer to import than all the rest.
+    from stoker.environments.dated import RememberedDate, tries
+    from stoker.environments.discovery import read_environment
+    from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
+
+    written = read_environment(folder / asked.file)
+    is_relaxed = asked.kind == "relaxed"
+    specification = relaxed(written, gpus) if is_relaxed else as_written(written, gpus)
+    if specification.files:
+        named = ", ".join(path.name for path in specification.files)
+        raise EnvironmentUnusable(
+            f"{specification.path.name} refers to files of this machine ({named}), which the target does not have; "
+            "name packages of an index instead"
+        )
+    having = _Having(porter, folder / "build.log", say, image)
+    remembered = RememberedDate(environments_dir, specification, porter.host, image)
+    found = tries(specification, asked, remembered.read(), say, can_date=lambda: having.has_uv)
+    built, wanted = await _first_built(found, having)
+    remembered.keep(wanted)
+    of_relaxed, lines = relaxed_variables(written) if is_relaxed else ({}, [])
+    for line in lines:
+        say(line)
+    write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
+    path, packages = built.path, built.packages
+    commands = PurePosixPath(path).parent
+    variables = {
+        "VIRTUAL_ENV": str(commands.parent),
+        "PATH": ":".join(filter(None, (str(commands), porter.path))),
+    }
+    await _say_of_gpus(porter, gpus, packages, say)
+    return RemoteEnvironment(path, variables | of_relaxed, packages)
+
+
+async def _say_of_gpus(porter: Porter, gpus: int, packages: Mapping[str, str], say: Say) -> None:
+    if not gpus:
+        return
+    from stoker.environments.check import LIST_LIBRARIES, frameworks_without_gpus
+
+    _, printed = await porter.ask(op="ask_command", command=list(LIST_LIBRARIES))
+    for line in frameworks_without_gpus(gpus, packages, lambda _: printed.decode("utf-8", "replace")):
+        say(line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """An environment there, and in what it is other than asked for."""
+
+    path: str
+    packages: Mapping[str, str]
+    python: Interpreter
+    differences: tuple[str, ...]
+
+
+class _Having:
+    """Has environments built on the machine, or finds those that are there.
+
+    Attributes:
+        has_uv: Whether the machine has uv, as far as it was asked.
+    """
+
+    def __init__(self, porter: Porter, log: Path, say: Say, image: str) -> None:
+        self._porter = porter
+        self._log = log
+        self._say = say
+        self._image = image
+        self.has_uv = False
+
+    async def once(self, wanted: Wanted) -> _Built:
+        """Have one of what is wanted, or not at all."""
+        from stoker.environments.check import notes
+
+        specification = wanted.specification
+        builder = _Builder(self._porter, specification, wanted.as_of, self._log, self._say, self._image)
+        try:
+            python, note = await builder.interpreter()
+        finally:
+            self.has_uv = builder.has_uv
+        differences = [*([note] if note else []), *notes(specification), *wanted.differences]
+        for line in differences:
+            self._say(line)
+        path, packages = await builder.environment(python)
+        return _Built(path, packages, python, tuple(differences))
+
+
+async def _first_built(wanted: Tries, having: _Having) -> tuple[_Built, Wanted]:
+    one = next(wanted)
+    while True:
+        try:
+            return await having.once(one), one
+        except EnvironmentUnusable as error:
+            one = wanted.send(error)
+
+
+async def _as_it_is(porter: Porter, python: str, folder: Path) -> RemoteEnvironment:
+    python = python or porter.interpreter
+    said, _ = await porter.ask(op="packages", python=python)
+    if "error" in said:
+        raise EnvironmentUnusable(f"the Python {python} cannot be run there ({said['error']})")
+    packages = _packages(said["names"])
+    write_got(folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", packages)
+    return RemoteEnvironment(python, {}, packages)
+
+
+def _packages(names: Sequence[str]) -> dict[str, str]:
+    """Packages by their normalised names, of `NAME-VERSION`."""
+    found: dict[str, str] = {}
+    for entry in names:
+        name, dash, version = entry.partition("-")
+        if dash:
+            found.setdefault(_SEPARATORS.sub("-", name).lower(), version)
+    return dict(sorted(found.items()))
+
+
+class _Builder:
+    """Has one environment on the machine."""
+
+    def __init__(
+        self, porter: Porter, specification: Specification, as_of: str, log: Path, say: Say, image: str
+    ) -> None:
+        self._porter = porter
+        self._specification = specification
+        self._as_of = as_of
+        self._log = log
+        self._say = say
+        self._image = image
+        self._uv: str | None = None
+
+    @property
+    def has_uv(self) -> bool:
+        """Whether the machine has uv, once it was asked for interpreters."""
+        return self._uv is not None
+
+    async def interpreter(self) -> tuple[Interpreter, str]:
+        """The Python to build with, fetched where uv can fetch it."""
+        found, note, minor = choose(self._specification, await self._there())
+        if found is None and minor and self._uv is not None:
+            await self._run([self._uv, "python", "install", f"3.{minor}"], must=False)
+            found, note, minor = choose(self._specification, await self._there())
+        if found is None:
+            here = sorted({str(one) for one in await self._there()})
+            raise PythonChoice.of(self._specification).missing(
+                "on that machine", here, "install it or uv there"
+            )
+        return found, note
+
+    async def _there(self) -> list[Interpreter]:
+        said, _ = await self._porter.ask(op="interpreters")
+        self._uv = said["uv"]
+        return [
+            Interpreter(Path(path), (major, minor, patch)) for path, major, minor, patch in said["pythons"]
+        ]
+
+    async def environment(self, python: Interpreter) -> tuple[str, Mapping[str, str]]:
+        """The interpreter of the environment there, and its packages; built unless it is there."""
+        name = f"environments/{self._key(python)}"
+        home, _ = await self._porter.ask(op="home", name="environments")
+        venv = PurePosixPath(home["path"], self._key(python), "venv")
+        while not (await self._porter.ask(op="lock", name=self._key(python)))[0]["taken"]:
+            self._say("waiting for another run that builds the same environment")
+            await asyncio.sleep(_BETWEEN_TRIES_S)
+        try:
+            said, data = await self._porter.ask(op="get", name=f"{name}/manifest.json")
+            if said["there"]:
+                return str(venv / "bin" / "python"), json.loads(data)["packages"]
+            await self._porter.ask(op="remove", name=name)
+            packages = await self._built(python, name, venv)
+        finally:
+            await self._porter.ask(op="unlock")
+        return str(venv / "bin" / "python"), packages
+
+    async def _built(self, python: Interpreter, name: str, venv: PurePosixPath) -> Mapping[str, str]:
+        lines, options = self._specification.lines, self._specification.options
+        installer = Installer((self._uv,) if self._uv is not None else None)
+        if self._as_of and self._uv is None:
+            raise EnvironmentUnusable("packages as of a date need uv on that machine: pip install uv there")
+        self._say(
+            f"building an environment for {self._specification.path.name} there with {installer} and Python "
+            f"{python}, {len(lines)} requirement{'s' * (len(lines) != 1)}"
+        )
+        place, dated = Path(venv), ["--exclude-newer", self._as_of] if self._as_of else []
+        await self._run(
+            installer.creation(python.executable, place)
+            if self._uv is not None
+            else [str(python.executable), "-m", "venv", str(venv)]
+        )
+        if lines:
+            text = installer.requirements(lines, options).encode("utf-8")
+            await self._porter.ask(text, op="put", name=f"{name}/requirements.txt")
+            requirements = venv.parent / "requirements.txt"
+            await self._run(
+                [*installer.installation(place, Path(requirements), options), *dated]
+                if self._uv is not None
+                else [
+                    str(venv / "bin" / "python"),
+                    "-m",
+                    "pip",
+                    "install",
+                    "--no-input",
+                    "-r",
+                    str(requirements),
+                ]
+            )
+        said, _ = await self._porter.ask(op="packages", python=str(venv / "bin" / "python"))
+        if "error" in said:
+            raise EnvironmentUnusable(f"the environment was built there, but cannot be run: {said['error']}")
+        await self._check_imports(venv, python.version[1])
+        packages = _packages(said["names"])
+        manifest = json.dumps({"python": str(python), "packages": packages}).encode("ascii")
+        await self._porter.ask(manifest, op="put", name=f"{name}/manifest.json")
+        return packages
+
+    async def _check_imports(self, venv: PurePosixPath, minor: int) -> None:
+        """Import each package that was named: one that resolves may still fit nothing that was installed with it."""
+        names = sorted(named_packages(self._specification))
+        place = str(venv / "lib" / f"python3.{minor}" / "site-packages")
+        modules = (await self._porter.ask(op="modules", site_packages=place, names=names))[0]["modules"]
+        if not modules:
+            return
+        python = str(venv / "bin" / "python")
+        command = ["env", "CUDA_VISIBLE_DEVICES=", python, "-c", import_script(modules)]
+        said, data = await self._porter.ask(
+            op="run_command", command=command, without=list(FOREIGN_VARIABLES)
+        )
+        if said["status"] != 0:
+            raise import_failed(self._specification, data.decode("utf-8", "replace"), "there")
+
+    def _key(self, python: Interpreter) -> str:
+        content: list[Any] = [
+            self._specification.lines,
+            self._specification.options,
+            str(python.executable),
+            str(python),
+            self._as_of,
+            *([self._image] if self._image else []),
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+
+    async def _run(self, command: Sequence[str], *, must: bool = True) -> None:
+        said, data = await self._porter.ask(
+            op="run_command", command=list(command), without=list(FOREIGN_VARIABLES)
+        )
+        text = masked(data.decode("utf-8", "replace"))
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(text)
+        if must and said["status"] != 0:
+            last = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+            raise EnvironmentUnusable(
+                f"the environment for {self._specification.path.name} cannot be built there: {command[0]} ended with "
+                f"status {said['status']}:\n{last}"
+            )

@@ -1,0 +1,232 @@
+"""The engine's end of a porter: requests and answers as frames over one SSH channel, many under way at once."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker_run.archive import archive_bytes
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.targets.engine import EngineFailure
+from stoker_runs.targets.ssh.bootstrap import BEGINS, command, first_line
+from stoker_runs.targets.ssh.settings import SshSettings
+
+if TYPE_CHECKING:
+    import asyncssh
+
+__all__ = ["Cut", "Porter", "Request"]
+
+_FOREIGN_LINES: Final = 200
+_PIECE_BYTES: Final = 1 << 18
+Request = tuple[Mapping[str, Any], bytes]
+"""What is asked for, and the bytes that belong to it."""
+
+
+@cache
+def _archive() -> bytes:
+    """The agent: all sources, compressed."""
+    return archive_bytes()
+
+
+class Cut(Exception):
+    """The connection is not there any more."""
+
+
+class Porter:
+    """One process on the machine that does what it is asked.
+
+    Args:
+        process: Its channel.
+        settings: The target.
+
+    Attributes:
+        host: The machine as messages name it.
+        folder: Where everything of runs is there, absolute.
+        interpreter: The Python that it is run by.
+        path: The variable PATH there.
+        archive: Where the agent's zip is there.
+    """
+
+    def __init__(self, process: asyncssh.SSHClientProcess[bytes], settings: SshSettings) -> None:
+        self._process = process
+        self._settings = settings
+        self.host = settings.host
+        self.folder = ""
+        self.interpreter = ""
+        self.path = ""
+        self.archive = ""
+
+    @classmethod
+    async def begin(
+        cls, connection: asyncssh.SSHClientConnection, settings: SshSettings, within: Sequence[str] = ()
+    ) -> Porter:
+        """Start one, and bring it the agent's zip where that is not there.
+
+        Args:
+            connection: To the machine.
+            settings: The target.
+            within: The command that runs Python there, in place of the target's Python.
+
+        Raises:
+            EngineFailure: There is no Python, or no room.
+            Cut: The connection is gone.
+        """
+        process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
+            command(*(within or (settings.python,))), encoding=None
+        )
+        porter = cls(process, settings)
+        archive = _archive()
+        process.stdin.write(first_line(settings.folder, sha256(archive).hexdigest(), len(archive)))
+        said = await porter._said()
+        if "wants" in said:
+            process.stdin.write(archive)
+            said = await porter._said()
+        if "errno" in said:
+            raise porter._failure(said)
+        if "old" in said:
+            raise porter._no_python(f"{settings.python} there is Python {said['old']}")
+        porter.folder, porter.interpreter, porter.path = (
+            str(said[name]) for name in ("folder", "interpreter", "path")
+        )
+        porter.archive = f"{porter.folder}/agents/{sha256(archive).hexdigest()}.zip"
+        return porter
+
+    async def _said(self) -> dict[str, Any]:
+        """The next line of the first talk; what login scripts print is passed over."""
+        for _ in range(_FOREIGN_LINES):
+            line = await self._process.stdout.readline()
+            at = line.find(BEGINS)
+            if at >= 0 and line.endswith(b"\n"):
+                found: dict[str, Any] = json.loads(line[at + len(BEGINS) :])
+                return found
+            if not line:
+                break
+        complaint = (await self._process.stderr.read()).decode("utf-8", "replace").strip()
+        await self._process.wait_closed()
+        if self._process.exit_status is None and self._process.exit_signal is None:
+            raise Cut("the connection was cut")
+        last = complaint.rpartition("\n")[2] or f"it ended with status {self._process.exit_status}"
+        raise self._no_python(last)
+
+    def _no_python(self, said: str) -> EngineFailure:
+        return EngineFailure(
+            RunFailure(
+                FailureCode.TARGET_UNUSABLE,
+                f"no Python from 3.6 up can be run on {self._settings.host}: {said}",
+                f"install python3 there, or name it: python: /path/to/python3 in targets/{self._settings.name}.yaml",
+            )
+        )
+
+    async def ask(self, data: bytes = b"", /, **request: Any) -> tuple[dict[str, Any], bytes]:
+        """Have one thing done; returns what it says, and its bytes.
+
+        Raises:
+            EngineFailure: It cannot be done.
+            Cut: The connection is gone.
+        """
+        answers = [answer async for answer in self.exchange([(request, data)])]
+        return answers[0]
+
+    async def exchange(
+        self, requests: Iterable[Request], sent: Callable[[int], None] = lambda _: None
+    ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
+        """Have things done one after the other, without waiting for each answer before the next is asked.
+
+        Args:
+            requests: What; taken as the connection takes them.
+            sent: Is told how many bytes were sent.
+
+        Yields:
+            The answers, in order.
+
+        Raises:
+            EngineFailure: One cannot be done; the rest was not looked at.
+            Cut: The connection is gone.
+        """
+        asked: asyncio.Queue[bool] = asyncio.Queue()
+        asking = asyncio.ensure_future(self._send(requests, asked, sent))
+        # Where the connection breaks, whoever reads says so too.
+        asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            while await asked.get():
+                said, data = await self._frame()
+                if "errno" in said:
+                    raise self._failure(said)
+                yield said, data
+            await asking
+        finally:
+            if not asking.done():
+                # Half of a conversation is no good for the next one.
+                asking.cancel()
+                self.close()
+
+    async def _send(
+        self, requests: Iterable[Request], asked: asyncio.Queue[bool], sent: Callable[[int], None]
+    ) -> None:
+        try:
+            for request, data in requests:
+                content = json.dumps(request).encode("ascii")
+                self._process.stdin.write(b"%d %d\n" % (len(content), len(data)) + content)
+                asked.put_nowait(True)
+                for begin in range(0, len(data), _PIECE_BYTES):
+                    self._process.stdin.write(data[begin : begin + _PIECE_BYTES])
+                    await self._process.stdin.drain()
+                await self._process.stdin.drain()
+                sent(len(data))
+        finally:
+            asked.put_nowait(False)
+
+    async def _frame(self) -> tuple[dict[str, Any], bytes]:
+        line = await self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise Cut("the connection was cut")
+        length, size = map(int, line.split())
+        content, data = await self._bytes(length), await self._bytes(size)
+        return json.loads(content), data
+
+    async def _bytes(self, count: int) -> bytes:
+        pieces = []
+        while count:
+            piece = await self._process.stdout.read(min(count, _PIECE_BYTES))
+            if not piece:
+                raise Cut("the connection was cut")
+            pieces.append(piece)
+            count -= len(piece)
+        return b"".join(pieces)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be asked something."""
+        return not (self._process.is_closing() or self._process.stdout.at_eof())
+
+    def close(self) -> None:
+        """Let it end."""
+        self._process.close()
+
+    def _failure(self, said: Mapping[str, Any]) -> EngineFailure:
+        number, what = said["errno"], str(said["error"])
+        host, where = self._settings.host, said.get("path") or self._settings.folder
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            return EngineFailure(
+                RunFailure(
+                    FailureCode.TARGET_UNUSABLE,
+                    f"the disk of {host} is full: {where} cannot be written",
+                    "make room there, or name a folder on another disk: folder: in "
+                    f"targets/{self._settings.name}.yaml",
+                )
+            )
+        if number is None:
+            last = what.strip().rpartition("\n")[2]
+            failure = RunFailure(
+                FailureCode.INTERNAL, f"the agent on {host} has failed: {last}", "", {"traceback": what}
+            )
+            return EngineFailure(failure)
+        hint = ""
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = f"name a folder that may be written to: folder: in targets/{self._settings.name}.yaml"
+        return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, f"{where} on {host}: {what}", hint))

@@ -1,0 +1,263 @@
+"""The children of a sweep on disk: making one, reading on in what it logs, and all of them with the best first."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stoker.errors import UnknownRun
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.journal import object_of, real
+from stoker_runs.records.record import SWEEP, RunRecord
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
+from stoker_runs.records.summary import measured
+from stoker_runs.tuning.planning import Child
+from stoker_runs.tuning.policies import Curve, best_of
+from stoker_runs.tuning.spaces import Value
+from stoker_runs.tuning.terms import Terms, arguments_of
+
+__all__ = [
+    "ChildReader",
+    "Trial",
+    "Trials",
+    "child_folders",
+    "create_child",
+    "earlier_curves",
+    "terms_of",
+    "trials_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One child, as users compare it with the others.
+
+    Attributes:
+        number: Which child it is, from 0 up.
+        id: Its id.
+        parameters: Its parameters.
+        status: What it is doing.
+        reason: What it waits for, or why it was ended or failed.
+        best: The best value of the primary metric that it has logged; None where there is none.
+        count: How many values of it there are.
+    """
+
+    number: int
+    id: str
+    parameters: dict[str, Value]
+    status: Status
+    reason: str
+    best: float | None
+    count: int
+
+
+def terms_of(record: RunRecord) -> Terms:
+    """Return what was asked of a sweep.
+
+    Raises:
+        UnknownRun: The run is none.
+    """
+    if record.kind != SWEEP:
+        raise UnknownRun(f"{record.id} is no sweep: it has no children; stoker tune begins one")
+    return Terms.from_json(record.sweep)
+
+
+def child_folders(record: RunRecord, total: int, store: RunStore) -> dict[int, RunFolder]:
+    """Return the children of a sweep that have begun, by their numbers.
+
+    Args:
+        record: The sweep.
+        total: How many there may be.
+        store: Where the runs are.
+    """
+    home = store.runs_dir / record.experiment
+    paths = {number: home / f"{record.id}_{number}" for number in range(total)}
+    return {number: RunFolder(path) for number, path in paths.items() if path.is_dir()}
+
+
+def create_child(
+    sweep: RunFolder, record: RunRecord, terms: Terms, number: int, store: RunStore, now_ms: int
+) -> RunFolder:
+    """Create one child: the sweep's files, packages and data, with parameters of its own.
+
+    Args:
+        sweep: The sweep's folder.
+        record: The sweep's record.
+        terms: What was asked of it.
+        number: Which child, from 0 up.
+        store: Where the runs are.
+        now_ms: The time.
+    """
+    definition = record.definition
+    asked = replace(
+        definition,
+        arguments=(*definition.arguments, *arguments_of(terms.parameters(number))),
+        resume_from=terms.resumes(number) or definition.resume_from,
+    )
+    child = RunRecord(
+        f"{record.id}_{number}",
+        record.experiment,
+        now_ms,
+        asked,
+        snapshot=record.snapshot,
+        data=record.data,
+        parent=record.id,
+        properties=record.properties,
+        tags=record.tags,
+    )
+
+    def complete(staged: RunFolder) -> None:
+        shutil.copytree(sweep.environment, staged.environment, dirs_exist_ok=True)
+
+    state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=asked.attempts)
+    return store.create(child, state, complete)
+
+
+class ChildReader:
+    """Reads what becomes of a child, again and again; of one that has ended no more.
+
+    Args:
+        folder: The child.
+        metric: The primary metric.
+    """
+
+    def __init__(self, folder: RunFolder, metric: str) -> None:
+        self.folder = folder
+        self._metric = metric
+        # Names of other letters are written in several ways.
+        self._mark = json.dumps(metric)[1:-1].encode() if metric.isascii() else b""
+        self._values: list[float] = []
+        self._offsets: dict[Path, int] = {}
+        self._last: Child | None = None
+        self.state: RunState = RunState()
+
+    def look(self) -> Child:
+        """Return what is known of it now.
+
+        Raises:
+            UnknownRun: It is not there any more.
+        """
+        if self._last is not None:
+            return self._last
+        # Asked before its metrics are read: what came before the end is in them.
+        self.state = self.folder.state()
+        for path in self.folder.metric_files():
+            self._read_on(path)
+        status, error = self.state.status, self.state.error
+        found = Child(
+            status,
+            Curve(self._values, self.state.is_terminal),
+            is_told=self.folder.cancel_asked() is not None,
+            failure=error,
+        )
+        if self.state.is_terminal:
+            names = () if self._values else sorted(measured(self.folder.metric_files()))
+            self._last = found = replace(found, logged=tuple(names))
+        return found
+
+    def _read_on(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                lines, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return
+        self._offsets[path] = self._offsets.get(path, 0) + len(lines) + len(newline)
+        for line in lines.split(b"\n"):
+            if self._mark not in line:
+                continue
+            content = object_of(line) or {}
+            value = real(content.get("v"))
+            if content.get("k") == self._metric and "y" not in content and isinstance(value, int | float):
+                self._values.append(float(value))
+
+
+class Trials:
+    """The children of a sweep, looked at again and again.
+
+    Args:
+        folder: The sweep.
+        store: Where the runs are.
+
+    Attributes:
+        terms: What was asked of it.
+
+    Raises:
+        UnknownRun: It is no sweep.
+    """
+
+    def __init__(self, folder: RunFolder, store: RunStore) -> None:
+        self._record = folder.record()
+        self._store = store
+        self.terms = terms_of(self._record)
+        self._readers: dict[int, ChildReader] = {}
+
+    def look(self) -> list[Trial]:
+        """Return them as they are now, the best first; those without a value come last, in their order."""
+        folders = child_folders(self._record, self.terms.total, self._store)
+        found = []
+        for number, child in folders.items():
+            reader = self._readers.setdefault(number, ChildReader(child, self.terms.metric))
+            try:
+                values = reader.look().curve.values
+            except UnknownRun:
+                continue
+            found.append(_trial(number, reader, values, self.terms))
+        return _ranked(found, self.terms)
+
+
+def _trial(number: int, reader: ChildReader, values: Sequence[float], terms: Terms) -> Trial:
+    state = reader.state
+    reason = state.reason if state.error is None else f"{state.error.code}: {state.error.message}"
+    best = best_of(values, terms.goal)
+    return Trial(number, reader.folder.id, terms.parameters(number), state.status, reason, best, len(values))
+
+
+def _ranked(trials: Sequence[Trial], terms: Terms) -> list[Trial]:
+    def worth(trial: Trial) -> float:
+        return -math.inf if trial.best is None else terms.goal.sign * trial.best
+
+    return sorted(trials, key=worth, reverse=True)
+
+
+def trials_of(folder: RunFolder, store: RunStore, *, with_earlier: bool = False) -> list[Trial]:
+    """Return the children of a sweep, the best first; those without a value come last, in their order.
+
+    Args:
+        folder: The sweep.
+        store: Where the runs are.
+        with_earlier: With those of the sweeps that it was compared with.
+
+    Raises:
+        UnknownRun: It is no sweep.
+    """
+    trials = Trials(folder, store)
+    found = trials.look()
+    if with_earlier:
+        for earlier in trials.terms.warm_start:
+            with contextlib.suppress(UnknownRun):
+                found += trials_of(store.get(earlier), store, with_earlier=True)
+    return _ranked(found, trials.terms)
+
+
+def earlier_curves(terms: Terms, store: RunStore) -> list[Curve]:
+    """What the children of earlier sweeps have logged of the primary metric; of those that are gone nothing."""
+    curves: list[Curve] = []
+    for run_id in terms.warm_start:
+        try:
+            record = store.get(run_id).record()
+            before = terms_of(record)
+            folders: Sequence[RunFolder] = list(child_folders(record, before.total, store).values())
+        except UnknownRun:
+            continue
+        curves += earlier_curves(before, store)
+        for folder in folders:
+            curve = ChildReader(folder, terms.metric).look().curve
+            curves.append(Curve(curve.values, is_over=True))
+    return curves

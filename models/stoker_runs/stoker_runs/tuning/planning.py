@@ -1,0 +1,148 @@
+"""What a sweep does next, given what is known of its children: pure, so that a sweep that was killed goes on.
+
+`next_step` is all there is of it. What it is told is what the children's folders say; what it returns may be done
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.states import Status
+from stoker_runs.tuning.policies import Curve, best_of, due_interval, verdict
+from stoker_runs.tuning.terms import Terms
+
+__all__ = ["Child", "Ending", "Step", "ending_of", "next_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What is known of a child.
+
+    Attributes:
+        status: What it is doing.
+        curve: What it has logged of the primary metric.
+        judged: The last interval at which the policy has looked at it.
+        is_told: Whether it was told to end.
+        failure: Why it has failed.
+        logged: Names of all numbers that it has logged, once it has ended.
+    """
+
+    status: Status
+    curve: Curve = field(default_factory=lambda: Curve(()))
+    judged: int = 0
+    is_told: bool = False
+    failure: RunFailure | None = None
+    logged: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be done.
+
+    Attributes:
+        starts: Numbers of the children that are to begin.
+        ends: Why children are to be ended, by their numbers.
+        judged: The interval at which the policy has looked at a child, by its number.
+        is_over: Whether nothing is left to be done, now or later.
+    """
+
+    starts: Sequence[int] = ()
+    ends: Mapping[int, str] = field(default_factory=dict)
+    judged: Mapping[int, int] = field(default_factory=dict)
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a sweep ends that nobody has cancelled.
+
+    Attributes:
+        failure: Why it has failed; None where it is completed.
+        reason: What its user should know all the same; empty for nothing.
+    """
+
+    failure: RunFailure | None = None
+    reason: str = ""
+
+
+def next_step(
+    terms: Terms, children: Mapping[int, Child], earlier: Sequence[Curve] = (), ending: str = ""
+) -> Step:
+    """Return what a sweep does next.
+
+    Args:
+        terms: What was asked.
+        children: Those that have begun, by their numbers.
+        earlier: What children of earlier sweeps have logged, with which these are compared.
+        ending: Why the whole sweep ends, by its user or its duration; empty while it goes on.
+    """
+    going_on = {number: child for number, child in children.items() if not _is_over(child)}
+    if ending:
+        ends = {number: ending for number, child in going_on.items() if not child.is_told}
+        return Step(ends=ends, is_over=not going_on)
+    ends, judged = _judge(terms, children, earlier)
+    missing = [number for number in range(terms.total) if number not in children]
+    room = max(0, terms.at_once - len(going_on))
+    return Step(missing[:room], ends, judged, is_over=not missing and not going_on)
+
+
+def _judge(
+    terms: Terms, children: Mapping[int, Child], earlier: Sequence[Curve]
+) -> tuple[dict[int, str], dict[int, int]]:
+    ends: dict[int, str] = {}
+    judged: dict[int, int] = {}
+    for number, child in children.items():
+        if _is_over(child) or child.is_told:
+            continue
+        interval = due_interval(terms.policy, len(child.curve.values))
+        if interval <= child.judged:
+            continue
+        judged[number] = interval
+        others = [other.curve for of, other in children.items() if of != number]
+        reason = verdict(terms.policy, terms.goal, child.curve, [*others, *earlier], interval)
+        if reason:
+            ends[number] = reason
+    return ends, judged
+
+
+def _is_over(child: Child) -> bool:
+    return child.status in (Status.COMPLETED, Status.FAILED, Status.CANCELED)
+
+
+def ending_of(terms: Terms, children: Mapping[int, Child], ending: str = "") -> Ending:
+    """Return how a sweep ends all of whose children have ended.
+
+    Args:
+        terms: What was asked.
+        children: All that have begun, by their numbers.
+        ending: Why it ended before it had all.
+    """
+    failed = [child.failure for child in children.values() if child.status is Status.FAILED]
+    if failed and len(failed) == len(children):
+        first = failed[0]
+        what = "the run" if len(failed) == 1 else f"all {len(failed)} runs"
+        said = "" if first is None else f", the first one: {first.code}: {first.message}"
+        return Ending(
+            RunFailure(
+                FailureCode.SCRIPT_FAILED, f"{what} of the sweep failed{said}", "stoker runs children RUN"
+            )
+        )
+    said_of = [ending] if ending else []
+    if ending and len(children) < terms.total:
+        said_of.append(f"{len(children)} of {terms.total} runs had begun")
+    if failed:
+        said_of.append(f"{len(failed)} of {len(children)} runs failed")
+    if children and all(best_of(child.curve.values, terms.goal) is None for child in children.values()):
+        said_of.append(_never_logged(terms.metric, children))
+    return Ending(reason="; ".join(said_of))
+
+
+def _never_logged(metric: str, children: Mapping[int, Child]) -> str:
+    if any(child.curve.values for child in children.values()):
+        return f"no run has logged a finite value of {metric}, so that none is the best"
+    names = sorted({name for child in children.values() for name in child.logged})
+    there = f"they have logged {', '.join(names[:10])}" if names else "they have logged no numbers at all"
+    return f"no run has logged the metric {metric}, so that none is the best; {there}"

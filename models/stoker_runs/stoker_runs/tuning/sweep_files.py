@@ -1,0 +1,274 @@
+"""Sweeps as files: Stoker's own `NAME.yaml`, and Azure's `hdconfig.yml`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from stoker.errors import InvalidSettings
+from stoker.settings.yaml_file import read_yaml
+from stoker_runs.launch.compute_files import CONFIG_FOLDERS
+from stoker_runs.launch.configuration import SETTINGS, read_duration_s
+from stoker_runs.tuning.policies import (
+    POLICIES,
+    Bandit,
+    MedianStopping,
+    NoTermination,
+    Policy,
+    TruncationSelection,
+)
+from stoker_runs.tuning.samplers import RANDOM, new_seed, sampler
+from stoker_runs.tuning.spaces import KINDS, Expression, between, expression
+from stoker_runs.tuning.terms import Terms, terms
+
+__all__ = ["find_hdconfig", "read_hdconfig", "read_sweep", "split_sweep"]
+
+_Made = TypeVar("_Made")
+_OF_A_SWEEP: Final = (
+    "parameters",
+    "sampling",
+    "seed",
+    "metric",
+    "goal",
+    "runs",
+    "at_once",
+    "policy",
+    "max_total_duration",
+)
+_NEEDED: Final = ("parameters", "metric", "goal", "runs")
+_AZURE_POLICIES: Final[Mapping[str, type[Policy]]] = {
+    "banditpolicy": Bandit,
+    "medianstoppingpolicy": MedianStopping,
+    "truncationselectionpolicy": TruncationSelection,
+    "noterminationpolicy": NoTermination,
+    "default": NoTermination,
+}
+_HD_KEYS: Final = (
+    "sampling",
+    "policy",
+    "primary_metric_name",
+    "primary_metric_goal",
+    "max_total_runs",
+    "max_concurrent_runs",
+    "max_duration_minutes",
+)
+_HD_NEEDED: Final = ("sampling", "primary_metric_name", "primary_metric_goal", "max_total_runs")
+
+
+def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a file of Stoker's; returns what it says of the sweep, and what of each run.
+
+    Raises:
+        InvalidSettings: It cannot be read, or lacks a key.
+    """
+    if not file.is_file():
+        raise InvalidSettings(f"there is no file {file}; see: stoker tune --help")
+    content = read_yaml(file, "sweep", "keys of a sweep")
+    _check_there(file, content, _NEEDED, "stoker tune --help shows one")
+    _check_known(file, content, (*_OF_A_SWEEP, *SETTINGS), "")
+    of_the_sweep = {key: value for key, value in content.items() if key in _OF_A_SWEEP}
+    return of_the_sweep, {key: value for key, value in content.items() if key not in _OF_A_SWEEP}
+
+
+def read_sweep(file: Path, content: Mapping[str, Any]) -> Terms:
+    """Return what a file of Stoker's asks of a sweep.
+
+    Args:
+        file: The file, for messages.
+        content: What `split_sweep` gave of the sweep.
+
+    Raises:
+        InvalidSettings: A value cannot be; the message names the key.
+    """
+    space = {
+        str(name): _said(file, f"parameters.{name}", _parameter, one)
+        for name, one in _mapping(file, content, "parameters").items()
+    }
+    policy = _said(file, "policy", _policy, content.get("policy"))
+    duration = content.get("max_total_duration")
+    try:
+        limit_s = None if duration is None else read_duration_s(duration)
+    except ValueError as error:
+        raise InvalidSettings(f"{file}: max_total_duration {error}") from None
+    seed = content.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise InvalidSettings(f"{file}: seed has to be a whole number, and is {seed!r}")
+    return _said(
+        file,
+        "",
+        lambda: terms(
+            sampler(str(content.get("sampling", RANDOM)), space, new_seed() if seed is None else seed),
+            content["metric"],
+            content["goal"],
+            content["runs"],
+            content.get("at_once"),
+            policy,
+            max_duration_s=limit_s,
+        ),
+    )
+
+
+def _parameter(said: Any) -> Expression:
+    """`[16, 32]`, or `{loguniform: [0.001, 0.1]}` with the bounds themselves."""
+    if isinstance(said, list):
+        return expression("choice", *said)
+    if not isinstance(said, dict) or len(said) != 1:
+        raise InvalidSettings(
+            "has to be a list of values, or one expression such as {uniform: [0, 1]}; "
+            f"expressions are {', '.join(KINDS)}"
+        )
+    ((kind, arguments),) = said.items()
+    values = _numbers(arguments) if kind != "choice" else arguments
+    values = values if isinstance(values, list) else [values]
+    if kind in ("loguniform", "qloguniform") and len(values) >= 2:
+        return between(kind, *values)
+    return expression(str(kind), *values)
+
+
+def _numbers(said: Any) -> Any:
+    """YAML takes 1e-4, without a point, for a text."""
+    if isinstance(said, list):
+        return [_numbers(one) for one in said]
+    if isinstance(said, str):
+        try:
+            return float(said)
+        except ValueError:
+            return said
+    return said
+
+
+def _policy(said: Any) -> Policy:
+    """`median_stopping`, or `{bandit: {slack_factor: 0.1}}`."""
+    if said is None:
+        return NoTermination()
+    if isinstance(said, str):
+        said = {said: {}}
+    if not isinstance(said, dict) or len(said) != 1:
+        raise InvalidSettings(f"has to be one of {', '.join(POLICIES)}, as {{bandit: {{slack_factor: 0.1}}}}")
+    ((name, settings),) = said.items()
+    if name not in POLICIES:
+        near = get_close_matches(str(name), POLICIES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(POLICIES)}"
+        raise InvalidSettings(f"there is no policy {name!r}; {hint}")
+    return _made(POLICIES[name], settings or {})
+
+
+def _made(kind: type[Policy], settings: Any) -> Policy:
+    if not isinstance(settings, dict):
+        raise InvalidSettings(f"the settings of {kind.__name__} have to be a mapping of names to values")
+    known = list(kind.__dataclass_fields__)
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise InvalidSettings(f"{kind.__name__} has no setting {name!r}; {hint}")
+    if kind is TruncationSelection and "truncation_percentage" not in settings:
+        raise InvalidSettings("truncation selection needs truncation_percentage")
+    return kind(**settings)
+
+
+def find_hdconfig(project: Path, name: str) -> Path:
+    """The HyperDrive configuration of this name, or path, for a project.
+
+    Raises:
+        InvalidSettings: There is none.
+    """
+    for folder in CONFIG_FOLDERS:
+        for suffix in ("", ".yml", ".yaml"):
+            file = project / folder / f"{name}{suffix}"
+            if file.is_file():
+                return file
+    raise InvalidSettings(
+        f"there is no HyperDrive configuration {name}: neither {name}.yml in this folder, nor in aml_config "
+        "or .azureml"
+    )
+
+
+def read_hdconfig(file: Path) -> Terms:
+    """Return what a file of Azure's CLI asks of a sweep; its expressions are Azure's own.
+
+    Raises:
+        InvalidSettings: It cannot be read, or a key or value cannot be.
+    """
+    content = read_yaml(file, "HyperDrive configuration", "keys of a HyperDrive configuration")
+    _check_known(file, content, _HD_KEYS, "")
+    _check_there(file, content, _HD_NEEDED, "see Azure's hdconfig.yml")
+    sampling = _mapping(file, content, "sampling")
+    said = sampling.get("parameter_space")
+    if not isinstance(said, list):
+        raise InvalidSettings(
+            f"{file}: sampling.parameter_space has to be a list of name, expression and values"
+        )
+    space = dict(_said(file, "sampling.parameter_space", _azure_parameter, one) for one in said)
+    minutes = content.get("max_duration_minutes")
+    if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float)):
+        raise InvalidSettings(f"{file}: max_duration_minutes has to be a number, and is {minutes!r}")
+    policy = _said(file, "policy", _azure_policy, content.get("policy"))
+    return _said(
+        file,
+        "",
+        lambda: terms(
+            sampler(str(sampling.get("type", RANDOM)), space, new_seed()),
+            content["primary_metric_name"],
+            content["primary_metric_goal"],
+            content["max_total_runs"],
+            content.get("max_concurrent_runs"),
+            policy,
+            max_duration_s=None if minutes is None else minutes * 60.0,
+        ),
+    )
+
+
+def _azure_parameter(said: Any) -> tuple[str, Expression]:
+    if not isinstance(said, dict) or not {"name", "expression"} <= said.keys():
+        raise InvalidSettings("each parameter has name, expression and values")
+    kind, values = str(said["expression"]), said.get("values", [])
+    values = values if isinstance(values, list) else [values]
+    return str(said["name"]), expression(kind, *(values if kind == "choice" else _numbers(values)))
+
+
+def _azure_policy(said: Any) -> Policy:
+    if said is None:
+        return NoTermination()
+    if not isinstance(said, dict):
+        raise InvalidSettings("has to have a type, such as BanditPolicy, and its settings")
+    kind = _AZURE_POLICIES.get(str(said.get("type", "")).lower())
+    if kind is None:
+        raise InvalidSettings(
+            f"there is no policy {said.get('type')!r}; there are BanditPolicy, MedianStoppingPolicy, "
+            "TruncationSelectionPolicy and NoTerminationPolicy"
+        )
+    return _made(kind, {name: value for name, value in said.items() if name != "type"})
+
+
+def _mapping(file: Path, content: Mapping[str, Any], key: str) -> dict[Any, Any]:
+    value = content[key]
+    if not isinstance(value, dict):
+        raise InvalidSettings(f"{file}: {key} has to be a mapping of names to values")
+    return value
+
+
+def _check_known(file: Path, content: Mapping[Any, Any], known: tuple[str, ...], prefix: str) -> None:
+    for key in content:
+        if key not in known:
+            near = get_close_matches(str(key), known, 1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(known)}"
+            raise InvalidSettings(f"{file}: there is no key {prefix}{key}; {hint}")
+
+
+def _check_there(file: Path, content: Mapping[Any, Any], needed: tuple[str, ...], hint: str) -> None:
+    missing = [key for key in needed if key not in content]
+    if missing:
+        raise InvalidSettings(
+            f"{file}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; {hint}"
+        )
+
+
+def _said(file: Path, key: str, make: Callable[..., _Made], *said: Any) -> _Made:
+    """What is made of a value; an error names the file and the key."""
+    try:
+        return make(*said)
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{file}: {key}{': ' if key else ''}{error}") from None

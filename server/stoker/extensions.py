@@ -1,0 +1,64 @@
+"""What other distributions add to the server, found by their entry points.
+
+A distribution names a module for each thing that it adds:
+
+- in the group `stoker.commands`, a subcommand of `stoker`: `SUMMARY`, `add_arguments(parser)` and `run(args)`;
+- in the group `stoker.extensions`, what the server asks for by name: `azure` (code and files made for Azure Machine
+  Learning), `runs` (training runs, where models come from) and `bench` (load on a server, for `stoker profile`).
+
+`importlib.metadata` takes tens of milliseconds to import, so only what needs another distribution imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.errors import OperatorError
+from stoker.system.extras import how_to_install
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
+__all__ = ["command_names", "find_command", "find_extension", "require_extension"]
+
+_COMMANDS: Final = "stoker.commands"
+_EXTENSIONS: Final = "stoker.extensions"
+
+
+def command_names() -> set[str]:
+    """The subcommands that installed distributions add."""
+    return set(_entries(_COMMANDS).names)
+
+
+def find_command(name: str) -> Any:
+    """Import the module of a subcommand; None if no installed distribution adds it."""
+    return _load(_COMMANDS, name)
+
+
+@functools.cache
+def find_extension(name: str) -> Any:
+    """Import the module that extends the server under a name; None if no installed distribution does."""
+    return _load(_EXTENSIONS, name)
+
+
+def require_extension(name: str) -> Any:
+    """Import the module that extends the server under a name.
+
+    Raises:
+        OperatorError: No installed distribution does; the message says what to install.
+    """
+    found = find_extension(name)
+    if found is None:
+        raise OperatorError(f"this needs a package that is not installed; {how_to_install(name)}")
+    return found
+
+
+def _load(group: str, name: str) -> Any:
+    return next((entry.load() for entry in _entries(group).select(name=name)), None)
+
+
+def _entries(group: str) -> EntryPoints:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)

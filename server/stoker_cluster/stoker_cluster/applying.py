@@ -1,0 +1,243 @@
+"""From the objects of a plan to those of a cluster: applied, compared, pruned, deleted."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from stoker.errors import ClusterError, FieldConflict
+from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.key_secret import ensure_keys
+from stoker_cluster.objects.metadata import ANNOTATIONS
+from stoker_cluster.objects.router import router_name
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.render import as_yaml, objects_of
+
+__all__ = ["KINDS", "Change", "apply", "delete", "difference"]
+
+KINDS: Final = (
+    ("v1", "ServiceAccount"),
+    ("rbac.authorization.k8s.io/v1", "Role"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+    ("v1", "ConfigMap"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("v1", "Service"),
+    ("resource.k8s.io/v1", "ResourceClaimTemplate"),
+    ("coordination.k8s.io/v1", "Lease"),
+    ("apps/v1", "Deployment"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("autoscaling/v2", "HorizontalPodAutoscaler"),
+    ("keda.sh/v1alpha1", "ScaledObject"),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+    ("monitoring.coreos.com/v1", "PodMonitor"),
+)
+"""Kinds that a service may have, except its namespace and keys: these are looked for when a plan drops them."""
+
+_SECRET: Final = ("v1", "Secret")
+_HANDS_OVER: Final = "stoker-replicas"
+_REPLICAS: Final = ".spec.replicas"
+_BY_THE_SERVER: Final = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was done with an object."""
+
+    reference: Reference
+    verb: Literal["created", "changed", "unchanged", "removed"]
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.reference}"
+
+
+def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterator[Change]:
+    """Make the objects in a cluster those of the plan; yields what was done with each.
+
+    All objects are checked before anything is changed: if one is refused, or has fields that others have changed,
+    nothing is done. Objects of the service that the plan no longer has are removed, except its keys.
+
+    Args:
+        cluster: The cluster.
+        plan: The plan.
+        force: Take over fields that others have changed.
+
+    Raises:
+        ClusterError: An object is refused, or some of its fields belong to other managers.
+    """
+    objects = _objects(cluster, plan)
+    asked = _asked(cluster, objects, force=force)
+    for content in objects:
+        reference = cluster.reference(content)
+        if content["kind"] == "Deployment":
+            if plan.takes_keys:
+                yield from _keys(cluster, plan)
+            _hand_over(cluster, content)
+        answer = cluster.apply(content, force=force or reference in asked.forced)
+        same = answer.content["metadata"]["resourceVersion"] == asked.versions.get(reference)
+        yield Change(reference, "created" if answer.is_new else "unchanged" if same else "changed")
+    wanted = {cluster.reference(content) for content in objects}
+    for reference in _had(cluster, plan):
+        if reference not in wanted and cluster.delete(reference):
+            yield Change(reference, "removed")
+
+
+def difference(cluster: Cluster, plan: ClusterPlan) -> str:
+    """Return what `apply` would change, as a unified diff of YAML; empty if nothing. Keys are left out."""
+    parts: list[str] = []
+    objects = _objects(cluster, plan)
+    for content in objects:
+        reference = cluster.reference(content)
+        before = cluster.find(reference)
+        # Objects in a namespace that does not exist cannot be checked.
+        after = content if before is None else cluster.apply(content, force=True, dry_run=True).content
+        parts += _compared(reference, before, after)
+    wanted = {cluster.reference(content) for content in objects}
+    for reference in _had(cluster, plan):
+        if reference not in wanted:
+            parts += _compared(reference, cluster.find(reference), None)
+    return "".join(parts)
+
+
+def delete(cluster: Cluster, namespace: str, name: str) -> list[Reference]:
+    """Delete all objects of a service, or of all versions of an endpoint, including the keys; the namespace stays.
+
+    A single version can be named as `NAME-VERSION`; keys and route belong to the endpoint, and stay.
+
+    Returns:
+        What there was.
+    """
+    found = [reference for kind in (*KINDS, _SECRET) for reference in _owned(cluster, namespace, name, *kind)]
+    return [reference for reference in dict.fromkeys(found) if cluster.delete(reference)]
+
+
+def _owned(cluster: Cluster, namespace: str, name: str, api_version: str, kind: str) -> list[Reference]:
+    """Return the objects of a kind that Stoker has made for a service, or for the versions of an endpoint."""
+    if not cluster.knows(api_version, kind):
+        return []
+    return [
+        cluster.reference(content)
+        for label in ("instance", "part-of")
+        for content in cluster.list(api_version, kind, namespace, _labels(label, name))
+    ]
+
+
+def _labels(label: str, name: str) -> str:
+    return f"app.kubernetes.io/managed-by=stoker,app.kubernetes.io/{label}={name}"
+
+
+def _objects(cluster: Cluster, plan: ClusterPlan) -> list[dict[str, Any]]:
+    """The objects that belong to the plan alone: keys are created once, and outlive it."""
+    if plan.router and plan.router_image is None:
+        plan = replace(plan, router_image=_image_of_the_router(cluster, plan))
+    return [content for content in objects_of(plan) if content["kind"] != "Secret"]
+
+
+def _image_of_the_router(cluster: Cluster, plan: ClusterPlan) -> str | None:
+    """The router's present image: it holds requests while pods restart, so a new image must not restart it too."""
+    namespace = plan.namespace or cluster.namespace
+    found = cluster.find(Reference("apps/v1", "Deployment", namespace, router_name(plan)))
+    return None if found is None else str(found["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The versions that objects have now, and those of which fields are taken over."""
+
+    versions: dict[Reference, str] = field(default_factory=dict)
+    forced: set[Reference] = field(default_factory=set)
+
+
+def _asked(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool) -> _Asked:
+    """Check with the server whether all objects would be accepted.
+
+    Raises:
+        ClusterError: One would be refused; the message names all fields that others have changed.
+    """
+    asked = _Asked()
+    conflicts: list[str] = []
+    for content in objects:
+        reference = cluster.reference(content)
+        if content["kind"] == "Namespace" and cluster.find(reference) is None:
+            # What is to be in it cannot be asked before it is there.
+            return _Asked()
+        try:
+            answer = cluster.apply(content, force=force, dry_run=True)
+        except FieldConflict as error:
+            if set(error.fields) == {_REPLICAS} and _is_scaled(cluster.find(reference)):
+                # The plan sets a number of pods that an autoscaler set before: the change that is wanted.
+                asked.forced.add(reference)
+            else:
+                conflicts += [f"{reference} {path}: {said}" for path, said in error.fields.items()]
+            continue
+        if not answer.is_new:
+            asked.versions[reference] = answer.content["metadata"]["resourceVersion"]
+    if conflicts:
+        raise ClusterError(
+            "nothing was changed, for others have changed what belongs to Stoker; take it over with "
+            "--force-conflicts, or put it into the plan:\n  " + "\n  ".join(conflicts)
+        )
+    return asked
+
+
+def _is_scaled(deployment: Mapping[str, Any] | None) -> bool:
+    """Whether the plan that was applied last leaves the number of pods to an autoscaler."""
+    annotations = {} if deployment is None else deployment["metadata"].get("annotations", {})
+    return any(name.startswith(f"{ANNOTATIONS}/autoscale-") for name in annotations)
+
+
+def _hand_over(cluster: Cluster, content: Mapping[str, Any]) -> None:
+    """Keep the present number of pods when the plan leaves it to an autoscaler from now on.
+
+    A field that no manager sets falls back to its default, so there would be one pod until the autoscaler acts.
+    """
+    reference = cluster.reference(content)
+    found = cluster.find(reference)
+    if "replicas" in content["spec"] or found is None or _is_scaled(found):
+        return
+    identity = {"name": reference.name, "namespace": reference.namespace}
+    kept = {"apiVersion": content["apiVersion"], "kind": content["kind"], "metadata": identity}
+    said = {"spec": {"replicas": found["spec"]["replicas"]}}
+    cluster.apply(kept | said, manager=_HANDS_OVER, force=True)
+
+
+def _keys(cluster: Cluster, plan: ClusterPlan) -> Iterator[Change]:
+    """Keys are created before the pods that wait for them."""
+    if (verb := ensure_keys(cluster, plan)) is not None:
+        namespace = plan.namespace or cluster.namespace
+        yield Change(Reference("v1", "Secret", namespace, plan.keys_secret), verb)
+
+
+def _had(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
+    """The service's objects in the cluster now. Objects that versions share belong to none of them."""
+    namespace = plan.namespace or cluster.namespace
+    for api_version, kind in KINDS:
+        if not cluster.knows(api_version, kind):
+            continue
+        labels = [_labels("instance", plan.instance)]
+        if plan.version_name is None:
+            labels.append(f"{_labels('part-of', plan.name)},!{ANNOTATIONS}/version")
+        for one in labels:
+            yield from map(cluster.reference, cluster.list(api_version, kind, namespace, one))
+
+
+def _compared(
+    reference: Reference, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> Iterator[str]:
+    texts = [_text(before), _text(after)]
+    if texts[0] == texts[1]:
+        return
+    name = f"{reference.kind}/{reference.name}"
+    old, new = (text.splitlines(keepends=True) for text in texts)
+    yield from difflib.unified_diff(
+        old, new, "/dev/null" if before is None else name, "/dev/null" if after is None else name
+    )
+
+
+def _text(content: Mapping[str, Any] | None) -> str:
+    """An object as text, without the fields that the server adds."""
+    if content is None:
+        return ""
+    metadata = {name: value for name, value in content["metadata"].items() if name not in _BY_THE_SERVER}
+    return as_yaml([{**content, "metadata": metadata, "status": None}])

@@ -1,0 +1,155 @@
+"""`stoker autoscale`: reads the load of all pods of a Deployment, and changes their number.
+
+Without an answer nothing is changed: if pods or the API server do not answer, or if somebody else changes the
+Deployment at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from stoker.errors import ClusterError
+from stoker_cluster.leadership import RENEW_S, Leadership
+from stoker_cluster.scale_access import ScaledDeployment, SeenDeployment
+from stoker_cluster.scaling import Decision, PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
+
+__all__ = ["Autoscaler", "Loads"]
+
+logger = logging.getLogger(__name__)
+
+_STAND_BY_S: Final = RENEW_S / 2
+
+
+class Loads(Protocol):
+    """Reads the load of pods."""
+
+    async def read(self, addresses: Mapping[str, str]) -> Mapping[str, PodLoad]:
+        """Return the last reports of pods, by name."""
+        ...
+
+
+class Autoscaler:
+    """Sets the number of pods of a Deployment by their load.
+
+    Args:
+        name: What the Deployment is called, for the log.
+        deployment: The Deployment; asked on another thread, one thing at a time.
+        loads: Asks its pods.
+        leadership: Says whether this autoscaler is the one that acts.
+        clock_s: The time.
+        wall: The time for people.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        deployment: ScaledDeployment,
+        loads: Loads,
+        leadership: Leadership,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._name = name
+        self._deployment = deployment
+        self._loads = loads
+        self._leadership = leadership
+        self._clock_s = clock_s
+        self._wall = wall
+        self._policy = ScalingPolicy()
+        self._state = ScalingState()
+        self._marked: frozenset[str] = frozenset()
+        self._trouble = ""
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Act periodically until it is stopped, then hand over to another autoscaler.
+
+        Raises:
+            InvalidSettings: The Deployment does not say how it is to be scaled.
+        """
+        while not stopped.is_set():
+            begun_s = self._clock_s()
+            wait_s = await self.look() - (self._clock_s() - begun_s)
+            try:
+                await asyncio.wait_for(stopped.wait(), max(0.0, wait_s))
+            except TimeoutError:
+                continue
+        await self._release()
+
+    async def look(self) -> float:
+        """Read the loads and act once; returns the seconds between the start of this call and of the next."""
+        try:
+            if not await self._lead():
+                self._state = ScalingState()
+                return _STAND_BY_S
+            seen = await asyncio.to_thread(self._deployment.look)
+            self._policy = seen.policy
+            loads = await self._loads.read(seen.addresses)
+            await self._follow(seen, loads)
+        except ClusterError as error:
+            self._tell_trouble(str(error))
+            return self._policy.refresh_s
+        self._tell_trouble("")
+        return period_s(self._policy, len(seen.addresses))
+
+    async def _lead(self) -> bool:
+        """Hold the Lease, unless another autoscaler holds it."""
+        now_s = self._clock_s()
+        if self._leadership.is_due(now_s):
+            led = self._leadership.may_act(now_s)
+            lease = await asyncio.to_thread(self._deployment.lease)
+            claim = self._leadership.claim(lease, now_s, self._wall())
+            if claim is not None and await asyncio.to_thread(self._deployment.merge_lease, claim):
+                self._leadership.claimed(now_s)
+                if not led:
+                    logger.info("%s: this autoscaler acts from now on", self._name)
+        return self._leadership.may_act(self._clock_s())
+
+    async def _follow(self, seen: SeenDeployment, loads: Mapping[str, PodLoad]) -> None:
+        pods = Pods(seen.replicas, seen.addresses.keys(), loads)
+        decision = decide(pods, self._clock_s(), self._state, seen.policy)
+        self._state = decision.state
+        if decision.replicas == seen.replicas or not self._leadership.may_act(self._clock_s()):
+            return
+        if decision.replicas < seen.replicas:
+            await self._mark(decision, seen)
+        done = await asyncio.to_thread(self._deployment.scale, decision.replicas, seen.replicas)
+        logger.info(
+            "%s: %d pods instead of %d: a load of %.2f in %d that are ready (%d silent), wanted is %d percent each%s",
+            self._name,
+            decision.replicas,
+            seen.replicas,
+            decision.load,
+            len(seen.addresses),
+            decision.unknown,
+            seen.policy.target_percent,
+            "" if done else "; not done, for somebody else has changed their number",
+        )
+
+    async def _mark(self, decision: Decision, seen: SeenDeployment) -> None:
+        """Mark the least loaded pods as the first to be removed, and unmark those marked before."""
+        going = frozenset(decision.leaving)
+        staying = (self._marked - going) & seen.addresses.keys()
+        await asyncio.to_thread(self._deployment.mark, sorted(going - self._marked), sorted(staying))
+        self._marked = going
+
+    async def _release(self) -> None:
+        released = self._leadership.release(self._clock_s())
+        if released is not None:
+            try:
+                await asyncio.to_thread(self._deployment.merge_lease, released)
+            except ClusterError as error:
+                logger.warning("%s: the next autoscaler has to wait: %s", self._name, error)
+
+    def _tell_trouble(self, trouble: str) -> None:
+        """Log a trouble when it begins and when it ends."""
+        if trouble and trouble != self._trouble:
+            logger.warning("%s: the number of pods stays as it is: %s", self._name, trouble)
+        elif self._trouble and not trouble:
+            logger.info("%s: the cluster answers again", self._name)
+        self._trouble = trouble

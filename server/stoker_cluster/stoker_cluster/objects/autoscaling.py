@@ -1,0 +1,113 @@
+"""Who chooses the number of pods: a HorizontalPodAutoscaler, or a ScaledObject of KEDA."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stoker_cluster.objects.metadata import metadata
+from stoker_cluster.objects.quantities import thousandths
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.pod_file import HTTP_PORT, pod_file
+
+__all__ = ["autoscaling"]
+
+_METRIC: Final = "stoker_load"
+_PERCENT: Final = 100
+_BEHAVIOUR: Final[dict[str, Any]] = {
+    # Up at once: as many again, or 4 where those are more. Down after a minute, a tenth at a time.
+    "scaleUp": {
+        "stabilizationWindowSeconds": 0,
+        "selectPolicy": "Max",
+        "policies": [
+            {"type": "Percent", "value": 100, "periodSeconds": 15},
+            {"type": "Pods", "value": 4, "periodSeconds": 15},
+        ],
+    },
+    "scaleDown": {
+        "stabilizationWindowSeconds": 60,
+        "selectPolicy": "Max",
+        "policies": [
+            {"type": "Percent", "value": 10, "periodSeconds": 60},
+            {"type": "Pods", "value": 1, "periodSeconds": 60},
+        ],
+    },
+}
+
+
+def autoscaling(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return what scales the Deployment, if the plan says so.
+
+    Both look at the load of pods, as Stoker's own autoscaler does.
+    """
+    match plan.autoscaler:
+        case "hpa":
+            return [_horizontal(plan)]
+        case "keda":
+            return [_scaled_object(plan)]
+        case _:
+            return []
+
+
+def _horizontal(plan: ClusterPlan) -> dict[str, Any]:
+    fewest, most = plan.scaling_range
+    metric = {
+        "type": "Pods",
+        "pods": {
+            "metric": {"name": _METRIC},
+            "target": {"type": "AverageValue", "averageValue": thousandths(_target_load(plan))},
+        },
+    }
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": metadata(plan, plan.instance),
+        "spec": {
+            "scaleTargetRef": _target(plan, with_version=True),
+            "minReplicas": fewest,
+            "maxReplicas": most,
+            "metrics": [metric],
+            "behavior": _BEHAVIOUR,
+        },
+    }
+
+
+def _scaled_object(plan: ClusterPlan) -> dict[str, Any]:
+    fewest, most = plan.scaling_range
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": metadata(plan, plan.instance),
+        "spec": {
+            "scaleTargetRef": _target(plan, with_version=False),
+            "pollingInterval": plan.autoscale_refresh_s or 1,
+            "minReplicaCount": fewest,
+            "maxReplicaCount": most,
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _BEHAVIOUR}},
+            "triggers": [_trigger(plan, model) for model in pod_file(plan)["models"]],
+        },
+    }
+
+
+def _trigger(plan: ClusterPlan, model: dict[str, Any]) -> dict[str, Any]:
+    """The load of one model in all pods. KEDA asks each pod of the Service, at the port of the pod."""
+    return {
+        "type": "metrics-api",
+        "metadata": {
+            "url": f"http://{plan.servers_service}.{plan.namespace}:{HTTP_PORT}/metrics",
+            "format": "prometheus",
+            "valueLocation": f'{_METRIC}{{model="{model["name"]}"}}',
+            "targetValue": f"{_target_load(plan):g}",
+            "aggregateFromKubeServiceEndpoints": "true",
+            "aggregationType": "sum",
+        },
+    }
+
+
+def _target(plan: ClusterPlan, *, with_version: bool) -> dict[str, str]:
+    target = {"kind": "Deployment", "name": plan.instance}
+    return {"apiVersion": "apps/v1", **target} if with_version else target
+
+
+def _target_load(plan: ClusterPlan) -> float:
+    """The load that a pod is to have."""
+    return (plan.target_utilization or 70) / _PERCENT

@@ -1,0 +1,128 @@
+"""The Job: a pod for each shard of what `stoker offline` scores."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stoker_cluster.job_plan import JobPlan
+from stoker_cluster.objects.models import fetching, model_mounts, model_volumes
+from stoker_cluster.objects.pod import toleration
+from stoker_cluster.objects.quantities import cores, gigabytes
+from stoker_cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
+from stoker_cluster.values import MODELS_FOLDER
+
+__all__ = ["job"]
+
+_DATA: Final = "/data"
+_INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_HOPELESS: Final = (2, 3)
+"""Exit codes of `stoker` for settings, files and models that another try would not mend."""
+
+
+def job(plan: JobPlan) -> list[dict[str, Any]]:
+    """Return the Job."""
+    labels = {
+        "app.kubernetes.io/name": "stoker",
+        "app.kubernetes.io/instance": plan.name,
+        "app.kubernetes.io/component": "offline",
+        "app.kubernetes.io/managed-by": "stoker",
+    }
+    place = {} if plan.namespace is None else {"namespace": plan.namespace}
+    spec = {
+        "completionMode": "Indexed",
+        "completions": plan.shards,
+        "parallelism": min(plan.parallelism or plan.shards, plan.shards),
+        "backoffLimitPerIndex": plan.retries,
+        "podFailurePolicy": {
+            "rules": [
+                # A node that is drained has not failed.
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {"containerName": "stoker", "operator": "In", "values": list(_HOPELESS)},
+                },
+            ]
+        },
+        "template": {"metadata": {"labels": labels}, "spec": _pod(plan)},
+    }
+    metadata = {"name": plan.name, **place, "labels": labels}
+    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}]
+
+
+def _pod(plan: JobPlan) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "securityContext": POD_SECURITY,
+    }
+    taints = ["nvidia.com/gpu", *plan.tolerations] if plan.gpus else list(plan.tolerations)
+    if taints:
+        spec["tolerations"] = [toleration(taint) for taint in dict.fromkeys(taints)]
+    if first := fetching(plan.models, plan.image):
+        spec["initContainers"] = first
+    spec["containers"] = [_container(plan)]
+    spec["volumes"] = _volumes(plan)
+    return spec
+
+
+def _container(plan: JobPlan) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": "stoker",
+        "image": plan.image,
+        # The image's own entry point serves.
+        "command": ["stoker", "offline"],
+        "args": [
+            f"{MODELS_FOLDER}/{plan.model}" if not plan.model.startswith("/") else plan.model,
+            "--input",
+            *(f"{_DATA}/{path}" for path in plan.inputs),
+            "--output",
+            f"{_DATA}/{plan.output}",
+            "--shard",
+            f"$(SHARD)/{plan.shards}",
+            *(["--device", "cuda:0"] if plan.gpus else []),
+            *plan.options,
+        ],
+        "env": [
+            {"name": "SHARD", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}},
+            {"name": "STOKER_WORKSPACE", "value": "/workspace"},
+            # Libraries keep caches there, and the user's own folder is not to be written.
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the pod's own
+        ],
+    }
+    resources = _resources(plan)
+    if resources:
+        container["resources"] = resources
+    container["securityContext"] = CONTAINER_SECURITY
+    container["volumeMounts"] = _mounts(plan)
+    return container
+
+
+def _resources(plan: JobPlan) -> dict[str, Any]:
+    requests: dict[str, Any] = {}
+    if plan.cpu_cores is not None:
+        requests["cpu"] = cores(plan.cpu_cores)
+    if plan.memory_gb is not None:
+        requests["memory"] = gigabytes(plan.memory_gb)
+    resources: dict[str, Any] = {"requests": requests} if requests else {}
+    if plan.gpus:
+        resources["limits"] = {plan.gpu_resource: plan.gpus}
+    return resources
+
+
+def _mounts(plan: JobPlan) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "data", "mountPath": _DATA},
+        {"name": "workspace", "mountPath": "/workspace"},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+    ]
+    return mounts + model_mounts(plan.models)
+
+
+def _volumes(plan: JobPlan) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": plan.data}},
+        {"name": "workspace", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    return volumes + model_volumes(plan.models)

@@ -1,0 +1,103 @@
+"""What the objects of a service are called, and the labels and annotations that they carry."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.values import is_label, is_label_value
+
+__all__ = ["ANNOTATIONS", "VERSION_LABEL", "metadata", "own_metadata", "selector", "shared_metadata"]
+
+ANNOTATIONS: Final = "stoker.dev"
+"""Whose labels and annotations these are."""
+
+
+VERSION_LABEL: Final = f"{ANNOTATIONS}/version"
+"""The label that says which version of its endpoint an object is of."""
+
+
+def selector(plan: ClusterPlan) -> dict[str, str]:
+    """Labels that the pods of this Deployment have and no others; they can never be changed."""
+    return {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": plan.instance}
+
+
+def metadata(plan: ClusterPlan, name: str, *, described: bool = False) -> dict[str, Any]:
+    """Return the metadata of an object of the service.
+
+    Args:
+        plan: The plan.
+        name: What the object is called.
+        described: Whether it carries what is said of the service: tags, properties and its description.
+    """
+    labels = {
+        **selector(plan),
+        "app.kubernetes.io/component": "server",
+        "app.kubernetes.io/managed-by": "stoker",
+    }
+    if plan.version_name is not None:
+        labels["app.kubernetes.io/part-of"] = plan.name
+        labels[VERSION_LABEL] = plan.version_name
+    result: dict[str, Any] = {"name": name}
+    if plan.namespace is not None:
+        result["namespace"] = plan.namespace
+    if described:
+        # Not on the pods: another place among the versions is no other pod.
+        labels |= {f"{ANNOTATIONS}/version-type": plan.version_type} if plan.version_type else {}
+        labels |= {
+            f"tags.{ANNOTATIONS}/{tag}": value
+            for tag, value in plan.tags.items()
+            if is_label(tag) and is_label_value(value)
+        }
+    result["labels"] = labels
+    annotations = _annotations(plan) if described else {}
+    if annotations:
+        result["annotations"] = annotations
+    return result
+
+
+def own_metadata(plan: ClusterPlan, name: str) -> dict[str, Any]:
+    """Return the metadata of an object of the autoscaler, whose pods must not get the requests of the service's."""
+    said = metadata(plan, name)
+    return {
+        **said,
+        "labels": {
+            **said["labels"],
+            "app.kubernetes.io/name": "stoker-autoscaler",
+            "app.kubernetes.io/component": "autoscaler",
+        },
+    }
+
+
+def shared_metadata(plan: ClusterPlan, name: str) -> dict[str, Any]:
+    """Return the metadata of an object that all versions of an endpoint have together."""
+    labels = {
+        "app.kubernetes.io/name": "stoker",
+        "app.kubernetes.io/part-of": plan.name,
+        "app.kubernetes.io/managed-by": "stoker",
+    }
+    place = {} if plan.namespace is None else {"namespace": plan.namespace}
+    return {"name": name, **place, "labels": labels}
+
+
+def _annotations(plan: ClusterPlan) -> dict[str, str]:
+    said = {
+        "description": plan.description,
+        "compute-target": plan.compute_target,
+        "tags": _as_json(plan.tags),
+        "properties": _as_json(plan.properties),
+    }
+    if plan.autoscaler is not None:
+        fewest, most = plan.scaling_range
+        said |= {
+            "autoscale-min-replicas": str(fewest),
+            "autoscale-max-replicas": str(most),
+            "autoscale-target-utilization": str(plan.target_utilization or 70),
+            "autoscale-refresh-seconds": str(plan.autoscale_refresh_s or 1),
+        }
+    return {f"{ANNOTATIONS}/{name}": value for name, value in said.items() if value}
+
+
+def _as_json(texts: Any) -> str | None:
+    return json.dumps(dict(texts), ensure_ascii=False, sort_keys=True) if texts else None

@@ -1,0 +1,201 @@
+"""The pod: what it runs, what it may do, what it finds, how it is looked after and how it ends."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from stoker_cluster.objects.metadata import selector
+from stoker_cluster.objects.models import fetching, model_mounts, model_volumes
+from stoker_cluster.objects.quantities import cores, gigabytes
+from stoker_cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, KEYS_FOLDER, pod_file
+from stoker_cluster.values import taint_parts
+
+__all__ = ["pod_spec", "toleration"]
+
+_READY: Final = "/v2/health/ready"
+_LIVE: Final = "/v2/health/live"
+_LOOK_S: Final = 2
+_MORE_LOOKS: Final = 30
+_BEYOND_REQUESTS_S: Final = 5
+_WORKSPACE: Final = "/workspace"
+_COLLECTED: Final = {"data": "requests and answers", "modeldata": "what scripts collect"}
+
+
+def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the specification of the pods."""
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        # A Service called stoker would set STOKER_PORT=tcp://... in the pods beside it.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _grace_s(plan),
+        "securityContext": POD_SECURITY,
+    }
+    if plan.runtime_class is not None:
+        spec["runtimeClassName"] = plan.runtime_class
+    if plan.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in plan.image_pull_secrets]
+    if plan.node_selector:
+        spec["nodeSelector"] = dict(plan.node_selector)
+    tolerations = _tolerations(plan)
+    if tolerations:
+        spec["tolerations"] = tolerations
+    spec["topologySpreadConstraints"] = [
+        _spread(plan, key) for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
+    if plan.dra is not None:
+        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": plan.instance}]
+    if first := fetching(plan.models, plan.image, followed=plan.followed_models is not None):
+        spec["initContainers"] = first
+    spec["containers"] = [_container(plan)]
+    spec["volumes"] = _volumes(plan)
+    return spec
+
+
+def _probes(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the probes: loading takes its time, readiness comes and goes, and what answers nobody is restarted."""
+    liveness: dict[str, Any] = {
+        "httpGet": {"path": _LIVE, "port": "http"},
+        "periodSeconds": plan.liveness_period_s,
+        "timeoutSeconds": plan.liveness_timeout_s,
+        "failureThreshold": plan.liveness_failures,
+    }
+    if plan.liveness_initial_delay_s is not None:
+        liveness["initialDelaySeconds"] = plan.liveness_initial_delay_s
+    ready = {"httpGet": {"path": _READY, "port": "http"}, "periodSeconds": _LOOK_S, "timeoutSeconds": _LOOK_S}
+    looks = math.ceil(plan.load_timeout_s / _LOOK_S) + _MORE_LOOKS
+    return {
+        "startupProbe": {**ready, "failureThreshold": looks},
+        "readinessProbe": {**ready, "failureThreshold": 1},
+        "livenessProbe": liveness,
+    }
+
+
+def _grace_s(plan: ClusterPlan) -> int:
+    """Seconds from SIGTERM to SIGKILL: the drain, the longest request, and the end."""
+    return math.ceil(float(pod_file(plan)["drain_grace_s"]) + plan.timeout_s) + _BEYOND_REQUESTS_S
+
+
+def _container(plan: ClusterPlan) -> dict[str, Any]:
+    ports = [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}]
+    if plan.grpc_port:
+        ports.append({"name": "grpc", "containerPort": plan.grpc_port, "protocol": "TCP"})
+    container: dict[str, Any] = {
+        "name": "stoker",
+        "image": plan.image,
+        "args": ["--config", f"{CONFIG_FOLDER}/deployment.yaml"],
+        "env": _environment(plan),
+        "ports": ports,
+    }
+    resources = _resources(plan)
+    if resources:
+        container["resources"] = resources
+    container |= _probes(plan)
+    container["securityContext"] = CONTAINER_SECURITY
+    container["volumeMounts"] = _mounts(plan)
+    return container
+
+
+def _environment(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Variables. Those of the image would win over the deployment file: the two that it sets are said again."""
+    variables: list[dict[str, Any]] = [
+        {"name": "STOKER_HOST", "value": "0.0.0.0"},  # noqa: S104  # a pod's address is its own
+        {"name": "STOKER_PORT", "value": str(HTTP_PORT)},
+        {"name": "STOKER_WORKSPACE", "value": _WORKSPACE},
+        # Libraries keep caches there, and the user's own folder is not to be written.
+        {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the pod's own
+    ]
+    if not (plan.takes_keys or plan.server.get("allowed_hosts")):
+        # The names of Services and Gateways are the cluster's.
+        variables.append({"name": "STOKER_ALLOWED_HOSTS", "value": "*"})
+    if plan.collect_to is not None:
+        variables.append({"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}})
+    return variables
+
+
+def _resources(plan: ClusterPlan) -> dict[str, Any]:
+    requests = _amounts(plan.cpu_cores, plan.memory_gb)
+    limits = _amounts(plan.cpu_cores_limit, plan.memory_gb_limit)
+    if plan.gpu_count and plan.dra is None:
+        limits[plan.gpu_name] = plan.gpu_count
+    resources: dict[str, Any] = {}
+    if requests:
+        resources["requests"] = requests
+    if limits:
+        resources["limits"] = limits
+    if plan.dra is not None:
+        resources["claims"] = [{"name": "gpu"}]
+    return resources
+
+
+def _amounts(cpu_cores: float | None, memory_gb: float | None) -> dict[str, Any]:
+    amounts: dict[str, Any] = {}
+    if cpu_cores is not None:
+        amounts["cpu"] = cores(cpu_cores)
+    if memory_gb is not None:
+        amounts["memory"] = gigabytes(memory_gb)
+    return amounts
+
+
+def _tolerations(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Of the taint that keeps other pods from nodes with GPUs, and of those that were named."""
+    taints = list(plan.tolerations)
+    if plan.gpu_count:
+        taints.insert(0, "nvidia.com/gpu")
+    return [toleration(taint) for taint in dict.fromkeys(taints)]
+
+
+def toleration(taint: str) -> dict[str, Any]:
+    """Return what tolerates a taint NAME[=VALUE][:EFFECT]."""
+    key, value, effect = taint_parts(taint)
+    result = {"key": key, "operator": "Exists" if value is None else "Equal"}
+    if value is not None:
+        result["value"] = value
+    if effect:
+        result["effect"] = effect
+    return result
+
+
+def _spread(plan: ClusterPlan, topology: str) -> dict[str, Any]:
+    return {
+        "maxSkew": 1,
+        "topologyKey": topology,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(plan)},
+        # Else the pods of the old revision would count, which are about to go.
+        "matchLabelKeys": ["pod-template-hash"],
+    }
+
+
+def _mounts(plan: ClusterPlan) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": "workspace", "mountPath": _WORKSPACE},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+    ]
+    if plan.takes_keys:
+        mounts.append({"name": "keys", "mountPath": KEYS_FOLDER, "readOnly": True})
+    mounts += model_mounts(plan.models)
+    if plan.collect_to is not None:
+        mounts += [
+            {"name": "collected", "mountPath": f"{_WORKSPACE}/{kind}", "subPathExpr": f"$(POD_NAME)/{kind}"}
+            for kind in _COLLECTED
+        ]
+    return mounts
+
+
+def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [
+        {"name": "config", "configMap": {"name": f"{plan.instance}-config"}},
+        {"name": "workspace", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    if plan.takes_keys:
+        # The group of the pod reads them, others do not.
+        volumes.append({"name": "keys", "secret": {"secretName": plan.keys_secret, "defaultMode": 0o440}})
+    volumes += model_volumes(plan.models, plan.followed_models)
+    if plan.collect_to is not None:
+        volumes.append({"name": "collected", "persistentVolumeClaim": {"claimName": plan.collect_to}})
+    return volumes

@@ -1,0 +1,255 @@
+"""The router of a service, or of all versions of an endpoint: two pods of HAProxy, and what they may see."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from stoker_cluster.objects.metadata import shared_metadata
+from stoker_cluster.objects.network import callers
+from stoker_cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, pod_file
+
+__all__ = ["ROUTER_FILE", "router", "router_file", "router_name"]
+
+ROUTER_FILE: Final = "router.yaml"
+"""What the settings of the router are called in its ConfigMap."""
+
+_REPLICAS: Final = 2
+_METRICS_PORT: Final = 8404
+# One thread carries tens of thousands of requests a second; without a number there would be one for each core.
+_THREADS: Final = 2
+_DRAIN_S: Final = 10
+_BEYOND_REQUESTS_S: Final = 5
+_LOOK_S: Final = 2
+_START_LOOKS: Final = 60
+_LIVENESS_LOOK_S: Final = 10
+_LEAST_HOLD_S: Final = 30
+
+
+def router(plan: ClusterPlan, settings_file: str) -> list[dict[str, Any]]:
+    """Return the objects of the router, if the plan has one.
+
+    All versions of an endpoint have the same ones, so that whichever is rendered gives the whole. Callers reach it by
+    the Service that is called as the service.
+
+    Args:
+        plan: The plan.
+        settings_file: What `router_file` gives, as text.
+    """
+    if not plan.router:
+        return []
+    return [
+        *_rights(plan),
+        _settings(plan, settings_file),
+        *_network(plan),
+        _service(plan),
+        _deployment(plan),
+        _disruption(plan),
+    ]
+
+
+def router_file(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the settings of the router, as it reads them from its ConfigMap.
+
+    It follows that file: other weights need no other pod.
+    """
+    content: dict[str, Any] = {
+        "host": "*",
+        "port": HTTP_PORT,
+        "metrics_port": _METRICS_PORT,
+        "service": plan.name if plan.version_name is not None else plan.servers_service,
+    }
+    if plan.version_name is not None:
+        content["traffic"] = dict(plan.traffic or {plan.version_name: 100.0})
+        content["default_version"] = plan.default_version or next(iter(content["traffic"]))
+    content["timeout_ms"] = math.ceil(plan.timeout_s * 1000)
+    content |= _limits(plan)
+    return content | {"hold_s": _hold_s(plan), "threads": _THREADS, "drain_grace_s": _DRAIN_S}
+
+
+def _hold_s(plan: ClusterPlan) -> int:
+    """How long requests wait while there is no pod: callers are as patient as they may have to be anyway."""
+    return max(_LEAST_HOLD_S, math.ceil(plan.timeout_s))
+
+
+def _limits(plan: ClusterPlan) -> dict[str, int]:
+    """What a pod takes at once, all models together, and how long the others wait; where each model has a limit."""
+    models = pod_file(plan)["models"]
+    limits = [model.get("max_concurrent_requests") for model in models]
+    if not all(limits):
+        return {}
+    waits = [model["max_queue_wait_ms"] for model in models if "max_queue_wait_ms" in model]
+    wait = {"max_queue_wait_ms": math.ceil(max(waits))} if waits else {}
+    return {"max_concurrent_requests": sum(map(int, filter(None, limits))), **wait}
+
+
+def _named(plan: ClusterPlan, name: str) -> dict[str, Any]:
+    metadata = shared_metadata(plan, name)
+    metadata["labels"] |= {**_selector(plan), "app.kubernetes.io/component": "router"}
+    return metadata
+
+
+def _selector(plan: ClusterPlan) -> dict[str, str]:
+    # Not the name of the servers: a Service finds those by it.
+    return {"app.kubernetes.io/name": "stoker-router", "app.kubernetes.io/instance": router_name(plan)}
+
+
+def router_name(plan: ClusterPlan) -> str:
+    """Return what its objects are called, but for the Service."""
+    return f"{plan.name}-router"
+
+
+def _rights(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """An account that may list the endpoints of its namespace, and nothing else."""
+    name = router_name(plan)
+    subject = {"kind": "ServiceAccount", "name": name}
+    if plan.namespace is not None:
+        # Without one it is that of the binding.
+        subject["namespace"] = plan.namespace
+    rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list"]}
+    group = "rbac.authorization.k8s.io"
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": _named(plan, name),
+            "automountServiceAccountToken": False,
+        },
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": _named(plan, name), "rules": [rule]},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": _named(plan, name),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [subject],
+        },
+    ]
+
+
+def _settings(plan: ClusterPlan, settings_file: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _named(plan, router_name(plan)),
+        "data": {ROUTER_FILE: settings_file},
+    }
+
+
+def _network(plan: ClusterPlan) -> list[dict[str, Any]]:
+    if not plan.network_policy:
+        return []
+    ports = [{"port": name, "protocol": "TCP"} for name in ("http", "metrics")]
+    spec = {
+        "podSelector": {"matchLabels": _selector(plan)},
+        # It asks the API server, whose address no policy can name.
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": ports, **callers(plan)}],
+    }
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": _named(plan, router_name(plan)),
+            "spec": spec,
+        }
+    ]
+
+
+def _service(plan: ClusterPlan) -> dict[str, Any]:
+    port = {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
+    spec = {"type": plan.service_type, "selector": _selector(plan), "ports": [port]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _named(plan, plan.name), "spec": spec}
+
+
+def _deployment(plan: ClusterPlan) -> dict[str, Any]:
+    metadata = _named(plan, router_name(plan))
+    spec = {
+        "replicas": _REPLICAS,
+        "selector": {"matchLabels": _selector(plan)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "minReadySeconds": 2,
+        "revisionHistoryLimit": 3,
+        "template": {"metadata": {"labels": metadata["labels"]}, "spec": _pod(plan)},
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+
+def _pod(plan: ClusterPlan) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "serviceAccountName": router_name(plan),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _grace_s(plan),
+        "securityContext": POD_SECURITY,
+    }
+    if plan.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in plan.image_pull_secrets]
+    spec["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": _selector(plan)},
+            "matchLabelKeys": ["pod-template-hash"],
+        }
+    ]
+    spec["containers"] = [_container(plan)]
+    spec["volumes"] = [
+        {"name": "config", "configMap": {"name": router_name(plan)}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    return spec
+
+
+def _grace_s(plan: ClusterPlan) -> int:
+    """Seconds from SIGTERM to SIGKILL: the last request may wait for a pod, and then take its time."""
+    return _DRAIN_S + _hold_s(plan) + math.ceil(plan.timeout_s) + _BEYOND_REQUESTS_S
+
+
+def _container(plan: ClusterPlan) -> dict[str, Any]:
+    return {
+        "name": "router",
+        "image": plan.router_image or plan.image,
+        "command": ["stoker", "router"],
+        "args": ["--config", f"{CONFIG_FOLDER}/{ROUTER_FILE}"],
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": _METRICS_PORT, "protocol": "TCP"},
+        ],
+        "resources": {"requests": {"cpu": "100m", "memory": "128M"}},
+        # A first process hears no SIGTERM before it has handlers: one that liveness gives up on as it starts would
+        # serve on, and be killed under its requests when the grace is over.
+        "startupProbe": _probe("/live", _START_LOOKS),
+        "readinessProbe": _probe("/ready", 1),
+        "livenessProbe": {**_probe("/live", 3), "periodSeconds": _LIVENESS_LOOK_S},
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [
+            {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+        ],
+    }
+
+
+def _probe(path: str, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "metrics"},
+        "periodSeconds": _LOOK_S,
+        "timeoutSeconds": _LOOK_S,
+        "failureThreshold": failures,
+    }
+
+
+def _disruption(plan: ClusterPlan) -> dict[str, Any]:
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": _selector(plan)},
+    }
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _named(plan, router_name(plan)),
+        "spec": spec,
+    }

@@ -1,0 +1,101 @@
+"""The store of models in a namespace: one pod with a disk, from which other pods fetch theirs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stoker_cluster.objects.quantities import gigabytes
+from stoker_cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
+
+__all__ = ["STORE_NAME", "STORE_PORT", "store"]
+
+STORE_PORT: Final = 8090
+"""The port of the store's pod and Service."""
+
+STORE_NAME: Final = "stoker-store"
+"""What the store of a namespace is called."""
+
+_FOLDER: Final = "/store"
+_LABELS: Final = {
+    "app.kubernetes.io/name": STORE_NAME,
+    "app.kubernetes.io/component": "store",
+    "app.kubernetes.io/managed-by": "stoker",
+}
+_SELECTOR: Final = {"app.kubernetes.io/name": STORE_NAME}
+
+
+def store(
+    image: str, namespace: str | None = None, size_gb: float = 100.0, storage_class: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the objects of the store.
+
+    Args:
+        image: The image of its pod.
+        namespace: Where it is; None is that of the context.
+        size_gb: What its disk has, in GB of 10⁹ bytes; the store takes a twentieth less.
+        storage_class: Of which class that is; None is the default one.
+    """
+    metadata: dict[str, Any] = {"name": STORE_NAME}
+    if namespace is not None:
+        metadata["namespace"] = namespace
+    metadata["labels"] = _LABELS
+    claim: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": gigabytes(size_gb)}},
+    }
+    if storage_class is not None:
+        claim["storageClassName"] = storage_class
+    port = {
+        "name": "http",
+        "port": STORE_PORT,
+        "targetPort": "http",
+        "protocol": "TCP",
+        "appProtocol": "http",
+    }
+    deployment = {
+        "replicas": 1,
+        "selector": {"matchLabels": _SELECTOR},
+        # Two pods cannot have the disk at once.
+        "strategy": {"type": "Recreate"},
+        "template": {"metadata": {"labels": _LABELS}, "spec": _pod(image, size_gb)},
+    }
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {"selector": _SELECTOR, "ports": [port]},
+        },
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": deployment},
+    ]
+
+
+def _pod(image: str, size_gb: float) -> dict[str, Any]:
+    probe = {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 5, "timeoutSeconds": 2}
+    container = {
+        "name": "store",
+        "image": image,
+        "command": ["stoker", "store", "serve", _FOLDER],
+        # A disk that is full to its last byte could not even be tidied up.
+        "args": ["--host", "0.0.0.0", "--port", str(STORE_PORT), "--max-gb", f"{size_gb * 0.95:g}"],  # noqa: S104
+        "ports": [{"name": "http", "containerPort": STORE_PORT, "protocol": "TCP"}],
+        "startupProbe": {**probe, "failureThreshold": 24},
+        "readinessProbe": probe,
+        "livenessProbe": {**probe, "failureThreshold": 6},
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [
+            {"name": "store", "mountPath": _FOLDER},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+        ],
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "containers": [container],
+        "volumes": [
+            {"name": "store", "persistentVolumeClaim": {"claimName": STORE_NAME}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }

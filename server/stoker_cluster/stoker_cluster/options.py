@@ -1,0 +1,210 @@
+"""From options and files to a plan: the command line wins over the deployment file, that over one for Azure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.extensions import require_extension
+from stoker.models.layouts import likely_name
+from stoker.settings.fields import converted, settings_of
+from stoker.settings.model import model_settings
+from stoker.settings.pipelines import read_pipelines
+from stoker.settings.server import ServerSettings
+from stoker.settings.values import read_switch
+from stoker.settings.yaml_file import read_yaml
+from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.values import MODELS_FOLDER, read_object_name
+
+__all__ = ["add_plan_options", "add_setting_options", "listed_models", "plan_from", "settings_from"]
+
+_SECTION: Final = "kubernetes"
+"""The key of a deployment file below which a plan stands; a server passes it over."""
+
+_PATHS: Final = ("path", "model_dir", "environment", "sample_input")
+_OF_THE_POD: Final = ("host", "port", "keys_dir")
+_FILES_OF_THE_SERVER: Final = ("tls_cert", "tls_key", "tls_client_ca", "grpc_tls_cert", "grpc_tls_key")
+
+
+def add_plan_options(group: argparse._ArgumentGroup) -> None:
+    """Add an option for each field of a plan; those not given stay out of the result."""
+    add_setting_options(group, ClusterPlan)
+
+
+def add_setting_options(group: argparse._ArgumentGroup, kind: type) -> None:
+    """Add an option for each setting of a class; those not given stay out of the result."""
+    for name, field in settings_of(kind).items():
+        option, text = "--" + name.replace("_", "-"), str(field.metadata["help"])
+        if field.metadata["convert"] is read_switch:
+            group.add_argument(
+                option, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+            continue
+        if field.default and not isinstance(field.default, tuple):
+            text += f" (default {field.default})"
+        # argparse formats it.
+        text = text.replace("%", "%%")
+        metavar = field.metadata["metavar"]
+        group.add_argument(option, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def settings_from(kind: type, arguments: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    """Return the settings of a class that were given, by a YAML file and by options, which win.
+
+    Raises:
+        InvalidSettings: A value is bad or unknown, or the file cannot be read.
+    """
+    content = (
+        {} if file is None else read_yaml(file, "settings file", "settings by name, for instance: port: 8000")
+    )
+    given = {name: arguments[name] for name in settings_of(kind) if name in arguments}
+    return {**converted(kind, content, str(file)), **converted(kind, given, "command line")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What the deployment file says: of the cluster, of the server, and the models as it has them."""
+
+    cluster: dict[str, Any]
+    server: dict[str, Any]
+    models: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+
+def plan_from(
+    arguments: Mapping[str, Any],
+    paths: Sequence[str],
+    file: Path | None,
+    azure: Path | None,
+) -> ClusterPlan:
+    """Merge and check.
+
+    Args:
+        arguments: Parsed options; names that are no fields of a plan are ignored.
+        paths: Models that the command line names; they replace those of the file.
+        file: A deployment file, with the plan below `kubernetes`.
+        azure: A `deploymentconfig.json`.
+
+    Raises:
+        InvalidSettings: A value is bad or unknown, or two contradict each other.
+    """
+    said = _read(file) if file is not None else _Files({}, {}, ())
+    given = {name: arguments[name] for name in settings_of(ClusterPlan) if name in arguments}
+    fields = {**said.cluster, **converted(ClusterPlan, given, "command line")}
+    models = tuple({"path": path} for path in paths) or said.models
+    fields["server"] = said.server
+    fields["notes"] = said.notes
+    if "name" not in fields:
+        fields["name"] = _name(models)
+    if azure is not None:
+        fields = require_extension("azure").plan_fields(azure, fields)
+    fields["serves"] = tuple(_in_pod(model) for model in _named(models, str(fields["name"])))
+    return ClusterPlan(**fields)
+
+
+def listed_models(paths: Sequence[str], file: Path | None) -> tuple[Mapping[str, Any], ...]:
+    """Return the models of the command line, or of the deployment file, as they stand there.
+
+    Raises:
+        InvalidSettings: There are none, or they cannot be in a pod.
+    """
+    models = tuple({"path": path} for path in paths) or (() if file is None else _read(file).models)
+    if not models:
+        raise InvalidSettings("nothing is served; name a model's path, or list models in the deployment file")
+    return models
+
+
+def _read(file: Path) -> _Files:
+    content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
+    section, listed = content.pop(_SECTION, None) or {}, content.pop("models", [])
+    pipelines = content.pop("pipelines", {})
+    # The pod reads them as they are written.
+    read_pipelines(pipelines, file)
+    if not isinstance(section, dict):
+        raise InvalidSettings(f"{file}: {_SECTION} must hold settings by name, for instance: replicas: 2")
+    cluster = converted(ClusterPlan, section, f"{file}, {_SECTION}")
+    server = converted(ServerSettings, content, str(file), ["models", "pipelines", _SECTION])
+    for name in _FILES_OF_THE_SERVER:
+        if name in server:
+            raise InvalidSettings(
+                f"{file}: {name} names a file that the pod has not; leave it out, and let a gateway speak TLS"
+            )
+    if not isinstance(listed, list) or not all(isinstance(model, dict) for model in listed):
+        raise InvalidSettings(f"{file}: models must be a list, each item with a path")
+    for number, model in enumerate(listed):
+        _check(model, f"{file}, models[{number}]")
+    notes = tuple(
+        f"{name} of {file} is not used: the pod has its own" for name in _OF_THE_POD if name in server
+    )
+    return _Files(
+        cluster,
+        {name: _plain(value) for name, value in server.items() if name not in _OF_THE_POD}
+        | ({"pipelines": pipelines} if pipelines else {}),
+        tuple(listed),
+        notes,
+    )
+
+
+def _check(model: Mapping[str, Any], place: str) -> None:
+    model_settings(dict(model), place)
+    if "path" not in model:
+        raise InvalidSettings(
+            f"{place} needs a path: the workspace with registered models is on this machine, not in the pod"
+        )
+    if "uses" in model:
+        raise InvalidSettings(
+            f"{place}: uses names registered models, which are not in the pod; lay them into a folder, as model_dir"
+        )
+
+
+def _in_pod(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model with its paths in the pod: below the folder of models. Nothing is installed there."""
+    said = {name: value for name, value in model.items() if name != "environment_managed"}
+    return {name: _path(value) if name in _PATHS else value for name, value in said.items()}
+
+
+def _path(said: Any) -> str:
+    path = PurePosixPath(str(said))
+    inside = PurePosixPath(MODELS_FOLDER) / path
+    if ".." in path.parts or not inside.is_relative_to(MODELS_FOLDER):
+        raise InvalidSettings(
+            f"{said} cannot be in the pod, whose models are below {MODELS_FOLDER}; name it relative to the folder "
+            f"that becomes that, or as {MODELS_FOLDER}/..."
+        )
+    return str(inside)
+
+
+def _name(models: Sequence[Mapping[str, Any]]) -> str:
+    """What the service is called where nobody says so: as its only model."""
+    if len(models) != 1:
+        return ""
+    named = str(models[0].get("name") or _name_of(str(models[0]["path"]))).lower()
+    try:
+        return read_object_name(named)
+    except ValueError:
+        raise InvalidSettings(
+            f"{named} cannot be the name of a service in a cluster; choose one of small letters, digits and '-' "
+            "with --name"
+        ) from None
+
+
+def _named(models: Sequence[Mapping[str, Any]], service: str) -> tuple[Mapping[str, Any], ...]:
+    """The models with their names: the only one is called as the service."""
+    if len(models) == 1:
+        return ({"name": service, **models[0]},)
+    return tuple({"name": _name_of(str(model["path"])), **model} for model in models)
+
+
+def _name_of(said: str) -> str:
+    """What `stoker serve` calls a model that it is given by this path."""
+    # The current folder is what becomes that of the models, and so it is what a file in it may be called after.
+    return likely_name(Path(said))
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML has it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,178 @@
+"""What an autoscaler reads and writes of its Deployment in a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from stoker.errors import ClusterError, ClusterRefusal, InvalidSettings
+from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.objects.metadata import ANNOTATIONS
+from stoker_cluster.scaling import ScalingPolicy
+
+__all__ = ["ClusterDeployment", "ScaledDeployment", "SeenDeployment", "policy_of", "ready_addresses"]
+
+_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+_CONFLICT: Final = 409
+_NOT_FOUND: Final = 404
+_PORT: Final = "http"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenDeployment:
+    """A Deployment as it was.
+
+    Attributes:
+        replicas: How many pods there are to be.
+        policy: What its annotations want.
+        addresses: HOST:PORT of the pods that get requests, by name.
+    """
+
+    replicas: int
+    policy: ScalingPolicy
+    addresses: Mapping[str, str]
+
+
+class ScaledDeployment(Protocol):
+    """A Deployment whose pods somebody adds and removes. Everything raises `ClusterError` if it cannot be done."""
+
+    def look(self) -> SeenDeployment:
+        """Return it as it is now."""
+        ...
+
+    def scale(self, replicas: int, before: int) -> bool:
+        """Have so many pods; returns whether that was done: not if there are not to be as many any more as before."""
+        ...
+
+    def mark(self, going: Iterable[str], staying: Iterable[str]) -> None:
+        """Have some pods go first, and others not any more."""
+        ...
+
+    def lease(self) -> Mapping[str, Any]:
+        """Return the Lease of its autoscalers."""
+        ...
+
+    def merge_lease(self, change: Mapping[str, Any]) -> bool:
+        """Merge a change into the Lease; returns whether that was done: not if another one was quicker."""
+        ...
+
+
+class ClusterDeployment:
+    """A Deployment in a cluster, with the Service before its pods and the Lease of its autoscalers.
+
+    Args:
+        cluster: The cluster.
+        name: Its name; the Lease is called NAME-autoscaler.
+        namespace: Its namespace.
+        service: The Service; None is the one that is called as the Deployment.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, namespace: str, service: str | None = None) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._service = service or name
+        self._namespace = namespace
+        self._deployment = Reference("apps/v1", "Deployment", namespace, name)
+        self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
+
+    def look(self) -> SeenDeployment:
+        """Return it as it is now.
+
+        Raises:
+            InvalidSettings: Its annotations do not say how it is to be scaled.
+        """
+        deployment = self._found(self._deployment)
+        # Of the API server's memory: a list a second is nothing for it, and no older than a watch would be.
+        slices = self._cluster.get(
+            f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices",
+            labelSelector=f"kubernetes.io/service-name={self._service}",
+            resourceVersion="0",
+        )
+        policy = policy_of(self._name, deployment["metadata"].get("annotations") or {})
+        return SeenDeployment(deployment["spec"]["replicas"], policy, ready_addresses(slices["items"]))
+
+    def scale(self, replicas: int, before: int) -> bool:
+        """Have so many pods, unless somebody else has changed how many there are to be."""
+        now = self._found(self._deployment)
+        if now["spec"]["replicas"] != before:
+            return False
+        version = {"resourceVersion": now["metadata"]["resourceVersion"]}
+        return self._merged(self._deployment, {"metadata": version, "spec": {"replicas": replicas}}, "scale")
+
+    def mark(self, going: Iterable[str], staying: Iterable[str]) -> None:
+        """Write the costs of deletion: pods with a negative one go before others that are ready."""
+        for names, cost in ((staying, None), (going, "-1")):
+            for name in names:
+                pod = Reference("v1", "Pod", self._namespace, name)
+                try:
+                    self._cluster.merge(pod, {"metadata": {"annotations": {_COST: cost}}})
+                except ClusterRefusal as error:
+                    # It has gone by itself.
+                    if error.http_status != _NOT_FOUND:
+                        raise
+
+    def lease(self) -> Mapping[str, Any]:
+        """Return the Lease, which is among the objects of the service."""
+        return self._found(self._lease)
+
+    def merge_lease(self, change: Mapping[str, Any]) -> bool:
+        """Merge a change into the Lease, unless another one was quicker."""
+        return self._merged(self._lease, change)
+
+    def _found(self, reference: Reference) -> dict[str, Any]:
+        found = self._cluster.find(reference)
+        if found is None:
+            raise ClusterError(
+                f"there is no {reference} in the namespace {self._namespace}; apply what "
+                "stoker kubernetes render --autoscaler stoker prints"
+            )
+        return found
+
+    def _merged(self, reference: Reference, change: Mapping[str, Any], part: str = "") -> bool:
+        try:
+            self._cluster.merge(reference, change, part)
+        except ClusterRefusal as error:
+            if error.http_status != _CONFLICT:
+                raise
+            return False
+        return True
+
+
+def policy_of(name: str, annotations: Mapping[str, str]) -> ScalingPolicy:
+    """Return the policy that the annotations of a Deployment say.
+
+    Raises:
+        InvalidSettings: They do not say one.
+    """
+
+    def number(which: str) -> int:
+        return int(annotations[f"{ANNOTATIONS}/autoscale-{which}"])
+
+    try:
+        return ScalingPolicy(
+            number("min-replicas"),
+            number("max-replicas"),
+            number("target-utilization"),
+            float(number("refresh-seconds")),
+        )
+    except (KeyError, ValueError) as error:
+        raise InvalidSettings(
+            f"the annotations {ANNOTATIONS}/autoscale-... of Deployment {name} do not say how it is to be scaled "
+            f"({error}); render it with --autoscaler stoker"
+        ) from None
+
+
+def ready_addresses(slices: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return HOST:PORT of the pods in EndpointSlices that get requests, by name."""
+    addresses: dict[str, str] = {}
+    for part in slices:
+        ports = [port["port"] for port in part.get("ports") or [] if port.get("name") == _PORT]
+        for endpoint in part.get("endpoints") or []:
+            target = endpoint.get("targetRef") or {}
+            # What is not said is so.
+            ready = (endpoint.get("conditions") or {}).get("ready") is not False
+            if ready and ports and target.get("kind") == "Pod":
+                host = endpoint["addresses"][0]
+                addresses[target["name"]] = f"[{host}]:{ports[0]}" if ":" in host else f"{host}:{ports[0]}"
+    return addresses
