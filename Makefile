@@ -24,7 +24,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples hunt coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples hunt house coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -192,6 +192,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+house: install  ## how large the code is, how its modules are joined, how long its documentation is
+	$(BIN)/python -m tests.house
 
 chaos: install  ## hurt a server for SECONDS (600) while callers check every answer; SEED runs an episode again
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

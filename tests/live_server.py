@@ -132,6 +132,7 @@ class LiveServer:
         port: int = 0,
         ready_within_s: float | None = PROGRAM_S,
         tls: ssl.SSLContext | None = None,
+        python: str | Path = sys.executable,
     ) -> None:
         """Start `stoker serve` with these arguments and wait until it is ready.
 
@@ -144,6 +145,7 @@ class LiveServer:
             port: Where it listens; 0 lets it choose.
             ready_within_s: How long to wait for it; None does not wait, and needs a port.
             tls: What it is spoken to with; None speaks plain HTTP.
+            python: The interpreter, whose Stoker serves.
         """
         self.tls = tls
         self.scratch, self.workspace = scratch, workspace or scratch / "workspace"
@@ -152,7 +154,7 @@ class LiveServer:
         self._mark = f"{_MARK}={uuid.uuid4()}"
         keys = {"STOKER_PRIMARY_KEY": PRIMARY, "STOKER_SECONDARY_KEY": SECONDARY} if given_keys else {}
         name, _, value = self._mark.partition("=")
-        command = [sys.executable, "-m", "stoker.cli", "serve", *map(str, arguments)]
+        command = [str(python), "-m", "stoker.cli", "serve", *map(str, arguments)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, "--port", str(port), "--workspace", str(self.workspace)],

@@ -35,7 +35,7 @@ OTHERS: Final = (
     "loadtests/README.md",
     "native/README.md",
 )
-SOURCES: Final = ("server", "clients", "clients/stoker_run")
+SOURCES: Final = ("server", "clients", "clients/stoker_run", "models/stoker_runs", "server/stoker_cluster")
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 
 

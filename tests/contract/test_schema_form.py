@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.contract.in_process import InProcessServer, script
 
+import stoker.azure
 from stoker.runtimes.base import Runtime
 
 JSON = [("Content-Type", "application/json")]

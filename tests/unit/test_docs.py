@@ -30,7 +30,16 @@ from stoker_bench.scaling.command import parser as simulation_parser
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
 # Each has a pyproject.toml, and but the first a README.md of its own.
-PROJECTS = (".", "clients", "clients/stoker_run", "models", "loadtests")
+PROJECTS = (
+    ".",
+    "clients",
+    "clients/stoker_azure",
+    "clients/stoker_run",
+    "loadtests",
+    "models",
+    "models/stoker_runs",
+    "server/stoker_cluster",
+)
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(ROOT / project / "README.md" for project in PROJECTS[1:]),
@@ -38,7 +47,7 @@ DOCUMENTS = [
 ]
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
-NO_METRICS = {"stoker_client", "stoker_run", "stoker_training", "stoker_bench"}
+NO_METRICS = {f"stoker_{name}" for name in ("azure", "bench", "client", "cluster", "run", "runs", "training")}
 # Options of other programs that the pages name outside a command line.
 FOREIGN_OPTIONS = {
     *("--build-arg", "--shm-size", "--only", "--resume-from"),
@@ -218,7 +227,9 @@ def test_named_variables_exist(document: Path) -> None:
     """Each STOKER_ variable is a setting's, or is read or set by the code."""
     sources = [
         *ROOT.glob("server/stoker/**/*.py"),
+        *ROOT.glob("server/stoker_cluster/**/*.py"),
         *ROOT.glob("clients/**/*.py"),
+        *ROOT.glob("models/**/*.py"),
         *ROOT.glob("loadtests/**/*.py"),
     ]
     code = "".join(map(text_of, sources))

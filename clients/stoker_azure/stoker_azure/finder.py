@@ -18,7 +18,7 @@ from typing import Final
 
 __all__ = ["IMPORTS", "install", "is_provided", "uninstall"]
 
-_OURS: Final = "stoker.azure."
+_OURS: Final = "stoker_azure."
 _SDK: Final = "stoker_azure.sdk."
 _SERVER_API: Final = "azureml_inference_server_http.api."
 _SCHEMA: Final = "inference_schema."

@@ -36,7 +36,13 @@ from stoker.environments.interpreters import (
     variables_for,
 )
 from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
-from stoker.environments.server_packages import OLDEST_NUMPY, device_needs, server_paths
+from stoker.environments.server_packages import (
+    OLDEST_NUMPY,
+    device_needs,
+    package_folders,
+    server_paths,
+    write_entry_points,
+)
 from stoker.environments.specification import Specification, stays_below
 from stoker.environments.trial import named_packages
 from stoker.errors import EnvironmentUnusable
@@ -135,8 +141,7 @@ def _recipe(specification: Specification, python: Interpreter, framework: str) -
         return _Recipe(specification, python, server_paths(), ())
     # Another interpreter cannot use compiled packages of this one, so it needs its own.
     needs = device_needs(framework, named_packages(specification))
-    paths = tuple(str(Path(str(package.__file__)).parent) for package in (stoker, stoker_run))
-    return _Recipe(specification, python, paths, needs)
+    return _Recipe(specification, python, package_folders(), needs)
 
 
 def _ready(environments_dir: Path, recipe: _Recipe, note: str) -> Built | None:
@@ -238,8 +243,9 @@ class _Builder:
         """Create it for another Python, and install there what the device process imports, and Stoker itself."""
         server = self._folder / "server"
         server.mkdir()
-        for path in self._recipe.server_paths:
-            (server / Path(path).name).symlink_to(path, target_is_directory=True)
+        for package in map(Path, self._recipe.server_paths):
+            (server / package.name).symlink_to(package, target_is_directory=True)
+        write_entry_points(server)
         try:
             self._create()
             self._show([str(server)])

@@ -6,21 +6,32 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stoker.environments.package_names import EQUIVALENTS
 from stoker.system.extras import onnx_extra, requirements
 
-__all__ = ["OLDEST_NUMPY", "device_needs", "server_paths"]
+__all__ = ["OLDEST_NUMPY", "device_needs", "package_folders", "server_paths", "write_entry_points"]
 
 OLDEST_NUMPY: Final = "1.26"
 """The oldest numpy with which a device process runs."""
+_PACKAGES: Final = ("stoker", "stoker_azure", "stoker_cluster", "stoker_run", "stoker_runs")
+"""What entry scripts may reach, of which the first alone is always installed."""
+_STAND_INS: Final = "stoker-azure"
+"""The distribution that provides Azure's packages for entry scripts."""
 # What only the frontends and the commands import.
 _NOT_FOR_DEVICES: Final = {
     "stoker-client",
+    "stoker-cluster",
     "stoker-run",
+    "stoker-runs",
+    "stoker",
     "starlette",
     "uvicorn",
     "uvloop",
@@ -45,6 +56,24 @@ def _search_path(*options: str) -> list[str]:
     return paths
 
 
+def package_folders() -> tuple[str, ...]:
+    """The folders of Stoker's packages that are installed here."""
+    specs = (find_spec(package) for package in _PACKAGES)
+    return tuple(str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin)
+
+
+def write_entry_points(folder: Path) -> None:
+    """Describe, in a folder of packages, the distribution whose entry points an entry script needs."""
+    try:
+        distribution = metadata.distribution(_STAND_INS)
+    except metadata.PackageNotFoundError:
+        return
+    described = folder / f"{_STAND_INS.replace('-', '_')}-{distribution.version}.dist-info"
+    described.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        (described / name).write_text(distribution.read_text(name) or "", encoding="utf-8")
+
+
 def device_needs(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]:
     """What the device process of a framework imports, as requirements; of ONNX Runtime the build that is here.
 
@@ -57,6 +86,7 @@ def device_needs(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]
     wanted = requirements()
     if framework in runtimes:
         wanted += requirements(runtimes[framework])
+    wanted += _needs_of_stand_ins()
     chosen = []
     for requirement in wanted:
         name = canonicalize_name(requirement.name)
@@ -65,3 +95,10 @@ def device_needs(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]
             specifier = f">={OLDEST_NUMPY}" if name == "numpy" else str(requirement.specifier)
             chosen.append(f"{name}{specifier}")
     return tuple(sorted(chosen))
+
+
+def _needs_of_stand_ins() -> list[Requirement]:
+    try:
+        return [Requirement(text) for text in metadata.requires(_STAND_INS) or ()]
+    except metadata.PackageNotFoundError:
+        return []

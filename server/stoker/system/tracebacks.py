@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final
 
 __all__ = ["format_for_script", "frames_of_script"]
 
 _CALLERS: Final = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
 """What the names of files begin with whose code runs a script; `importlib` and `runpy` are frozen."""
+_PACKAGES: Final = frozenset({"stoker_azure", "stoker_cluster", "stoker_runs"})
+"""Other packages whose code runs scripts."""
 
 
 def frames_of_script(error: BaseException) -> TracebackType | None:
     """Return the traceback of an exception from the script's first frame on; None where it has none."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_CALLERS):
+    while frames is not None and _runs_scripts(frames.tb_frame):
         frames = frames.tb_next
     return frames
 
@@ -25,7 +27,11 @@ def frames_of_script(error: BaseException) -> TracebackType | None:
 def format_for_script(error: BaseException) -> str:
     """Return an exception as Python prints it, without the frames of Stoker."""
     described = traceback.TracebackException.from_exception(error)
-    described.stack = traceback.StackSummary.from_list(
-        [frame for frame in described.stack if not frame.filename.startswith(_CALLERS)]
-    )
+    frames = (entry for entry in traceback.walk_tb(error.__traceback__) if not _runs_scripts(entry[0]))
+    described.stack = traceback.StackSummary.extract(frames)
     return "".join(described.format())
+
+
+def _runs_scripts(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in _PACKAGES or frame.f_code.co_filename.startswith(_CALLERS)

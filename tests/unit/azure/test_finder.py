@@ -47,7 +47,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 def test_every_name_can_be_imported(name: str) -> None:
     """Each entry of the table leads to a module, and the packages above it can be imported as well."""
     assert importlib.import_module(name).__name__.startswith(
-        ("stoker.azure.", "stoker_azure.sdk.", "stoker_run.")
+        ("stoker_azure.", "stoker_azure.sdk.", "stoker_run.")
     )
     while name := name.rpartition(".")[0]:
         assert importlib.import_module(name) is sys.modules[name]

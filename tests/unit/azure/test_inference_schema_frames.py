@@ -216,7 +216,7 @@ def test_pandas_is_imported_by_scripts_only() -> None:
     """Importing every parameter type imports neither pandas nor Spark."""
     program = """
 import sys
-import stoker.azure
+import stoker_azure
 for name in stoker_azure.finder.IMPORTS:
     __import__(name)
 assert not {"pandas", "pyspark"} & set(sys.modules)

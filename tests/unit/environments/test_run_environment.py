@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.environments import dated, run_environment
+from stoker.environments import dated
 from stoker.environments.asked import AskedEnvironment, user_managed
 from stoker.environments.check import notes
 from stoker.environments.discovery import read_environment
@@ -17,6 +17,7 @@ from stoker_runs.run_environment import as_written, prepared_for_run, relaxed
 from stoker.environments.run_interpreters import NoPython, choose_run_interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
+from stoker_runs import run_environment
 from stoker_runs.run_environment import prepared_for_run
 
 

@@ -156,8 +156,8 @@ def test_a_distribution_of_stokers_own_is_a_folder_of_the_clone(
     monkeypatch.setattr(metadata, "requires", ASKED_OF.__getitem__)
     monkeypatch.setattr(extras, "find_spec", lambda _: True)
     if in_clone:
-        (outside / "models").mkdir(parents=True)
-        (outside / "loadtests").mkdir()
+        for folder in extras._FOLDERS.values():
+            (outside / folder).mkdir(parents=True, exist_ok=True)
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     place, clone = ("", outside) if in_clone else (", in a clone of Stoker,", ".")
     wanted = named.format(place=place, pip=pip, clone=clone)

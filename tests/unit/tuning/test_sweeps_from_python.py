@@ -7,9 +7,9 @@ import pytest
 from tests.unit.tuning.test_sweep import World
 
 import stoker
-from stoker import sweeps
 from stoker.errors import InvalidSettings
 from stoker.workspace import Workspace
+from stoker_runs import sweeps
 from stoker_runs.tuning.children import terms_of
 from stoker_runs.tuning.policies import Bandit
 
