@@ -24,7 +24,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples hunt house coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples hunt house prepare coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -174,6 +174,9 @@ test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and fo
 
 test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
 	$(BIN)/python -m pytest tests/ray
+
+prepare: install $(MLFLOW)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
+	$(BIN)/python -m tests.cluster.tools
 
 coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, measured: fails where they reach less than 95 % of lines and branches; 25 minutes
 	rm -rf .coverage
