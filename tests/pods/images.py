@@ -31,7 +31,7 @@ SERVE: Final = (str(Path(sys.prefix) / "bin/stoker"), "serve")
 """What containers of the server's images run."""
 
 _REPOSITORY: Final = Path(__file__).parents[2]
-_EXTRAS: Final = frozenset({"gpu", "grpc", "cluster", "router"})
+_EXTRAS: Final = frozenset({"gpu", "azure", "grpc", "cluster", "router"})
 _NOT_OF_PYTHON: Final = re.compile(
     r"(test|idlelib|tkinter|turtledemo|ensurepip|lib2to3|config-3.*|site-packages)"
 )
@@ -39,7 +39,14 @@ _NOT_OF_PYTHON: Final = re.compile(
 _NOT_INSTALLED: Final = re.compile(
     r"libonnxruntime_providers_(cuda|tensorrt)|/tensorflow/include/|/clang/native/"
 )
-_SOURCES: Final = ("server/stoker", "clients/stoker_client", "clients/stoker_run/stoker_run")
+_SOURCES: Final = (
+    "server/stoker",
+    "server/stoker_cluster/stoker_cluster",
+    "models/stoker_runs/stoker_runs",
+    "clients/stoker_azure/stoker_azure",
+    "clients/stoker_client",
+    "clients/stoker_run/stoker_run",
+)
 _LOADED: Final = re.compile(r"(?:=>\s+)?(/\S+) \(0x")
 _USERS: Final = "root:x:0:0::/:/sbin/nologin\nstoker:x:10001:10001::/tmp:/sbin/nologin\n"
 
