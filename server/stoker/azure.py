@@ -1,6 +1,6 @@
-"""`import stoker.azure` and `python -m stoker.azure`: the entrance for code made for Azure's Python SDK.
+"""`import stoker.azure` and `python -m stoker.azure`: the entrances for code made for Azure's Python SDK.
 
-What it enters is the distribution `stoker-azure`.
+They lead into the distribution `stoker-azure`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 from stoker.errors import OperatorError
 from stoker.extensions import require_extension
 
-__all__ = ["install"]
+__all__: list[str] = []
 
 try:
     _AZURE = require_extension("azure")
 except OperatorError as error:
     raise ImportError(str(error)) from None
-install = _AZURE.install
-
 if __name__ == "__main__":
     raise SystemExit(_AZURE.run_program())
 
-install()
+_AZURE.enter()

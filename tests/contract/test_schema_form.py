@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from tests.contract.in_process import InProcessServer, script
 
-import stoker.azure
 from stoker.runtimes.base import Runtime
+from stoker_azure.finder import install
 
 JSON = [("Content-Type", "application/json")]
 
 
 def _decorated() -> Runtime:
-    stoker.azure.install()
+    install()
     from inference_schema.parameter_types.numpy_parameter_type import NumpyParameterType
     from inference_schema.parameter_types.standard_py_parameter_type import StandardPythonParameterType
     from inference_schema.schema_decorators import input_schema, output_schema

@@ -1,13 +1,4 @@
-"""What scripts and deployment code made for Azure Machine Learning import.
+"""What code, files and command lines made for Azure Machine Learning find in its place.
 
-Importing this package makes those imports work, and for code of users does what `python -m stoker.azure` does.
+Programs enter by `stoker.azure`; entry scripts find the modules that they import without it.
 """
-
-from stoker_azure.entrance import enter, is_entered_by_user
-from stoker_azure.finder import install
-
-__all__ = ["install"]
-
-install()
-if is_entered_by_user():
-    enter()

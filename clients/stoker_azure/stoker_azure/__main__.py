@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from stoker_azure.entrance import enter
 from stoker_azure.notebook import NotebookRefused, run_notebook
 
 __all__ = ["main"]
@@ -47,6 +48,7 @@ def main() -> int:
     if not path.exists():
         sys.stderr.write(f"python -m stoker.azure: there is no file {path}\n")
         return 2
+    enter()
     sys.argv = [str(path), *arguments]
     # As for a script that Python is given: its folder in the place of the current one.
     sys.path[0] = str(path.absolute().parent)

@@ -1,11 +1,12 @@
 """What a process gets that runs code for Azure's SDK: whose `azureml` is imported, which Keras, how numpy prints.
 
 `python -m stoker.azure` and `import stoker.azure` are the two entrances, and do the same. Stoker's own processes
-import modules of this package too; they do not enter.
+import modules of this package without entering.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import os
@@ -16,11 +17,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
+from stoker.system.tracebacks import format_for_script, frames_of_script
 from stoker_azure import finder
 from stoker_azure.exceptions import AzureMLException
-from stoker.system.tracebacks import format_for_script, frames_of_script
 
-__all__ = ["VARIABLE", "advise", "enter", "is_entered_by_user", "show_exception"]
+__all__ = ["VARIABLE", "advise", "enter", "show_exception"]
 
 VARIABLE: Final = "STOKER_AZURE"
 """Variable that says whose `azureml` is imported: `stoker` (default), or `real`."""
@@ -30,23 +31,11 @@ _CORE: Final = "azureml.core"
 _LEGACY_KERAS: Final = "TF_USE_LEGACY_KERAS"
 _PRINTED_AS: Final = "1.25"
 """The version of numpy up to which `str(list(row))` gave plain numbers."""
-_BELOW_USER: Final = ("importlib", __name__.rpartition(".")[0])
 
 
-def is_entered_by_user() -> bool:
-    """Whether the first import of this package, which goes on now, was made by a user's code."""
-    frame = sys._getframe(1)  # noqa: SLF001  # who imports is said nowhere else
-    while frame.f_back is not None and _is_import(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    return not frame.f_globals.get("__name__", "").startswith("stoker.")
-
-
-def _is_import(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in _BELOW_USER)
-
-
+@functools.cache
 def enter() -> None:
-    """Prepare this process for code written for Azure's SDK.
+    """Prepare this process for code written for Azure's SDK; does nothing when it is called again.
 
     Raises:
         ImportError: The variable `STOKER_AZURE` has another value than `stoker` and `real`.
@@ -57,6 +46,7 @@ def enter() -> None:
     if chosen == "real":
         finder.uninstall()
         return
+    finder.install()
     _take_the_place_of_azure()
     _choose_keras()
     if "numpy" in sys.modules:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "answer_from",
     "configurations",
+    "enter",
     "flask_context",
     "install",
     "plan_fields",
@@ -66,6 +67,13 @@ def plan_fields(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     from stoker_azure.sdk.services.cluster_plan import planned
 
     return planned(DeploymentConfig.from_file(file), given)
+
+
+def enter() -> None:
+    """Prepare this process for code written for Azure's SDK, as `import stoker.azure` does."""
+    from stoker_azure.entrance import enter
+
+    enter()
 
 
 def run_program() -> int:

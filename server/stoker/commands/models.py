@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.commands.model_events import add_events_arguments, print_events
 from stoker.commands.model_weights import add_canary_arguments, shift_weights
-from stoker_runs.commands.run_output import table
+from stoker.commands.printing import size_text, table
 from stoker.commands.running_server import add_server_arguments, ask_admin
-from stoker.commands.sizes import size_text
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.extensions import find_extension, require_extension
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect

@@ -27,7 +27,6 @@ from typing import Final
 from packaging.version import Version
 
 import stoker
-import stoker_run
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import (
     Interpreter,

@@ -30,7 +30,6 @@ from stoker_cluster.store_tree import (
     split_address,
     tree_text,
 )
-from stoker.errors import CorruptModel, OperatorError
 from stoker_run.trees import Tree, remove_tree
 
 __all__ = ["fetch", "follow", "push"]

@@ -29,13 +29,13 @@ from azureml.data import OutputFileDatasetConfig
 from azureml.data.datapath import DataPath
 from azureml.exceptions import UserErrorException
 
+from stoker.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.training_compute import cores_and_gpus
 from stoker_runs.records.failures import RunFailure
 from stoker_runs.targets import registry
 from stoker_runs.targets.definitions import Target, find_target, list_targets
 from stoker_runs.targets.engine import EngineFailure
-from stoker.workspace import Workspace as LocalWorkspace
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stoker_azure.sdk import core as azure_sdk
 from stoker.cli import main
+from stoker.workspace import Workspace
 from stoker_azure.commands import az_actions
 from stoker_azure.commands.az_refusals import REFUSED
+from stoker_azure.sdk import core as azure_sdk
 from stoker_runs.launch.run_config_files import read_run_config
 from stoker_runs.records.definition import Definition
 from stoker_runs.records.record import RunRecord
@@ -19,13 +20,6 @@ from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.container_program import ContainerProgram
 from stoker_runs.targets.definitions import find_target
-from stoker.workspace import Workspace
-from stoker_azure.commands import az_actions
-from stoker_azure.commands.az_refusals import REFUSED
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunState, Status
-from stoker_runs.records.store import RunStore
 
 Output = pytest.CaptureFixture[str]
 

@@ -12,6 +12,13 @@ import pytest
 from stoker.cli import main
 from stoker.workspace import Workspace
 from stoker_run.records import Recorder
+from stoker_runs.commands import run_output
+from stoker_runs.records.definition import Definition
+from stoker_runs.records.failures import RunFailure
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ from stoker.environments.asked import AskedEnvironment, user_managed
 from stoker.environments.check import notes
 from stoker.environments.discovery import read_environment
 from stoker.environments.interpreters import Interpreter
-from stoker_runs.run_environment import as_written, prepared_for_run, relaxed
 from stoker.environments.run_interpreters import NoPython, choose_run_interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker_runs import run_environment
-from stoker_runs.run_environment import prepared_for_run
+from stoker_runs.run_environment import as_written, prepared_for_run, relaxed
 
 
 def specification(tmp_path: Path, python: str) -> Specification:

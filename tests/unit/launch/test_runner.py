@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.puppet_engine import exited
 from tests.unit.launch.conftest import World
 
+from stoker.workspace import Workspace
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.slots import Slots
 from stoker_runs.records.definition import Definition
@@ -20,7 +21,6 @@ from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.journal import read_lines
 from stoker_runs.records.states import RunState, Status, resumed
 from stoker_runs.targets.capacity import Capacity
-from stoker.workspace import Workspace
 
 
 class Killed(BaseException):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import SubmissionRefused
-from stoker_runs.records import snapshots
-from stoker_runs.records.snapshots import SnapshotStore
 from stoker.system.durable import Copied
 from stoker_run.trees import remove_tree
+from stoker_runs.records import snapshots
+from stoker_runs.records.snapshots import SnapshotStore
 
 
 def write(folder: Path, **files: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stoker_azure.config.json_file import read_object
 from stoker.environments.conda_file import read_conda_file
 from stoker.errors import OperatorError
 from stoker.mlflow_folder import MLMODEL, MlflowFolder
@@ -18,6 +17,7 @@ from stoker.models.serving_config import read_batching_parameters, read_model_co
 from stoker.models.swagger_files import read_swagger_file
 from stoker.models.triton_config import read_triton_config
 from stoker.settings.yaml_file import MOST_BYTES, parse_json, read_yaml
+from stoker_azure.config.json_file import read_object
 
 DEEP = 100_000
 BOMB = "a0: &a0 [x]\n" + "".join(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.environments.asked import AskedEnvironment, RunEnvironment
+from stoker.workspace import Workspace
 from stoker_runs.records.definition import Definition
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
@@ -15,14 +16,6 @@ from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Job
 from stoker_runs.targets.local import LocalEngine
 from stoker_runs.targets.on_this_machine import collect, remove_work
-from stoker.workspace import Workspace
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunState
-from stoker_runs.records.store import RunStore
-from stoker_runs.targets.definitions import Target
-from stoker_runs.targets.engine import EngineFailure, Job
-from stoker_runs.targets.local import LocalEngine
 
 
 @pytest.mark.parametrize(

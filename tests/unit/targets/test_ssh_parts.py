@@ -19,6 +19,7 @@ from stoker.cli import main
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
+from stoker.workspace import Workspace
 from stoker_runs.records.definition import Definition
 from stoker_runs.records.failures import RunFailure
 from stoker_runs.records.folder import RunFolder
@@ -37,7 +38,6 @@ from stoker_runs.targets.ssh.host_keys import HostKeys
 from stoker_runs.targets.ssh.porter import Porter
 from stoker_runs.targets.ssh.sending import listed
 from stoker_runs.targets.ssh.settings import SshSettings
-from stoker.workspace import Workspace
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICypcGbSAuDIGoJWCRr0+XPjj3K2YfLjMMJMyoOKu80i"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.errors import SubmissionRefused
 from stoker_azure.commands import az_actions
 from stoker_azure.commands.az_history import history
 from stoker_azure.commands.az_refusals import REFUSED, refuse
-from stoker.errors import SubmissionRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

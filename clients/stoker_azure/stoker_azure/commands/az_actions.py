@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from stoker_runs.commands.run_output import note
 from stoker.errors import InvalidSettings, OperatorError, RepositoryError
+from stoker_runs.commands.run_output import note
 
 __all__ = [
     "attach",
@@ -255,9 +255,9 @@ def download_logs(args: argparse.Namespace) -> int:
 def promote(args: argparse.Namespace) -> int:
     """Register a file of a run as a model; one that cannot be served by itself is kept for entry scripts."""
     from stoker.models.frameworks import detect
+    from stoker.workspace import Workspace
     from stoker_runs.records.files import find_file
     from stoker_runs.records.store import RunStore
-    from stoker.workspace import Workspace
 
     words = ["models", "register", args.name, args.path, "--run", args.reference]
     source = find_file(RunStore(Workspace.find().runs_dir).find(args.reference), args.path)

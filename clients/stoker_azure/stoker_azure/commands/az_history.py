@@ -7,8 +7,9 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.commands.printing import table
 from stoker.errors import InvalidSettings, OperatorError
-from stoker_runs.commands.run_output import duration_text, table, time_text
+from stoker_runs.commands.run_output import duration_text, time_text
 
 if TYPE_CHECKING:
     import argparse

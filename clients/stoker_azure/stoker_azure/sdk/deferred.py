@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     )
     from stoker_azure.sdk.training import experiment, hyperdrive_run, run, run_configuration
     from stoker_cluster import access, checking
-    from stoker.keys import keyring, tokens
     from stoker_runs.launch import registration, web_files
-    from stoker.models import repository
     from stoker_runs.targets import attaching, definitions, registry
 
 __all__ = [

@@ -7,8 +7,9 @@ import json
 import sys
 from collections import Counter
 
-from stoker_runs.commands.run_output import common_arguments, found_workspace, note, table, time_text
+from stoker.commands.printing import table
 from stoker.system.logs import escaped
+from stoker_runs.commands.run_output import common_arguments, found_workspace, note, time_text
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, SubmissionRefused
 from stoker.system.logs import escaped
+from stoker_runs.commands.run_output import exit_code_of, found_workspace, note, stream, write_bytes
 
 if TYPE_CHECKING:
     import argparse

@@ -6,12 +6,12 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.system.logs import escaped, escaped_lines
+from stoker.system.logs import escaped_lines
 
 if TYPE_CHECKING:
     from stoker.workspace import Workspace
@@ -26,7 +26,6 @@ __all__ = [
     "found_workspace",
     "note",
     "stream",
-    "table",
     "time_text",
     "write_bytes",
 ]
@@ -56,14 +55,6 @@ def note(text: str) -> None:
     """Say something that is no part of the answer."""
     sys.stderr.write(f"{escaped_lines(text)}\n")
     sys.stderr.flush()
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as columns of one width, each on its line; what would break a line is shown as a space, or escaped."""
-    clean = [[escaped(" ".join(cell.split())) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in clean)
-    return "".join(f"{line}\n" for line in lines)
 
 
 def time_text(time_ms: int | None) -> str:

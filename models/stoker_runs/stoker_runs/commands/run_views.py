@@ -8,8 +8,11 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.commands.printing import table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
+from stoker_runs.commands import sweep_views
+from stoker_runs.commands.run_output import duration_text, found_workspace, note, time_text
 
 if TYPE_CHECKING:
     import argparse

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.sizes import size_text
+from stoker.commands.printing import size_text
 from stoker.errors import InvalidSettings
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note, stream
 
@@ -320,10 +320,10 @@ def print_plan(request: Request, workspace: Workspace) -> None:
     """Print what would be submitted."""
     from stoker.environments.check import compare, notes
     from stoker.environments.discovery import read_environment
-    from stoker_runs.run_environment import as_written
     from stoker_runs.launch.submission import plan
     from stoker_runs.records.data_digests import measure_data
     from stoker_runs.records.snapshots import SnapshotStore
+    from stoker_runs.run_environment import as_written
 
     planned = plan(request, workspace)
     files, size_bytes = SnapshotStore(workspace.snapshots_dir).measure(request.source, request.limit_bytes)

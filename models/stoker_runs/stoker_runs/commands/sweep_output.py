@@ -9,8 +9,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.commands.printing import table
 from stoker.errors import UnknownRun
-from stoker_runs.commands.run_output import note, stream, table
+from stoker_runs.commands.run_output import note, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.commands.printing import table
 from stoker.errors import InvalidSettings
-from stoker_runs.commands.run_output import found_workspace, note, table
+from stoker_runs.commands.run_output import found_workspace, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

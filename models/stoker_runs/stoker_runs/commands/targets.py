@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from stoker.commands.printing import table
 from stoker_runs.commands import target_actions
-from stoker_runs.commands.run_output import common_arguments, found_workspace, table
+from stoker_runs.commands.run_output import common_arguments, found_workspace
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.workspace import Workspace
 from stoker_runs.launch.stores import (
     data_set_place,
     is_data_set_name,
@@ -17,9 +18,6 @@ from stoker_runs.launch.stores import (
     store_names,
     store_root,
 )
-from stoker_runs.targets.definitions import Target
-from stoker.workspace import Workspace
-from stoker_runs.launch.stores import data_set_place, place_in, store_names, store_root
 from stoker_runs.targets.definitions import Target
 
 __all__ = ["check_inputs", "find_input", "split_input"]

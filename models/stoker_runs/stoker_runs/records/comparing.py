@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker_run.trees import files_below
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.summary import Numbers, measured
-from stoker_run.trees import files_below
 
 __all__ = ["Difference", "compare_runs", "parameters_of"]
 

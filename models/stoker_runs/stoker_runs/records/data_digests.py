@@ -12,6 +12,7 @@ from typing import Final
 from stoker.errors import SubmissionRefused
 from stoker.system.durable import private_folder
 from stoker_run.trees import files_below
+from stoker_runs.records.seen_files import SeenFiles
 
 __all__ = ["data_digests", "measure_data"]
 

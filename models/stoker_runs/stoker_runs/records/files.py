@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import SubmissionRefused
-from stoker_runs.records.folder import RunFolder
 from stoker_run.trees import files_below
+from stoker_runs.records.folder import RunFolder
 
 __all__ = ["copy_files", "find_file", "log_file", "run_files"]
 

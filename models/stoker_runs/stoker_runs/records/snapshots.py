@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import SubmissionRefused
-from stoker_runs.records.ignoring import SourceFile, source_files
-from stoker_runs.records.seen_files import SeenFiles
 from stoker.system.durable import Copied, copy_regular, private_folder
 from stoker.system.staging import staging_folder
+from stoker_runs.records.ignoring import SourceFile, source_files
+from stoker_runs.records.seen_files import SeenFiles
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "Snapshot", "SnapshotStore"]
 

@@ -19,6 +19,9 @@ from stoker.errors import InvalidSettings, UnknownRun
 from stoker.names import is_name
 from stoker.system.durable import private_folder, replace_file, sync_folder
 from stoker_run.trees import remove_tree
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord, experiment_of, is_part
+from stoker_runs.records.states import RunState
 
 __all__ = ["RunStore"]
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from stoker.errors import InvalidSettings, SubmissionRefused
 from stoker.names import checked_name, is_name
-from stoker_runs.records.index import RunIndex
-from stoker_runs.records.store import RunStore
 from stoker.system.durable import private_folder, replace_file
 from stoker.workspace import Workspace
 from stoker_runs.records.index import RunIndex

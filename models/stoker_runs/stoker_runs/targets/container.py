@@ -13,6 +13,9 @@ from typing import Any, Final
 from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder
+from stoker.workspace import Workspace
+from stoker_run.archive import write_archive
+from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.targets.container_base import ContainerBase
 from stoker_runs.targets.container_image import FailedPulls, Image, Inside, look_inside
 from stoker_runs.targets.container_program import ContainerProgram, mount

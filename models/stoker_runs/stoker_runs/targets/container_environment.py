@@ -20,14 +20,17 @@ from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
 from stoker.environments.discovery import read_environment
 from stoker.environments.installers import Installer, masked
 from stoker.environments.kept import MANIFEST, only_one, packages_in, sweep
-from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
 from stoker.environments.run_interpreters import PythonChoice
 from stoker.environments.specification import Specification
 from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
-from stoker_runs.run_environment import LEGACY_KERAS, RELAXED_VARIABLES, relaxed
+from stoker_runs.run_environment import (
+    as_written,
+    relaxed,
+    relaxed_variables,
+)
 from stoker_runs.targets.container_image import Image, Inside
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.engine import Say

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker.system.durable import private_folder, replace_file
+from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.container_settings import ContainerSettings
 from stoker_runs.targets.engine import EngineFailure, Say

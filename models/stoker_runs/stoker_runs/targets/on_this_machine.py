@@ -14,6 +14,10 @@ from stoker.names import name_from_file
 from stoker.workspace import Workspace
 from stoker_run import observing
 from stoker_run.trees import Tree, remove_tree
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, Sight
+from stoker_runs.targets.sights import sight_of
 
 __all__ = [
     "as_failure",

@@ -10,6 +10,8 @@ from typing import Any, Final, Self
 
 from tqdm import tqdm
 
+from stoker.system.durable import locked, private_folder, replace_file
+from stoker.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk import deferred
 from stoker_azure.sdk.data.datastore import Datastore
@@ -18,10 +20,8 @@ from stoker_azure.sdk.failures import none_in_workspace, raised_as
 from stoker_azure.sdk.labels import Shown
 from stoker_azure.sdk.unoffered import NotAClass
 from stoker_azure.sdk.workspace import Workspace
-from stoker_runs.launch.stores import checked_data_set_name, data_set_versions, is_data_set_name, is_of_web
-from stoker.system.durable import locked, private_folder, replace_file
-from stoker.workspace import Workspace as LocalWorkspace
 from stoker_run.trees import files_below
+from stoker_runs.launch.stores import checked_data_set_name, data_set_versions, is_data_set_name, is_of_web
 
 __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
 

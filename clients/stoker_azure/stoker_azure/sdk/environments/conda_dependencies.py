@@ -10,8 +10,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-from stoker_azure.exceptions import UserErrorException
 from stoker.settings.yaml_file import SettingsLoader, settings_text
+from stoker_azure.exceptions import UserErrorException
 
 __all__ = ["CondaDependencies", "pip_lines", "text_of"]
 

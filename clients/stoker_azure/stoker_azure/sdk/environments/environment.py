@@ -7,20 +7,13 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from stoker_azure.exceptions import UserErrorException
-from stoker_azure.sdk.environments.conda_dependencies import CondaDependencies, pip_lines, text_of
-from stoker_azure.sdk.environments.container_registry import ContainerRegistry
-from stoker_azure.sdk.failures import raised_as
-from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedByEnvironment
-from stoker_azure.sdk.workspace import Workspace
-from stoker_runs.launch.registered_environments import registered_names
 from stoker.names import checked_name
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.environments.conda_dependencies import CondaDependencies, pip_lines, text_of
 from stoker_azure.sdk.environments.container_registry import ContainerRegistry
 from stoker_azure.sdk.failures import raised_as
-from stoker_azure.sdk.unoffered import UnofferedByEnvironment
+from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedByEnvironment
 from stoker_azure.sdk.workspace import Workspace
 from stoker_runs.launch.registered_environments import registered_names
 

@@ -8,20 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from stoker_azure.exceptions import ModelPathNotFoundException, UserErrorException, WebserviceException
-from stoker_azure.sdk import deferred
-from stoker_azure.sdk.failures import raised_as
-from stoker_azure.sdk.labels import labels
-from stoker_azure.sdk.training.run_files import FilesOfRun
-from stoker_azure.sdk.training.waiting import wait_for
-from stoker_azure.sdk.unoffered import UnofferedMethod
-from stoker_azure.sdk.workspace import Workspace
 from stoker.errors import SubmissionRefused, UnknownRun
 from stoker_azure.exceptions import ModelPathNotFoundException, UserErrorException, WebserviceException
 from stoker_azure.sdk import deferred
 from stoker_azure.sdk.failures import raised_as
 from stoker_azure.sdk.labels import labels
-from stoker_azure.sdk.training.request import TARGET_VARIABLE
 from stoker_azure.sdk.training.run_files import FilesOfRun
 from stoker_azure.sdk.training.waiting import wait_for
 from stoker_azure.sdk.unoffered import UnofferedMethod

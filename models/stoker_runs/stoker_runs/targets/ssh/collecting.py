@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.system.durable import private_folder, replace_file
+from stoker_run.trees import Tree, parts_of, remove_tree
+from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.targets.engine import EngineFailure, Job
 from stoker_runs.targets.ssh.porter import Porter, Request
-from stoker_run.trees import Tree, parts_of, remove_tree
 
 __all__ = ["checked_entries", "collect", "is_collected", "locally", "looked"]
 

@@ -18,6 +18,9 @@ from stoker.environments.asked import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.names import name_from_file
 from stoker.system.durable import private_folder
+from stoker.workspace import Workspace
+from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
 from stoker_runs.targets.sights import sight_of
@@ -28,20 +31,6 @@ from stoker_runs.targets.ssh.containers import (
     has_container,
     keep_container,
 )
-from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
-from stoker_runs.targets.ssh.link import Link
-from stoker_runs.targets.ssh.porter import Porter
-from stoker_runs.targets.ssh.sending import have_folder
-from stoker_runs.targets.ssh.settings import SshSettings
-from stoker_runs.targets.start_file import start_content, write_start
-from stoker.workspace import Workspace
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.records.snapshots import SnapshotStore
-from stoker_runs.targets.definitions import Target
-from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
-from stoker_runs.targets.sights import sight_of
-from stoker_runs.targets.ssh.collecting import collect, is_collected, locally, looked
-from stoker_runs.targets.ssh.containers import RemoteContainers, keep_container
 from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
 from stoker_runs.targets.ssh.link import Link
 from stoker_runs.targets.ssh.porter import Porter
