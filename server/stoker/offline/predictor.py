@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
-from stoker.errors import InvalidInput, InvalidSettings
+from stoker.device.lifecycle import LoadedModel
+from stoker.errors import InvalidInput, InvalidSettings, LoadTimeout
 from stoker.offline.choosing import chosen, device_here, enter_script, load_here
 from stoker.offline.columns import Columns, columns_of, in_form_of, inputs_of, script_rows
 from stoker.offline.row_batches import RowBatches
@@ -81,13 +84,9 @@ class Predictor:
         if self.servable.framework == "script":
             enter_script(self.servable)
         where = deployed.placement.devices[0] if device == "auto" else device
-        self._thread = ThreadPoolExecutor(1, f"model {self.servable.name}")
+        self._thread = _ModelThread(f"model {self.servable.name}")
         try:
-            self._loaded = self._on_thread(
-                lambda: load_here(
-                    self.servable, device_here(self.servable, where), threads or deployed.threads
-                )
-            )
+            self._loaded = self._load(where, threads or deployed.threads)
             self._scorer = self._make_scorer(batch_rows)
         except BaseException:
             self.close()
@@ -107,7 +106,7 @@ class Predictor:
 
     def close(self) -> None:
         """Wait for the batch that runs, and let the model's files go."""
-        self._thread.shutdown()
+        self._thread.close()
         self._leases.close()
 
     @property
@@ -174,6 +173,59 @@ class Predictor:
     def _on_thread(self, function: Callable[[], _Result]) -> _Result:
         """Call a function on the model's thread: frameworks and scripts keep state of the thread that loads them."""
         return self._thread.submit(function).result()
+
+    def _load(self, device: str, threads: int) -> LoadedModel:
+        loaded = self._thread.submit(
+            lambda: load_here(self.servable, device_here(self.servable, device), threads)
+        )
+        limit_s = self.servable.terms.load_timeout_s
+        try:
+            return loaded.result(limit_s)
+        except TimeoutError:
+            if loaded.done():
+                raise
+            self._thread.leave()
+            raise LoadTimeout(
+                f"{self.servable.name} was not loaded and warmed up within {limit_s:g} s; if it only needs longer, "
+                "raise load_timeout_s"
+            ) from None
+
+
+class _ModelThread:
+    """Runs what it is given, one after the other. The process does not wait for it at its end, for it may hang."""
+
+    def __init__(self, name: str) -> None:
+        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._left = False
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], _Result]) -> Future[_Result]:
+        """Call a function when all that were given before have returned."""
+        future: Future[_Result] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
+                future.set_exception(error)
+
+        self._todo.put(call)
+        return future
+
+    def leave(self) -> None:
+        """Wait no more for what runs."""
+        self._left = True
+
+    def close(self) -> None:
+        """Take nothing more, and wait for what runs."""
+        self._todo.put(None)
+        if not self._left:
+            self._thread.join()
+
+    def _live(self) -> None:
+        while (call := self._todo.get()) is not None:
+            call()
 
 
 def _again(model: str, device: str, options: dict[str, Any]) -> Predictor:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import pytest
+from tests.patience import PATIENCE_S
 from tests.tiny_models import PICKY_LIMIT, write_doubler, write_marked, write_picky
 
 from stoker import cli
-from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, OperatorError
+from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, OperatorError
 from stoker.offline import Predictor
 from stoker.offline.files import Done, score_files
 from stoker.offline.result_files import result_file
@@ -287,3 +289,26 @@ def test_a_first_line_that_counts_its_columns_is_told_of(
         file.write_text(f"{line}\n{line.replace('a', '0').replace('b', '1')}\n")
         assert list(read_tables(file, 0, None, 4))
     assert len(caplog.messages) == 1
+
+
+def test_a_model_that_loads_for_ever_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `load_timeout_s`, as by a server; neither who waits nor the end of the process waits for it."""
+    released, hanging = threading.Event(), list[threading.Thread]()
+
+    def hang(*_: object) -> None:
+        hanging.append(threading.current_thread())
+        released.wait(PATIENCE_S)
+
+    monkeypatch.setattr("stoker.offline.predictor.load_here", hang)
+    with pytest.raises(LoadTimeout, match="doubler was not loaded and warmed up within 1 s"):
+        Predictor(
+            write_doubler(tmp_path / "doubler.onnx"),
+            "cpu",
+            workspace=tmp_path / "workspace",
+            load_timeout_s=1,
+        )
+    (thread,) = hanging
+    assert thread.daemon
+    released.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
