@@ -43,7 +43,7 @@ class Lane:
     unsent: bytes = b""
     told: memoryview = field(init=False)
     """Whether the frontend writes caller and urgency of its rows."""
-    _consumer: memoryview = field(init=False)
+    _consumer: int = field(init=False)
     _poller: select.epoll | None = field(default=None, init=False)
     # The number of a closed descriptor may be reused for another file, so nothing may be sent during or after the
     # close.
@@ -51,9 +51,9 @@ class Lane:
 
     def __post_init__(self) -> None:
         self.told = self.arena.words("told")
-        self._consumer = self.arena.words("consumer")
-        if not self._consumer[0]:
-            self._consumer[0] = OWN[0]
+        word = self.arena.words("consumer")
+        # It is written once: what it is now it remains.
+        word[0] = self._consumer = word[0] or OWN[0]
         self.check_consumer()
         CHILDREN.cut_off(self)
 
@@ -63,8 +63,8 @@ class Lane:
         Raises:
             SecondConsumer: They are not: it is a fork of the process whose they are.
         """
-        if self._consumer[0] != OWN[0]:
-            raise SecondConsumer(self._consumer[0])
+        if self._consumer != OWN[0]:
+            raise SecondConsumer(self._consumer)
 
     def descriptors(self) -> list[int]:
         """The doorbell, while it is open."""
