@@ -181,6 +181,22 @@ def keras(name, optimizer, fits=True):
     )
 
 
+def texts(name):
+    """A layer that looks words up, in tables and constants that the object graph has no names for."""
+    tf.random.set_seed(5)
+    words = tf.keras.layers.TextVectorization(max_tokens=9, output_sequence_length=3)
+    words.adapt(np.array(["a b c", "b c d"]))
+    layers = tf.keras.layers
+    inputs = layers.Input((1,), dtype=tf.string, name="text")
+    outputs = layers.GlobalAveragePooling1D()(layers.Embedding(9, 2)(words(inputs)))
+    model, path = tf.keras.Model(inputs, outputs), folder(name)
+    model.compile("adam", "mse")
+    given = np.array([["a b"], ["d"]])
+    model.fit(given, np.zeros((2, 2)), verbose=0)
+    model.save(path, save_format="tf")
+    expect(path, {"serving_default": ({"text": given}, {model.output_names[0]: model.predict(given)})})
+
+
 def functions(name):
     """Two functions of a module: one looks words up, the other counts its calls."""
 
@@ -240,6 +256,7 @@ def main():
         keras("loss_scale", "adam")
     elif VERSION == (2, 6):
         keras("adam", "adam")
+        texts("texts")
     elif VERSION == (2, 11):
         keras("adam", "adam")
         keras("legacy_adam", tf.keras.optimizers.legacy.Adam())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,8 @@ __all__ = ["SavedModel", "SavedSignature"]
 logger = logging.getLogger(__name__)
 
 _SERVE: Final = "serve"
-_SIGNATURES: Final = "root.signatures"
+_PLAIN: Final = "_generic_user_object"
+"""What TensorFlow calls an object of no class that it knows."""
 _METHODS: Final[Mapping[str, Method]] = {
     "tensorflow/serving/classify": "classify",
     "tensorflow/serving/regress": "regress",
@@ -56,33 +56,30 @@ class SavedModel:
         self.path = path
         logging.getLogger("tensorflow").addFilter(_is_unexpected)
         try:
-            data = _read_file(path)
-            graph, tags = _served_graph(path, data)
-            self.effects = read_effects(data)
+            content = _read_file(path)
+            graph, tags = _served_graph(path, content)
+            self.effects = read_effects(content.SerializeToString())
             if outside := self.effects.outside():
                 logger.warning("%s reaches out of the server: %s", path, "; ".join(outside))
             _refuse_python(path, "the initialisation", self.effects.loading)
-            self._loaded = _load(tf, path, graph, tags)
+            self._model = _load(tf, path, content, tags)
         except LoadFailed:
             raise
         except Exception as error:
             raise LoadFailed(f"TensorFlow cannot load {path}: {error}") from error
         # What initialises it, and what trains it, are among those of TensorFlow 1.
-        self.signatures = sorted(name for name in self._functions if not name.startswith("__saved_model_"))
+        self.signatures = sorted(
+            name for name in self._model.signatures if not name.startswith("__saved_model_")
+        )
         self._methods = {
             name: _METHODS[each.method_name]
             for name, each in graph.signature_def.items()
             if each.method_name in _METHODS
         }
 
-    @property
-    def _functions(self) -> Mapping[str, Any]:
-        functions: Mapping[str, Any] = self._loaded[_SIGNATURES]
-        return functions
-
     def function(self, name: str) -> Any:
         """What runs a signature; this object must outlive it: it holds only weak references to variables."""
-        return self._functions[name]
+        return self._model.signatures[name]
 
     def method(self, name: str) -> Method:
         """What a signature is for."""
@@ -94,16 +91,15 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(_EXPECTED)
 
 
-def _read_file(path: Path) -> bytes:
-    """The content of a SavedModel's file, or what it would be if it were not the one of text."""
+def _read_file(path: Path) -> Any:
+    """Read the file of a SavedModel, binary or text, as TensorFlow's message of that name."""
     from google.protobuf import text_format
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = path / "saved_model.pb"
     if file.is_file():
-        return file.read_bytes()
-    text = (path / "saved_model.pbtxt").read_text("utf-8")
-    return bytes(text_format.Parse(text, saved_model_pb2.SavedModel()).SerializeToString())
+        return saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    return text_format.Parse((path / "saved_model.pbtxt").read_text("utf-8"), saved_model_pb2.SavedModel())
 
 
 def _refuse_python(path: Path, what: str, kinds: Collection[str]) -> None:
@@ -115,11 +111,9 @@ def _refuse_python(path: Path, what: str, kinds: Collection[str]) -> None:
         )
 
 
-def _served_graph(path: Path, data: bytes) -> tuple[Any, list[str] | None]:
+def _served_graph(path: Path, content: Any) -> tuple[Any, list[str] | None]:
     """The graph that TensorFlow Serving would serve, a MetaGraphDef, and its tags where there are several graphs."""
-    from tensorflow.core.protobuf import saved_model_pb2
-
-    graphs = saved_model_pb2.SavedModel.FromString(data).meta_graphs
+    graphs = content.meta_graphs
     if len(graphs) == 1:
         return graphs[0], None
     tags = [sorted(graph.meta_info_def.tags) for graph in graphs]
@@ -131,64 +125,28 @@ def _served_graph(path: Path, data: bytes) -> tuple[Any, list[str] | None]:
     return graphs[tags.index([_SERVE])], [_SERVE]
 
 
-def _load(tf: Any, path: Path, graph: Any, tags: list[str] | None) -> Mapping[str, Any]:
-    """Load what the signatures need; they are under `root.signatures`, beside what must be kept for them.
+def _load(tf: Any, path: Path, content: Any, tags: list[str] | None) -> Any:
+    """Load it, but no optimizer of Keras 2, with a copy or two of all weights.
 
-    An optimizer, with a copy or two of all weights, is no part of that. One of Keras 2 could not be loaded without
-    Keras 2 either.
+    TensorFlow makes the variables of one by its methods, which only Keras 2 has. What leads to it is taken out of the
+    graph of objects, so that they are variables as others are, without values, which nothing uses.
     """
-    parts = _served_parts(graph.object_graph_def) if graph.HasField("object_graph_def") else []
-    if parts:
-        try:
-            loaded: Mapping[str, Any] = tf.__internal__.saved_model.load_partial(str(path), parts)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the whole may still be loaded
-            logger.info("%s is loaded as a whole, since its signatures alone cannot be: %s", path, error)
-        else:
-            return loaded
-    whole = tf.saved_model.load(str(path), tags)
-    return {"root": whole, _SIGNATURES: whole.signatures}
+    objects = content.meta_graphs[0].object_graph_def
+    optimizers = {number for number, node in enumerate(objects.nodes) if node.slot_variables}
+    if tags or not optimizers:
+        return tf.saved_model.load(str(path), tags)
+    for number in optimizers:
+        # It need not import Keras either.
+        objects.nodes[number].user_object.identifier = _PLAIN
+    for node in objects.nodes:
+        kept = [child for child in node.children if child.node_id not in optimizers]
+        del node.children[:], node.slot_variables[:]
+        node.children.extend(kept)
+    # What tf.saved_model.load makes of the file itself.
+    from tensorflow.python.saved_model.load import Loader
 
-
-def _served_parts(objects: Any) -> list[str]:
-    """The paths in a SavedObjectGraph to all that its signatures need; empty where one of them has no path.
-
-    Tables are all among it, for they may be initialised by each other.
-    """
-    paths = _paths(objects)
-    todo = [number for number, node in enumerate(objects.nodes) if node.WhichOneof("kind") == "resource"]
-    todo += [number for number, path in paths.items() if path == _SIGNATURES]
-    needed: set[int] = set()
-    while todo:
-        number = todo.pop()
-        if number not in needed:
-            needed.add(number)
-            todo += _needed_by(objects, objects.nodes[number])
-    return [paths[number] for number in sorted(needed)] if needed <= paths.keys() else []
-
-
-def _needed_by(objects: Any, node: Any) -> Iterator[int]:
-    for reference in (*node.children, *node.dependencies):
-        yield reference.node_id
-    for saved in node.saveable_objects.values():
-        yield from (saved.save_function, saved.restore_function)
-    for name in (*node.function.concrete_functions, node.bare_concrete_function.concrete_function_name):
-        if name:
-            yield from objects.concrete_functions[name].bound_inputs
-
-
-def _paths(objects: Any) -> dict[int, str]:
-    """A shortest path to each object, but through no optimizer; what has a dot in its name has none."""
-    paths = {0: "root"}
-    todo = deque(paths)
-    while todo:
-        number = todo.popleft()
-        if objects.nodes[number].slot_variables:
-            continue
-        for child in objects.nodes[number].children:
-            if child.node_id not in paths and "." not in child.local_name:
-                paths[child.node_id] = f"{paths[number]}.{child.local_name}"
-                todo.append(child.node_id)
-    return paths
+    options = tf.train.CheckpointOptions(), tf.saved_model.LoadOptions()
+    return Loader(objects, content, str(path), *options, None).get(0)
 
 
 class SavedSignature:
