@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from pathlib import PurePath
 
 from stoker.errors import InvalidSettings
@@ -113,14 +114,18 @@ def name_from_path(path: PurePath, *, is_folder: bool) -> str:
     return name_from_file(path.parent.name if path.name.isdecimal() and path.parent.name else path.name)
 
 
-def parse_reference(reference: str) -> tuple[str, int | None]:
+def parse_reference(reference: str, check: Callable[[str], str] = checked_name) -> tuple[str, int | None]:
     """Split `NAME[:VERSION]`; no version means the latest, and is returned as None.
+
+    Args:
+        reference: What to split.
+        check: Which names it may have: by default those of registered models.
 
     Raises:
         InvalidSettings: The name or the version is malformed.
     """
     name, colon, version = reference.partition(":")
-    checked_name(name)
+    check(name)
     if not colon:
         return name, None
     if not _VERSION.fullmatch(version):

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from stoker.commands.model_events import add_events_arguments, print_events
 from stoker.commands.model_weights import add_canary_arguments, shift_weights
@@ -388,10 +389,10 @@ def _label(args: argparse.Namespace) -> int:
 
 def _ask_server(args: argparse.Namespace) -> int:
     """Load or unload by the model repository API."""
-    from stoker.names import parse_reference
+    from stoker.names import checked_service, parse_reference
 
-    name, version = parse_reference(args.reference)
-    path = f"/v2/repository/models/{name}"
+    name, version = parse_reference(args.reference, checked_service)
+    path = f"/v2/repository/models/{quote(name)}"
     if version is not None:
         path += f"/versions/{version}"
     ask_admin(args, f"{path}/{args.models_action}")

@@ -568,7 +568,7 @@ def test_a_version_with_a_label_is_not_deleted_by_mistake(workspace: Path, scrip
 def test_a_server_of_this_machine_is_asked_without_a_proxy(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A proxy of the environment neither reaches it nor sees the admin key."""
+    """A proxy of the environment neither reaches it nor sees the admin key; names are quoted in its paths."""
     seen: list[tuple[str, str]] = []
 
     class Server(BaseHTTPRequestHandler):
@@ -584,10 +584,10 @@ def test_a_server_of_this_machine_is_asked_without_a_proxy(
     with HTTPServer(("127.0.0.1", 0), Server) as server:
         answering = threading.Thread(target=server.handle_request)
         answering.start()
-        assert run("load", "digits:3", "--uri", f"http://127.0.0.1:{server.server_port}") == 0
+        assert run("load", "größe (2):3", "--uri", f"http://127.0.0.1:{server.server_port}") == 0
         answering.join()
-    assert seen == [("/v2/repository/models/digits/versions/3/load", f"Bearer {key}")]
-    assert capsys.readouterr().out == "digits:3 is loaded\n"
+    assert seen == [("/v2/repository/models/gr%C3%B6%C3%9Fe%20%282%29/versions/3/load", f"Bearer {key}")]
+    assert capsys.readouterr().out == "größe (2):3 is loaded\n"
 
 
 def test_events_of_a_server_are_printed_a_line_each(
