@@ -22,7 +22,7 @@ ROWS = [[1, 1], [4, 1]]
 SCORES = [[1.0, 0.0], [0.0, 1.0]]
 TABLE = {"columns": COLUMNS[::-1], "data": [[1, 1], [1, 4]]}
 USED = [name for name in MIXED if name != "owner"]
-HOUSES = [
+HOUSES: list[list[Any]] = [
     [1.5, "Rome", "new", True, 2, "Ann", "2000-01-01"],
     [None, "Bonn", "new", True, 1, None, "2020-02-29"],
 ]
@@ -136,6 +136,19 @@ def test_the_description_names_the_method(server: InProcessServer) -> None:
     described = json.loads(server.ask("GET", "/api/v1/service/prices/swagger.json").body)["definitions"]
     assert described["ServiceInput"]["properties"]["method"]["enum"] == ["predict"]
     assert list(described["ServiceOutput"]["properties"]) == ["predict"]
+
+
+def test_the_description_has_the_columns(server: InProcessServer) -> None:
+    """With their types and the methods; the row that is its example is answered."""
+    described = json.loads(server.ask("GET", "/api/v1/service/houses/swagger.json").body)["definitions"]
+    given = described["ServiceInput"]
+    row = given["properties"]["data"]["items"]
+    assert [(name, one["type"]) for name, one in row["properties"].items()] == [
+        *(("size", "number"), ("city", "string"), ("note", "string")),
+        *(("garden", "boolean"), ("rooms", "number"), ("built", "string")),
+    ]
+    assert given["properties"]["method"]["enum"] == ["predict", "predict_proba"]
+    assert score(server, "houses", given["example"]) == {"predict_proba": [[1, 0]]}
 
 
 @pytest.mark.parametrize("door", DOORS)

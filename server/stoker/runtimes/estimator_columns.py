@@ -161,7 +161,9 @@ class Column:
 
         texts = [None if text == MISSING else text.decode(errors="replace") for text in given.tolist()]
         try:
-            return pd.Series(pd.to_datetime(texts, utc=True, format="ISO8601")).dt.tz_localize(None)
+            dates = pd.Series(pd.to_datetime(texts, utc=True, format="ISO8601"))
+            # In one unit, whatever dates stand beside it.
+            return dates.dt.tz_localize(None).dt.as_unit("us")
         except (ValueError, OverflowError) as error:
             raise InvalidInput(
                 f"The column {self.name} holds dates, as ISO 8601 has them (2024-12-31T23:59:59): {error}"

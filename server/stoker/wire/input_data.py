@@ -71,9 +71,7 @@ def columns_of(table: Any, inputs: Inputs) -> dict[str, list[Any]]:
     if labels:
         places = [given.index(label) for label in labels]
         return {inputs[0].name: [[row[place] for place in places] for row in rows]}
-    return {
-        name: [row[place] for row in rows] for place, name in enumerate(columns) if str(name) not in others
-    }
+    return {name: [row[place] for row in rows] for place, name in enumerate(given) if name not in others}
 
 
 def is_columns(inputs: Inputs) -> bool:

@@ -25,6 +25,7 @@ from tests.estimators import MIXED, mixed, save
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import RowFailure, Runtime
+from stoker.runtimes.estimator_columns import ways_to_take
 from stoker.runtimes.sklearn import load_sklearn
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
@@ -270,6 +271,28 @@ def test_categories_that_were_not_there(tmp_path: Path, library: str) -> None:
         assert "The column city has no category 'Oslo'; it was fitted with Bonn, Graz, Rome" in str(given)
     else:
         assert given == [0]
+
+
+def test_categories_that_a_file_does_not_keep_are_refused() -> None:
+    """XGBoost before 3.1 kept none: which number was Rome, the file does not say."""
+
+    class Booster:
+        feature_types = ("float", "c")
+
+        def save_raw(self, _: str) -> bytes:
+            return b'{"learner": {"gradient_booster": {"model": {}}}}'
+
+    class Fitted:
+        n_features_in_ = 2
+
+        def get_booster(self) -> Booster:
+            return Booster()
+
+    Fitted.__module__ = "xgboost.sklearn"
+    with pytest.raises(
+        LoadFailed, match="column_1 holds categories, and the file does not say which: fit it with"
+    ):
+        next(ways_to_take(Fitted(), Path("model.pkl"), None))
 
 
 @pytest.mark.parametrize(

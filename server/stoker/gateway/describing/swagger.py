@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 from stoker.echo import cut
 from stoker.errors import NotFound
 from stoker.gateway.scoring.service import Service
-from stoker.tensors import TensorSpec
+from stoker.tensors import Signature, TensorSpec
 from stoker.wire.images import IMAGE_TYPES
 
 __all__ = ["Naming", "describe"]
@@ -196,6 +197,8 @@ def _input(service: Service) -> dict[str, Any]:
     if service.script is not None:
         return service.script.input_schema or _ANYTHING
     signature = service.signature
+    if signature is not None and signature.tensors is not None and signature.tensors.table:
+        return _table(signature)
     if signature is None or signature.takes != "rows":
         return _ANYTHING
     if len(signature.inputs) == 1:
@@ -205,6 +208,22 @@ def _input(service: Service) -> dict[str, Any]:
         data = {"type": "object", "properties": properties, "required": list(properties)}
     named = {"method": {"type": "string", "enum": [signature.method]}} if signature.method else {}
     return {"type": "object", "properties": {"data": data, **named}, "required": ["data"]}
+
+
+def _table(signature: Signature) -> dict[str, Any]:
+    """The input of an estimator that was fitted on a table with texts: rows as objects, with one that it answers."""
+    assert signature.tensors is not None, "only models that take tensors have a table"
+    inputs = signature.tensors.inputs
+    types = {"string": "string", "bool": "boolean"}
+    properties = {info.name: {"type": types.get(info.dtype, "number")} for info in inputs}
+    row = {"type": "object", "properties": properties, "required": list(properties)}
+    method = {"type": "string", "enum": [named.name for named in signature.signatures]}
+    return {
+        "type": "object",
+        "properties": {"data": {"type": "array", "items": row}, "method": method},
+        "required": ["data"],
+        "example": {"data": [{info.name: json.loads(info.example) for info in inputs if info.example}]},
+    }
 
 
 def _output(service: Service) -> dict[str, Any]:
