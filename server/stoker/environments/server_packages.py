@@ -25,7 +25,7 @@ _PACKAGES: Final = ("stoker", "stoker_azure", "stoker_cluster", "stoker_run", "s
 """What entry scripts may reach, of which the first alone is always installed."""
 _STAND_INS: Final = "stoker-azure"
 """The distribution that provides Azure's packages for entry scripts."""
-# What only the frontends and the commands import.
+# What only the frontends and the commands import, and what is linked from here (`build`).
 _NOT_FOR_DEVICES: Final = {
     "stoker-client",
     "stoker-cluster",

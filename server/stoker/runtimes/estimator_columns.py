@@ -321,18 +321,16 @@ def ways_to_take(estimator: Any, path: Path, sample: Path | None) -> Iterator[Ta
     for kind in first[: len(first) if unknown and has_pandas else 1]:
         guessed = list(columns)
         for place in unknown:
-            guessed[place] = replace(columns[place], kind=said.get(place, kind))
-            if guessed[place].kind == "text" and kind == "date":
-                # A date of JSON is a text too.
-                guessed[place] = replace(guessed[place], kind="date")
+            found, examples = said.get(place, (kind, ()))
+            # A date of JSON is a text too.
+            found = "date" if found == "text" and kind == "date" else found
+            guessed[place] = replace(columns[place], kind=found, examples=examples)
         yield _as_taken(tuple(guessed), is_named=is_named, path=path)
 
 
 def _as_taken(columns: tuple[Column, ...], *, is_named: bool, path: Path) -> Taken:
-    if all(one.kind == "number" and one.categories is None and one.is_used for one in columns):
-        return Matrix(columns, is_named)
-    used = [one for one in columns if one.is_used]
-    if not used:
+    are_numbers = all(one.kind == "number" and one.categories is None and one.is_used for one in columns)
+    if are_numbers or not any(one.is_used for one in columns):
         return Matrix(columns, is_named)
     if importlib.util.find_spec("pandas") is None:
         raise LoadFailed(
@@ -341,8 +339,8 @@ def _as_taken(columns: tuple[Column, ...], *, is_named: bool, path: Path) -> Tak
     return Table(columns, is_named)
 
 
-def _sampled(sample: Path, columns: Sequence[Column]) -> dict[int, Kind]:
-    """What a sample has in the columns; empty if it is no table in JSON."""
+def _sampled(sample: Path, columns: Sequence[Column]) -> dict[int, tuple[Kind, tuple[Any, ...]]]:
+    """What a sample has in the columns, with the values; empty if it is no table in JSON."""
     infos = tuple(replace(one, kind="text").info for one in columns if one.is_used)
     tensors = ModelTensors(infos, (), batched=True, table=tuple(one.name for one in columns))
     try:
@@ -358,16 +356,21 @@ def _sampled(sample: Path, columns: Sequence[Column]) -> dict[int, Kind]:
     except (OSError, RequestError, ValueError, TypeError, StopIteration):
         # Who reads the sample for the model says what is wrong with it.
         return {}
-    found: dict[int, Kind] = {}
+    found: dict[int, tuple[Kind, tuple[Any, ...]]] = {}
     for place, one in enumerate(columns):
-        kinds = set(map(type, values.get(one.name) or ())) - {type(None)}
+        column = values.get(one.name)
+        there = tuple(value for value in column if value is not None) if isinstance(column, list) else ()
+        kinds = set(map(type, there))
         if kinds == {str}:
-            found[place] = "text"
+            found[place] = "text", there
         elif kinds == {bool}:
-            found[place] = "boolean"
+            found[place] = "boolean", there
         elif kinds and kinds <= {int, float}:
-            found[place] = "number"
+            found[place] = "number", there
     return found
+
+
+_Look = Callable[[Any, Any, Sequence[int]], bool]
 
 
 @dataclass
@@ -396,9 +399,10 @@ class _Search:
         if id(estimator) in self._seen:
             return False
         self._seen.add(id(estimator))
-        for attribute, look in self._parts().items():
+        for attribute, (kind, look) in self._parts().items():
             value = getattr(estimator, attribute, None)
-            if value is not None and not isinstance(value, np.ndarray):
+            # Estimators of others may mean something else by these names.
+            if value is not None and isinstance(value, kind) and (kind is object or value):
                 return look(estimator, value, places)
         self._used.update(places)
         self._note_categories_of_booster(_booster_of(estimator), places)
@@ -408,21 +412,21 @@ class _Search:
                 return note(estimator, value, places)
         return type(estimator).__name__ == "FunctionTransformer"
 
-    def _parts(self) -> dict[str, Callable[[Any, Any, Sequence[int]], bool]]:
-        """How to look at what consists of others, by an attribute that it has."""
+    def _parts(self) -> dict[str, tuple[type, _Look]]:
+        """How to look at what consists of others, by an attribute that it has, which is of this type."""
         return {
-            "steps": self._look_at_steps,
-            "_transformer_to_input_indices": self._look_at_parts,
-            "transformer_list": self._look_at_all,
-            "best_estimator_": self._look_inside,
-            "regressor_": self._look_inside,
-            "calibrated_classifiers_": self._look_at_calibrated,
-            "_preprocessor": self._look_inside,
-            "estimators_": self._look_at_all,
-            "estimator_": self._look_inside,
+            "steps": (list, self._look_at_steps),
+            "_transformer_to_input_indices": (dict, self._look_at_parts),
+            "transformer_list": (list, self._look_at_all),
+            "best_estimator_": (object, self._look_inside),
+            "regressor_": (object, self._look_inside),
+            "calibrated_classifiers_": (list, self._look_at_calibrated),
+            "_preprocessor": (object, self._look_inside),
+            "estimators_": (list, self._look_at_all),
+            "estimator_": (object, self._look_inside),
         }
 
-    def _notes(self) -> dict[str, Callable[[Any, Any, Sequence[int]], bool]]:
+    def _notes(self) -> dict[str, _Look]:
         """How to note what an estimator says of its columns, by an attribute that it has."""
         return {
             "categories_": self._note_categories,
@@ -459,12 +463,12 @@ class _Search:
 
     def _note_categories(self, estimator: Any, categories: Any, places: Sequence[int]) -> bool:
         del estimator
-        for place, values in zip(places, categories, strict=False):
-            self._note(place, np.asarray(values))
+        for place, values in zip(places, categories if isinstance(categories, list) else (), strict=False):
+            self._note(place, np.atleast_1d(np.asarray(values)))
         return False
 
     def _note_statistics(self, estimator: Any, statistics: Any, places: Sequence[int]) -> bool:
-        for place, value in zip(places, np.asarray(statistics, object), strict=False):
+        for place, value in zip(places, np.atleast_1d(np.asarray(statistics, object)), strict=False):
             if isinstance(value, str):
                 self._note(place, np.array([value], object))
         if getattr(estimator, "missing_values", math.nan) is None:

@@ -216,6 +216,41 @@ def test_a_sample_says_what_columns_hold(tmp_path: Path) -> None:
         assert inputs_of(load(file).signature) == ["size float64[?]", "word string[?]"]
 
 
+def kilometres(table: Any) -> Any:
+    return table.apply(lambda column: column.str.removesuffix(" km").astype(float))
+
+
+def test_a_sample_says_what_texts_look_like(tmp_path: Path) -> None:
+    """An estimator that takes no other texts is tried with those."""
+    table = pd.DataFrame({"way": ["1 km", "3 km"]})
+    file = tmp_path / "model.joblib"
+    joblib.dump(make_pipeline(FunctionTransformer(kilometres), LinearRegression()).fit(table, [1, 3]), file)
+    with pytest.raises(LoadFailed, match="give it a sample input"):
+        load(file)
+    (tmp_path / "sample_input.json").write_text(json.dumps({"data": [["2 km"]]}))
+    assert answers(load(file), {"way": ["5 km"]}) == [[pytest.approx(5)]]
+
+
+class Foreign:
+    """An estimator of somebody else, who means something else by names that scikit-learn has too."""
+
+    n_features_in_ = 1
+    steps = 100
+    estimators_ = 3
+    categories_ = "many"
+    statistics_ = 1.0
+
+    def predict(self, rows: Any) -> Any:
+        return rows[:, 0]
+
+
+def test_attributes_of_other_estimators_are_passed_over(tmp_path: Path) -> None:
+    """It is loaded as the rows of numbers that it says it takes."""
+    file = tmp_path / "model.joblib"
+    joblib.dump(Foreign(), file)
+    assert inputs_of(load(file).signature) == ["data float64[?,1]"]
+
+
 def test_values_that_no_request_can_hold_are_refused(tmp_path: Path) -> None:
     """With the column, such a value, and what to do."""
     column = pd.DataFrame({"when": pd.to_timedelta([1, 2], unit="D")})
