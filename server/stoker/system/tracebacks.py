@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final
@@ -25,10 +26,11 @@ def frames_of_script(error: BaseException) -> TracebackType | None:
 
 
 def format_for_script(error: BaseException) -> str:
-    """Return an exception as Python prints it, without the frames of Stoker."""
+    """Return an exception as Python prints it, with the frames of the script up to its call of Stoker."""
     described = traceback.TracebackException.from_exception(error)
-    frames = (entry for entry in traceback.walk_tb(error.__traceback__) if not _runs_scripts(entry[0]))
-    described.stack = traceback.StackSummary.extract(frames)
+    from_script = dropwhile(lambda entry: _runs_scripts(entry[0]), traceback.walk_tb(error.__traceback__))
+    of_script = takewhile(lambda entry: not _runs_scripts(entry[0]), from_script)
+    described.stack = traceback.StackSummary.extract(of_script)
     return "".join(described.format())
 
 

@@ -70,14 +70,20 @@ def test_how_packages_are_had_can_be_said(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ComputeTarget(Workspace.from_config(), 'nope')",
+        "ComputeTarget.create(Workspace.from_config(), '../x', AmlCompute.provisioning_configuration(max_nodes=1))",
+    ],
+)
 def test_an_exception_of_azures_has_the_frames_of_the_script_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
 ) -> None:
     """Its message says all that those of Stoker could."""
     script = tmp_path / "submit.py"
     script.write_text(
-        "from azureml.core import Workspace\nfrom azureml.core.compute import ComputeTarget\n"
-        "ComputeTarget(Workspace.from_config(), 'nope')\n"
+        f"from azureml.core import Workspace\nfrom azureml.core.compute import AmlCompute, ComputeTarget\n{call}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["stoker.azure", str(script)])

@@ -229,7 +229,7 @@ def test_estimators_take_what_azures_take_and_refuse_unknown_arguments(
         Estimator(
             "src",
             entry_script="train.py",
-            conda_dependencies_file="conda.yml",
+            conda_dependencies_file_path="conda.yml",
             pip_requirements_file="pip.txt",
             pip_packages=["rich"],
             vm_size="STANDARD_NC6",

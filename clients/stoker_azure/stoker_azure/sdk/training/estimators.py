@@ -21,6 +21,9 @@ from stoker_azure.sdk.training.run_configuration import (
 __all__ = ["Estimator", "Mpi", "PyTorch", "SKLearn", "TensorFlow"]
 
 Mpi = MpiConfiguration
+_OLDER_NAMES: Final = frozenset(
+    {"custom_docker_base_image", "conda_dependencies_file_path", "pip_requirements_file_path"}
+)
 _WITHOUT_EFFECT: Final = frozenset(
     {
         *("vm_size", "vm_priority", "use_docker", "image_registry_details", "source_directory_data_store"),
@@ -51,14 +54,11 @@ class Estimator(ScriptRunConfig):
         use_gpu: Whether it is to run on a GPU.
         user_managed: Whether the Python of the target is taken as it is.
         custom_docker_image: The image of its container.
-        custom_docker_base_image: The same, by its older name.
         conda_dependencies_file: A conda file with packages.
-        conda_dependencies_file_path: The same, by its older name.
         pip_requirements_file: A requirements file with packages.
-        pip_requirements_file_path: The same, by its older name.
         shm_size: Shared memory of its container.
         resume_from: A `DataPath` whose folder follows as `--resume-from`.
-        others: What else Azure takes has no effect here.
+        others: Older names of these, and what else Azure takes, which has no effect here.
 
     Raises:
         TypeError: An argument is none of Azure's either; the message has the nearest one.
@@ -85,32 +85,25 @@ class Estimator(ScriptRunConfig):
         use_gpu: bool = False,
         user_managed: bool = False,
         custom_docker_image: str | None = None,
-        custom_docker_base_image: str | None = None,
         conda_dependencies_file: str | None = None,
-        conda_dependencies_file_path: str | None = None,
         pip_requirements_file: str | None = None,
-        pip_requirements_file_path: str | None = None,
         shm_size: str | None = None,
         resume_from: Any = None,
         **others: Any,
     ) -> None:
         self._check_names(others)
-        environment = environment_definition
-        if environment is None:
-            conda_file = _in_folder(source_directory, conda_dependencies_file or conda_dependencies_file_path)
-            pip_file = _in_folder(source_directory, pip_requirements_file or pip_requirements_file_path)
-            environment = Environment(f"{type(self).__name__.lower()}-environment")
-            environment.python.conda_dependencies = _dependencies(
-                conda_file, pip_file, conda_packages or (), [*(pip_packages or ()), *self._packages(others)]
+        if environment_definition is None:
+            files = (
+                _in_folder(source_directory, conda_dependencies_file, "conda_dependencies_file_path", others),
+                _in_folder(source_directory, pip_requirements_file, "pip_requirements_file_path", others),
             )
-            environment.python.user_managed_dependencies = user_managed
-            image = custom_docker_image or custom_docker_base_image
-            if image:
-                environment.docker.enabled, environment.docker.base_image = True, image
-            environment.docker.shm_size = shm_size
+            wanted = [*(pip_packages or ()), *self._packages(others)]
+            image = custom_docker_image or others.get("custom_docker_base_image")
+            packages = _dependencies(*files, conda_packages or (), wanted)
+            environment_definition = self._environment(packages, image, shm_size, user_managed=user_managed)
         config = RunConfiguration()
         config.target = compute_target or "local"
-        config.environment = environment
+        config.environment = environment_definition
         config.environment_variables = dict(environment_variables or {})
         config.max_run_duration_seconds = max_run_duration_seconds
         super().__init__(
@@ -118,15 +111,25 @@ class Estimator(ScriptRunConfig):
         )
         self.inputs = list(inputs or ())
         self.use_gpu = use_gpu
-        distribution = distributed_training
-        if distribution is None and node_count * process_count_per_node > 1:
-            distribution = self._distribution(node_count, process_count_per_node, others)
-        elif isinstance(distribution, MpiConfiguration):
-            distribution.node_count = max(distribution.node_count, node_count)
-        self.distributed_job_config = distribution
+        if distributed_training is None and node_count * process_count_per_node > 1:
+            distributed_training = self._distribution(node_count, process_count_per_node, others)
+        elif isinstance(distributed_training, MpiConfiguration):
+            distributed_training.node_count = max(distributed_training.node_count, node_count)
+        self.distributed_job_config = distributed_training
+
+    def _environment(
+        self, packages: CondaDependencies, image: str | None, shm_size: str | None, *, user_managed: bool
+    ) -> Environment:
+        environment = Environment(f"{type(self).__name__.lower()}-environment")
+        environment.python.conda_dependencies = packages
+        environment.python.user_managed_dependencies = user_managed
+        if image:
+            environment.docker.enabled, environment.docker.base_image = True, image
+        environment.docker.shm_size = shm_size
+        return environment
 
     def _check_names(self, others: Mapping[str, Any]) -> None:
-        known = _WITHOUT_EFFECT | self.OF_FRAMEWORK
+        known = _WITHOUT_EFFECT | _OLDER_NAMES | self.OF_FRAMEWORK
         for name in others:
             if name not in known:
                 parameters = [*inspect.signature(Estimator.__init__).parameters, *known]
@@ -182,8 +185,9 @@ class SKLearn(Estimator):
         return (f"scikit-learn=={version}" if version else "scikit-learn",)
 
 
-def _in_folder(folder: str, file: str | None) -> str | None:
-    """The path of a file that is named relative to the folder of the script."""
+def _in_folder(folder: str, file: str | None, older: str, others: Mapping[str, Any]) -> str | None:
+    """The path of a file that is named relative to the folder of the script, perhaps by an older argument."""
+    file = file or others.get(older)
     return file if file is None or Path(file).is_file() else str(Path(folder, file))
 
 

@@ -46,11 +46,9 @@ def requested(
         NotOffered: It asks for what only Azure has.
     """
     run_config = config.run_config
-    if config.command is not None or run_config.command is not None:
-        raise NotOffered("a command in the place of a script is not offered: write it into a script")
+    _check(config)
     if not config.script:
         raise UserErrorException("the configuration names no script")
-    _check_words(run_config)
     data = _Data(workspace)
     arguments = [data.argument(one) for one in config.arguments]
     for one in (*getattr(config, "inputs", ()), *run_config.data_references.values()):
@@ -76,9 +74,6 @@ def requested(
         **_several(config.distributed_job_config),
     )
     with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
-        packages = _environment(run_config.environment, Path(folder))
-        if run_config.framework.lower() == "pyspark":
-            _say_of_spark(run_config.environment, packages)
         yield Request(
             definition,
             Path(config.source_directory),
@@ -86,12 +81,15 @@ def requested(
             tags=dict(tags),
             parent=parent,
             dockerfile=_dockerfile(run_config.environment, Path(folder)) if in_container else None,
-            **packages,
+            **_environment(run_config, Path(folder)),
         )
 
 
-def _check_words(run_config: RunConfiguration) -> None:
-    """Refuse what Azure has no word for, and data that nobody would give the script."""
+def _check(config: ScriptRunConfig) -> None:
+    """Refuse commands, what Azure has no word for, and data that nobody would give the script."""
+    run_config = config.run_config
+    if config.command is not None or run_config.command is not None:
+        raise NotOffered("a command in the place of a script is not offered: write it into a script")
     for what, word, known in (
         ("framework", run_config.framework, FRAMEWORKS),
         ("communicator", run_config.communicator, (*COMMUNICATORS, "nccl", "gloo")),
@@ -252,7 +250,14 @@ def _dockerfile(environment: Environment, folder: Path) -> Path | None:
     return file
 
 
-def _environment(environment: Environment, folder: Path) -> dict[str, Any]:
+def _environment(run_config: RunConfiguration, folder: Path) -> dict[str, Any]:
+    packages = _packages(run_config.environment, folder)
+    if run_config.framework.lower() == "pyspark":
+        _say_of_spark(run_config.environment, packages)
+    return packages
+
+
+def _packages(environment: Environment, folder: Path) -> dict[str, Any]:
     """How the packages are had: `exact` unless the variable says otherwise."""
     mode = os.environ.get(MODE_VARIABLE, "exact")
     if mode not in MODES:

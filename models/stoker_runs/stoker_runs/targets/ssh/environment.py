@@ -95,9 +95,22 @@ async def prepared_there(
         EnvironmentUnusable: It cannot be had.
     """
     if asked.kind == "user":
-        as_it_is = await _as_it_is(porter, asked.python, folder)
-        await _say_of_gpus(porter, gpus, as_it_is.packages, say)
-        return as_it_is
+        found = await _as_it_is(porter, asked.python, folder)
+    else:
+        found = await _of_file(porter, asked, folder, environments_dir, say, image, gpus)
+    await _say_of_gpus(porter, gpus, found.packages, say)
+    return found
+
+
+async def _of_file(
+    porter: Porter,
+    asked: AskedEnvironment,
+    folder: Path,
+    environments_dir: Path,
+    say: Say,
+    image: str,
+    gpus: int,
+) -> RemoteEnvironment:
     # Not above: the libraries that read environment files take longer to import than all the rest.
     from stoker.environments.dated import RememberedDate, tries
     from stoker.environments.discovery import read_environment
@@ -127,7 +140,6 @@ async def prepared_there(
         "VIRTUAL_ENV": str(commands.parent),
         "PATH": ":".join(filter(None, (str(commands), porter.path))),
     }
-    await _say_of_gpus(porter, gpus, packages, say)
     return RemoteEnvironment(path, variables | of_relaxed, packages)
 
 
