@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib
 import os
 import sys
 import textwrap
@@ -33,10 +32,6 @@ _GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Azure": ("az", "compute"),
 }
 """The commands, as the help lists them."""
-_OWN: Final = frozenset(
-    ("serve", "reload", "models", "score", "offline", "keys", "token", "doctor", "devices", "data", "profile")
-)
-"""Commands of this distribution. The others come by entry points."""
 _EXTRAS: Final[Mapping[str, Sequence[str]]] = {
     "training": ("quickstart", "train"),
     "runs": _GROUPS["Training"][1:],
@@ -194,7 +189,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     first = arguments[0] if arguments else ""
     # Only the module of the given command is imported: importing all takes longer than many commands.
-    module = _find_command(first)
+    module = find_command(first) if first and not first.startswith("-") else None
     if module is not None:
         _add_command(commands, first, module)
         return parser
@@ -205,20 +200,13 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     return parser
 
 
-def _find_command(name: str) -> Any:
-    """Import the module of a command; None if there is no such command, or it is not installed."""
-    if name in _OWN:
-        return importlib.import_module(f"stoker.commands.{name}")
-    return find_command(name) if name and not name.startswith("-") else None
-
-
 def _add_all_commands(commands: Any) -> Iterator[str]:
     """Add all installed commands; yields the lines that list them, in groups."""
-    installed = {*_OWN, *command_names()}
+    installed = command_names()
     others = sorted(installed.difference(*_GROUPS.values()))
     width = get_terminal_size().columns - 2
     for title, names in {**_GROUPS, "Other": others}.items():
-        modules = {name: _find_command(name) for name in names if name in installed}
+        modules = {name: find_command(name) for name in names if name in installed}
         if modules:
             yield f"\n{title}:" if title != next(iter(_GROUPS)) else f"{title}:"
         for name, module in modules.items():

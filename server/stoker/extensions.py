@@ -12,6 +12,7 @@ A distribution names a module for each thing that it adds:
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import OperatorError
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = ["command_names", "find_command", "find_extension", "require_extension"]
 
+_OWN: Final = frozenset(
+    ("serve", "reload", "models", "score", "offline", "keys", "token", "doctor", "devices", "data", "profile")
+)
+"""The subcommands of this distribution, which need no entry points."""
 _COMMANDS: Final = "stoker.commands"
 _EXTENSIONS: Final = "stoker.extensions"
 
 
-def command_names() -> set[str]:
-    """The subcommands that installed distributions add."""
-    return set(_entries(_COMMANDS).names)
+def command_names() -> frozenset[str]:
+    """The subcommands that there are, of this distribution and of others that are installed."""
+    return _OWN | _entries(_COMMANDS).names
 
 
 def find_command(name: str) -> Any:
-    """Import the module of a subcommand; None if no installed distribution adds it."""
-    return _load(_COMMANDS, name)
+    """Import the module of a subcommand; None if there is none, or its distribution is not installed."""
+    return importlib.import_module(f"stoker.commands.{name}") if name in _OWN else _load(_COMMANDS, name)
 
 
 @functools.cache

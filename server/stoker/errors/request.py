@@ -11,6 +11,7 @@ __all__ = [
     "ExpectationFailed",
     "Forbidden",
     "HeaderTooLarge",
+    "HostNotAllowed",
     "ImageTooLarge",
     "InvalidInput",
     "MalformedBody",

@@ -28,7 +28,7 @@ from stoker.wire.input_data import columns_of_rows
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.packed import MISSING
 
-__all__ = ["Matrix", "Table", "Taken", "Texts", "ways_to_take"]
+__all__ = ["Column", "Matrix", "Table", "Taken", "Texts", "ways_to_take"]
 
 _INPUT: Final = "data"
 _TEXTS: Final = ("one text", "another one")

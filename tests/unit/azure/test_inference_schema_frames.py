@@ -216,8 +216,9 @@ def test_pandas_is_imported_by_scripts_only() -> None:
     """Importing every parameter type imports neither pandas nor Spark."""
     program = """
 import sys
-import stoker_azure
-for name in stoker_azure.finder.IMPORTS:
+from stoker_azure.finder import IMPORTS, install
+install()
+for name in IMPORTS:
     __import__(name)
 assert not {"pandas", "pyspark"} & set(sys.modules)
 """

@@ -108,6 +108,7 @@ EFFECTS: dict[str, Effect] = {
             f"{FILE}.keys_dir": None,
             f"{SERVER}.volumeMounts[keys]": None,
             f"{POD}.volumes[keys]": None,
+            f"{SERVER}.env[STOKER_ALLOWED_HOSTS]": PRESENT,
         },
     ),
     "token_auth_enabled": Effect(True, {f"{FILE}.auth": False, f"{FILE}.token_auth": True}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import secrets
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import InvalidSettings, OperatorError, RepositoryError
+from stoker.extensions import find_command
 from stoker_runs.commands.run_output import note
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 def _as_stoker(words: list[str]) -> int:
     """Do what a command line of Stoker does."""
-    module = importlib.import_module(f"stoker.commands.{words[0]}")
+    module = find_command(words[0])
     parser = argparse.ArgumentParser(prog=f"stoker {words[0]}")
     module.add_arguments(parser)
     exit_code: int = module.run(parser.parse_args(words[1:]))
