@@ -9,12 +9,12 @@ from itertools import count
 from typing import Any, Unpack
 from urllib.parse import quote
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 
 from stoker_client.addresses import Addresses
-from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json
-from stoker_client.attempts import read, sent, speaks_of_load, was_lost, was_overload, was_refused
+from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, error_of
 from stoker_client.bearer import AccessToken, Credential
 from stoker_client.bodies import Rows, encode_json, refuse_masked
 from stoker_client.errors import (
@@ -24,6 +24,7 @@ from stoker_client.errors import (
     InvalidRows,
     MalformedBody,
     NotFound,
+    Overloaded,
     RequestRefused,
     StokerClientError,
     Throttled,
@@ -34,7 +35,7 @@ from stoker_client.errors import (
 )
 from stoker_client.sequences import SequenceOptions, sequence_text
 from stoker_client.servers import Servers
-from stoker_client.steps import Flow, Pause, Renew, Send
+from stoker_client.steps import Flow, Pause, Read, Renew, Send
 from stoker_client.tensors import (
     ModelTensors,
     decode_outputs,
@@ -45,7 +46,85 @@ from stoker_client.tensors import (
 from stoker_client.throttle import Throttle
 from stoker_client.urgency import Tier, Urgency
 
-__all__ = ["ServiceCalls"]
+__all__ = ["ServiceCalls", "read", "sent", "speaks_of_load", "was_lost", "was_overload", "was_refused"]
+
+
+# One attempt at one server, and what its failure says of the server.
+
+
+def sent(send: Send, server: str, limit_s: float) -> Flow[Reply | StokerClientError]:
+    """Send once; failures come back as values with their causes.
+
+    Args:
+        send: The request.
+        server: How messages call the server.
+        limit_s: What the caller allowed.
+    """
+    try:
+        reply = yield send
+    except (TimeoutError, httpx.RequestError) as error:
+        return _failure(error, server, limit_s)
+    assert isinstance(reply, Reply), "a Send is answered with a Reply"
+    return error_of(reply) or reply
+
+
+def read(server: str, limit_s: float) -> Flow[bytes]:
+    """Return more of the reply, none at its end.
+
+    Args:
+        server: How messages call the server.
+        limit_s: Seconds within which some has to come.
+
+    Raises:
+        StokerClientError: None has come.
+    """
+    try:
+        content = yield Read(limit_s)
+    except (TimeoutError, httpx.RequestError) as error:
+        raise _failure(error, server, limit_s) from error
+    assert isinstance(content, bytes), "a Read is answered with bytes"
+    return content
+
+
+def _failure(error: Exception, server: str, limit_s: float) -> StokerClientError:
+    match error:
+        case httpx.ConnectTimeout():
+            failure: StokerClientError = ConnectionFailed(f"cannot reach {server}: no connection in time")
+        case TimeoutError() | httpx.TimeoutException():
+            failure = TimedOut(f"{server} gave no answer within {limit_s:g} s")
+        case httpx.ConnectError():
+            failure = ConnectionFailed(f"cannot reach {server}: {error}")
+        case httpx.NetworkError() | httpx.RemoteProtocolError():
+            failure = ConnectionFailed(f"the connection to {server} was lost: {error}")
+        case _:
+            failure = UnexpectedAnswer(f"the exchange with {server} failed: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def was_lost(failure: StokerClientError) -> bool:
+    """Whether a connection stood and was then closed, as opposed to one that could not be made."""
+    return isinstance(
+        failure.__cause__, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError | httpx.CloseError
+    )
+
+
+def was_refused(failure: StokerClientError) -> bool:
+    """Whether a server cannot be reached, or takes nothing now, so that another one is to be asked."""
+    return failure.retried and not was_lost(failure)
+
+
+def was_overload(outcome: Reply | StokerClientError) -> bool:
+    """Whether a server had no room: 429, 503 `overloaded`, and 503 of something in front of it that gives no code."""
+    return isinstance(outcome, Overloaded) or type(outcome) is Unavailable
+
+
+def speaks_of_load(outcome: Reply | StokerClientError) -> bool:
+    """Whether a server took a request or had no room for it, as opposed to one that is away or loads its model."""
+    if isinstance(outcome, Reply) or was_overload(outcome):
+        return True
+    return outcome.status is not None and not isinstance(outcome, Unavailable)
+
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0

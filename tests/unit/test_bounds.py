@@ -15,8 +15,8 @@ from stoker.simulation.arrivals import Requests
 from stoker.simulation.devices import Curve, Jitter
 from stoker.simulation.planned import Planned
 from stoker.simulation.world import RowTable, Scheduler, row_tables, run
-from stoker_bench.laboratory.baselines import BASELINES
 from stoker_bench.laboratory.bounds import exact, fluid, has_exact
+from stoker_bench.laboratory.suite import BASELINES
 
 MS = 1_000_000
 FEW = settings(STEADY, max_examples=25)

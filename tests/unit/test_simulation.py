@@ -15,8 +15,7 @@ from stoker.simulation.arrivals import Pattern, Requests, Stream, joined
 from stoker.simulation.devices import CURVES, Curve, Jitter
 from stoker.simulation.planned import Planned
 from stoker.simulation.world import row_tables, run
-from stoker_bench.laboratory.shared import Shared
-from stoker_bench.laboratory.suite import SCHEDULERS, SUITE, simulate, simulate_load
+from stoker_bench.laboratory.suite import SCHEDULERS, SUITE, Shared, simulate, simulate_load
 
 SEED = 7
 MS = 1_000_000

@@ -2,14 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.collecting.model_data import model_data
 from stoker_azure.collected_rows import CollectedRows, say_nothing_is_collected
-from stoker_azure.correlation import CorrelationContext, get_context
 
-__all__ = ["Collector"]
+__all__ = ["BasicCorrelationContext", "Collector", "CorrelationContext", "get_context"]
+
+
+# `azureml.ai.monitoring.context`: what joins the rows of several collectors.
+
+
+class CorrelationContext:
+    """What rows have in common; scripts may have classes of their own."""
+
+    def get_id(self) -> str:
+        """The id that the rows get."""
+        return ""
+
+    def __str__(self) -> str:
+        return self.get_id()
+
+    __repr__ = __str__
+
+
+class BasicCorrelationContext(CorrelationContext):
+    """An id with a time and headers.
+
+    Args:
+        id: The id; a new one if it is empty.
+        timestamp: Seconds since 1970; now by default.
+        headers: Kept, and not collected.
+    """
+
+    def __init__(
+        self,
+        id: str | None = None,  # noqa: A002  # Azure's name
+        timestamp: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.id = str(id) if id else str(uuid.uuid4())
+        self.timestamp = timestamp or int(time.time())
+        self.headers = dict(headers or {})
+
+    def get_id(self) -> str:
+        """The id that the rows get."""
+        return self.id
+
+    def get_timestamp(self) -> int:
+        """Seconds since 1970."""
+        return self.timestamp
+
+    def get_headers(self) -> dict[str, Any]:
+        """The headers."""
+        return self.headers
+
+
+def get_context() -> CorrelationContext:
+    """A new context."""
+    return BasicCorrelationContext()
 
 
 class Collector:

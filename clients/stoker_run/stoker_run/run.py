@@ -6,14 +6,103 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from stoker_run.around import Experiment, Inputs
+from stoker_run.around import Experiment, Inputs, RegisteredLater
+from stoker_run.attempt import OUTPUTS
 from stoker_run.exceptions import NotOffered, UserErrorException
-from stoker_run.files_face import FilesFace
 from stoker_run.lines import read_json, replace_json
 from stoker_run.logging_face import LoggingFace
 from stoker_run.records import Recorder, outside_name, read_events
+from stoker_run.trees import files_below
 
-__all__ = ["Run"]
+__all__ = ["FilesFace", "Run"]
+
+
+# Files of a run, as `azureml.core.Run` has them for the script.
+
+
+class FilesFace:
+    """Keeps files among the run's, finds them, and has them registered."""
+
+    _recorder: Recorder
+
+    def upload_file(self, name: str, path_or_stream: Any, datastore_name: Optional[str] = None) -> str:
+        """Keep a file, or what a stream holds, among the run's under a name; returns the name.
+
+        Raises:
+            UserErrorException: The name leads out of the run, or there is no such file.
+        """
+        try:
+            if hasattr(path_or_stream, "read"):
+                target = self._recorder.place(name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                data = path_or_stream.read()
+                target.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+            else:
+                self._recorder.file(name, Path(path_or_stream))
+            return outside_name(name)
+        except (ValueError, FileNotFoundError, IsADirectoryError) as error:
+            raise UserErrorException(str(error)) from error
+
+    def upload_files(self, names: Sequence[str], paths: Sequence[str], *_others: Any, **_more: Any) -> None:
+        """Keep several files, each under its name."""
+        for name, path in zip(names, paths):
+            self.upload_file(name, path)
+
+    def upload_folder(self, name: str, path: str, datastore_name: Optional[str] = None) -> None:
+        """Keep all files of a folder below a name."""
+        for file in sorted(files_below(Path(path))):
+            if file.is_file():
+                self.upload_file(f"{name}/{file.relative_to(path).as_posix()}", file)
+
+    def get_file_names(self) -> List[str]:
+        """Names of the run's files, as far as the script has made them."""
+        bases = [(self._recorder.folder / "files", "")]
+        bases += [(self._recorder.work / name, name + "/") for name in OUTPUTS]
+        return sorted(
+            prefix + path.relative_to(base).as_posix()
+            for base, prefix in bases
+            for path in files_below(base)
+            if path.is_file()
+        )
+
+    def download_file(self, name: str, output_file_path: Optional[str] = None, **_others: Any) -> None:
+        """Copy one of the run's files.
+
+        Raises:
+            UserErrorException: The run has none of this name.
+        """
+        source = self._recorder.place(name)
+        if not source.is_file():
+            raise UserErrorException(
+                f"the run has no file {name}; it has: {', '.join(self.get_file_names())}"
+            )
+        target = Path(output_file_path or source.name)
+        target = target / source.name if target.is_dir() else target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(str(source), str(target))
+
+    def register_model(
+        self, model_name: str, model_path: Optional[str] = None, **details: Any
+    ) -> RegisteredLater:
+        """Have files of the run registered as a model when the script has ended.
+
+        Args:
+            model_name: The model's name.
+            model_path: A file or folder of the run; by default one of the model's name.
+            details: Azure's `tags`, `properties`, `description` and so on.
+
+        Raises:
+            UserErrorException: The run has no such file yet.
+        """
+        path = model_path or model_name
+        if not self._recorder.place(path).exists():
+            raise UserErrorException(
+                f"the run has no file {path}; it has: {', '.join(self.get_file_names())}"
+            )
+        kept = {key: value for key, value in details.items() if isinstance(value, (str, dict, int, float))}
+        self._recorder.event("register", None, {"model_name": model_name, "model_path": path, **kept})
+        return RegisteredLater(model_name, path)
+
 
 _CHILDREN_AT_MOST = 100
 

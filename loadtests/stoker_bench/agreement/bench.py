@@ -3,30 +3,425 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
+import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.simulation.devices import Jitter
-from stoker_bench.agreement.open_loop import Answers, run_open_loop
-from stoker_bench.agreement.puppet import CURVE, puppet_launch, puppet_request
-from stoker_bench.agreement.report import AgreementReport, LightRun, Run
-from stoker_bench.agreement.simulated import Expected, simulated
+from stoker.device.batch_sizes import timed_first
+from stoker.device.planner import BatchPolicy, ServiceTimes
+from stoker.simulation.admitted import Admission
+from stoker.simulation.arrivals import Requests
+from stoker.simulation.devices import Curve, Jitter
+from stoker.simulation.planned import Planned
+from stoker.simulation.world import NEVER_NS, row_tables, run
 from stoker_bench.contestants.loaded_server import Clocks
-from stoker_bench.contestants.servers import HOST, RunningServer, get, post
+from stoker_bench.contestants.servers import HOST, Launch, RunningServer, deployment_launch, get, post
 from stoker_bench.generators.http_caller import HTTP_OK
+from stoker_bench.generators.load_generator import outputs_of
+from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest
+from stoker_bench.gpu.poisson import DRAIN_S, loop_command
 from stoker_bench.laboratory.replay import learned_curve
 from stoker_bench.progress import say
+from stoker_bench.reports.report import Bound, Report, at_most
+from stoker_bench.reports.tables import aligned, figure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
     from stoker.simulation.devices import Curve
     from stoker_bench.generators.scoring_request import ScoringRequest
 
-__all__ = ["AgreementOptions", "run_agreement"]
+__all__ = [
+    "CURVE",
+    "AgreementOptions",
+    "AgreementReport",
+    "Answers",
+    "Expected",
+    "LightRun",
+    "Run",
+    "puppet_launch",
+    "puppet_request",
+    "run_agreement",
+    "run_open_loop",
+    "simulated",
+]
+
+
+# What the simulator makes of the very arrivals that a server had.
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is expected of a run.
+
+    Attributes:
+        ready: Which part is ready within the target.
+        in_time: Which part is with its caller within the target.
+        p50_ms: Median time to these answers; NaN if there are none.
+        refused: Which part is refused when it comes.
+    """
+
+    ready: float
+    in_time: float
+    p50_ms: float
+    refused: float
+
+
+def simulated(
+    due_s: NDArray[np.float64],
+    rows: int,
+    curve: Curve,
+    target_ms: float,
+    way_ms: float,
+    jitter: Jitter,
+) -> Expected:
+    """Let the planner and the admission of the server have these requests under a virtual clock.
+
+    Args:
+        due_s: When they come.
+        rows: How many rows each has.
+        curve: What batches take.
+        target_ms: How long an answer is worth something to its caller.
+        way_ms: What a request and its answer take beside the batch: sockets, decoding, doorbells.
+        jitter: How much longer batches take.
+    """
+    count = len(due_s)
+    ones = np.ones(count, np.int64)
+    at_ns = (due_s * 1e9).astype(np.int64)
+    requests = Requests(at_ns, rows * ones, 0 * ones, round(target_ms * 1e6) * ones, ones, 0 * ones)
+    (table,) = row_tables(requests, 1)
+    policy = BatchPolicy(curve.max_batch_rows, target_ms=target_ms, late="refuse")
+    admission = Admission(policy, np.random.default_rng(count).random)
+    planned = Planned(table, policy, times=_first_times(curve), admission=admission)
+    done_ns = run(requests, [curve], [table], planned, jitter).done_ns
+    ready_ms = np.where(done_ns < NEVER_NS, (done_ns - at_ns) / 1e6, np.inf)
+    took_ms = ready_ms + way_ms
+    in_time = took_ms <= target_ms
+    return Expected(
+        float((ready_ms <= target_ms).mean()) if count else 0.0,
+        float(in_time.mean()) if count else 0.0,
+        float(np.median(took_ms[in_time])) if in_time.any() else float("nan"),
+        admission.refused / max(1, count * rows),
+    )
+
+
+def _first_times(curve: Curve) -> ServiceTimes:
+    """What a server has timed before it serves."""
+    times = ServiceTimes()
+    for size in timed_first((), curve.max_batch_rows):
+        for _ in range(2):
+            times.learn(size, curve.batch_ns(size))
+    return times
+
+
+# The report of how far a server does what the simulator says.
+
+
+GOODPUT: Final = 0.05
+P50: Final = 0.10
+REFUSALS_MS: Final = 5.0
+LIGHT_P50: Final = 0.02
+
+
+def _share(value: float | None) -> str:
+    return figure(None) if value is None else f"{value:.3f}"
+
+
+COLUMNS: Final = (
+    ("in time", "in_time", _share),
+    ("simulated", "in_time_simulated", _share),
+    ("in time for callers", "in_time_for_callers", _share),
+    ("p50 ms", "p50_ms", figure),
+    ("simulated", "p50_simulated_ms", figure),
+    ("refused", "refused", _share),
+    ("simulated", "refused_simulated", _share),
+    ("refusals p99 ms", "refusals_p99_ms", figure),
+    ("full batch ms", "full_batch_ms", figure),
+    ("foreign cores", "foreign_cores", figure),
+)
+"""The heading of each column, the attribute of runs whose median it tells, and what writes it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an open loop, and what the simulator makes of its arrivals.
+
+    Attributes:
+        load: Rows asked for, as a part of what the model does in full batches.
+        queries: How many requests.
+        in_time: Which part was ready within its target, by the server's count.
+        in_time_simulated: The same, simulated.
+        in_time_for_callers: Which part was with its caller within the target.
+        p50_ms, p50_simulated_ms: Median time to answers that were with their callers within the target.
+        refused, refused_simulated: Which part was refused when it came.
+        refusals_p99_ms: Within which time 99 % of these were told so; None if there are none.
+        failed: Requests with neither an answer nor a refusal.
+        full_batch_ms: What a full batch took, as the server has learned; the simulator is told what all sizes did.
+        foreign_cores: Cores that others kept busy meanwhile.
+    """
+
+    load: float
+    queries: int
+    in_time: float
+    in_time_simulated: float
+    in_time_for_callers: float
+    p50_ms: float
+    p50_simulated_ms: float
+    refused: float
+    refused_simulated: float
+    refusals_p99_ms: float | None
+    failed: int
+    full_batch_ms: float
+    foreign_cores: float | None
+
+
+@dataclass(frozen=True)
+class LightRun:
+    """Two runs at a light load, with the same arrivals.
+
+    Attributes:
+        load: Rows asked for, as a part of what the model does in full batches.
+        p50_ms: Median time to the answer of the server with a target.
+        p50_without_ms: Of that without.
+    """
+
+    load: float
+    p50_ms: float
+    p50_without_ms: float
+
+
+@dataclass
+class AgreementReport(Report):
+    """How far a server does what the simulator says.
+
+    Attributes:
+        target_ms: How long an answer is worth something.
+        lone_ms: Time to the answer of lone requests; what it is above their batch, answers take in the simulator too.
+        runs: The runs of each load.
+        light: The pairs of runs of each light load.
+    """
+
+    target_ms: float = 0.0
+    lone_ms: float = 0.0
+    runs: list[Run] = field(default_factory=list)
+    light: list[LightRun] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """Return the tables."""
+        lone = f"A lone request took {self.lone_ms:.1f} ms (median)."
+        rows = [
+            [f"{load:g}", *(told(self._median(load, attrgetter(name))) for _, name, told in COLUMNS)]
+            for load in _loads(self.runs)
+        ]
+        headings = ["load", *(heading for heading, _, _ in COLUMNS)]
+        light = [[f"{load:g}", *map(figure, self._light(load))] for load in _loads(self.light)]
+        failed = sum(run.failed for run in self.runs)
+        return [
+            lone,
+            f"Medians of runs with a target of {self.target_ms:g} ms\n\n{aligned(headings, rows)}",
+            *([f"{failed:,} requests had no answer."] if failed else []),
+            aligned(("load", "p50 ms with a target", "without", "p50 over that without"), light),
+        ]
+
+    def bounds(self) -> list[Bound]:
+        """Return the bounds."""
+        return list(self._bounds())
+
+    def _bounds(self) -> Iterator[Bound]:
+        for load in _loads(self.runs):
+            apart = self._median(load, lambda run: _apart(run.in_time, run.in_time_simulated))
+            yield from at_most(f"load {load:g}: rows in time apart from the simulator", apart, GOODPUT)
+            apart = self._median(load, lambda run: _apart(run.p50_ms, run.p50_simulated_ms))
+            yield from at_most(f"load {load:g}: p50 apart from the simulator", apart, P50)
+            told = self._median(load, lambda run: run.refusals_p99_ms)
+            yield from at_most(f"load {load:g}: refusals told within, ms, p99", told, REFUSALS_MS)
+        for load in _loads(self.light):
+            apart = abs(self._light(load)[2] - 1)
+            yield from at_most(f"load {load:g}: p50 apart from that without a target", apart, LIGHT_P50)
+
+    def further(self) -> dict[str, Any]:
+        """Return all runs."""
+        return {
+            "target_ms": self.target_ms,
+            "lone_ms": self.lone_ms,
+            "runs": [asdict(run) for run in self.runs],
+            "light": [asdict(run) for run in self.light],
+        }
+
+    def _median(self, load: float, get: Callable[[Run], float | None]) -> float | None:
+        values = [value for run in self.runs if run.load == load and (value := get(run)) is not None]
+        return statistics.median(values) if values else None
+
+    def _light(self, load: float) -> tuple[float, float, float]:
+        runs = [run for run in self.light if run.load == load]
+        return (
+            statistics.median(run.p50_ms for run in runs),
+            statistics.median(run.p50_without_ms for run in runs),
+            statistics.median(run.p50_ms / run.p50_without_ms for run in runs),
+        )
+
+
+def _loads(runs: Sequence[Run | LightRun]) -> list[float]:
+    return list(dict.fromkeys(run.load for run in runs))
+
+
+def _apart(measured: float, simulated: float) -> float:
+    """How far they are apart, as a part of what was simulated."""
+    if math.isnan(measured) or not simulated > 0:
+        return math.inf
+    return abs(measured / simulated - 1)
+
+
+# A model that sleeps, served with a target and without.
+
+
+CURVE: Final = Curve(20.0, 1.0, 64)
+"""What its batches take: 20 ms, and 1 ms a row."""
+
+SCRIPT: Final = f'''"""Sleeps as long as a batch takes, counted from when it has begun."""
+
+import time
+
+import stoker
+
+BATCH_S, ROW_S = {CURVE.batch_ms / 1e3}, {CURVE.row_ms / 1e3}
+
+
+def init():
+    """There is nothing to load."""
+
+
+@stoker.batched(shape=(2,), dtype="float32")
+def run(batch):
+    """Give the rows back, in time."""
+    until_s = time.monotonic() + BATCH_S + ROW_S * len(batch)
+    answer = batch.copy()
+    while (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(left_s)
+    return answer
+'''
+
+
+def puppet_launch(folder: Path, target_ms: float | None) -> Launch:
+    """How to start a server of the puppet, with one frontend and nothing that uses its device besides.
+
+    Args:
+        folder: A new folder for it.
+        target_ms: Its target; None for none.
+    """
+    folder.mkdir()
+    script = folder / "puppet.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    model: dict[str, Any] = {"path": str(script), "max_batch_rows": CURVE.max_batch_rows, "audit": "off"}
+    if target_ms is not None:
+        # With late answers those who wait for them would need thousands of connections.
+        model |= {"target_ms": target_ms, "late": "refuse"}
+    return deployment_launch({"models": [model]}, folder, folder / "workspace", ("--frontends", "1"))
+
+
+def puppet_request(launch: Launch, rows: int) -> ScoringRequest:
+    """A request of so many rows."""
+    body = DATA_LISTS.encode(np.zeros((rows, 2), np.float32))
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {launch.key}"}
+    return ScoringRequest(HOST, launch.port, launch.score_path, body, headers)
+
+
+# An open loop that goes on under overload, and tells of every query what became of it.
+
+
+REFUSED: Final = 503
+MISSED: Final = 504
+SETTLE_S: Final = 1.5
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What became of the queries of one run.
+
+    Attributes:
+        due_s: When each was due, from the first on, `float64[queries]`, ascending.
+        latency_s: From then until its answer was there.
+        status: Of its answer; 0 if there was none.
+    """
+
+    due_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    status: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: NDArray[np.float64]) -> Answers:
+        """Make them of a table of due times, latencies and statuses, in any order."""
+        table = table[table[:, 0].argsort(kind="stable")]
+        first_s = table[0, 0] if len(table) else 0.0
+        return cls(table[:, 0] - first_s, table[:, 1], table[:, 2].astype(np.int64))
+
+    def in_time(self, target_ms: float) -> float:
+        """Which part was answered within a target."""
+        return float(self._in_time(target_ms).mean()) if len(self.status) else 0.0
+
+    def p50_ms(self, target_ms: float) -> float:
+        """Median latency of those; NaN if there are none."""
+        return _quantile_ms(self.latency_s[self._in_time(target_ms)], 0.5)
+
+    def _in_time(self, target_ms: float) -> NDArray[np.bool_]:
+        in_time: NDArray[np.bool_] = (self.status == HTTP_OK) & (self.latency_s <= target_ms / 1e3)
+        return in_time
+
+    @property
+    def refused(self) -> float:
+        """Which part was refused."""
+        return float((self.status == REFUSED).mean()) if len(self.status) else 0.0
+
+    @property
+    def refusals_p99_ms(self) -> float | None:
+        """Within which time 99 % of these were told so; None if there are none."""
+        which = self.status == REFUSED
+        return _quantile_ms(self.latency_s[which], 0.99) if which.any() else None
+
+    @property
+    def failed(self) -> int:
+        """How many have neither an answer nor a refusal for lack of time."""
+        return int((~np.isin(self.status, (HTTP_OK, REFUSED, MISSED))).sum())
+
+
+def _quantile_ms(latencies_s: NDArray[np.float64], quantile: float) -> float:
+    return float(np.quantile(latencies_s, quantile)) * 1e3 if len(latencies_s) else float("nan")
+
+
+def run_open_loop(
+    request: ScoringRequest, rate_per_s: float, seconds: float, seed: int, connections: int
+) -> Answers:
+    """Send a request at the times of a Poisson process, whatever becomes of those before.
+
+    Args:
+        request: What each query sends.
+        rate_per_s: Queries in a second, in the mean.
+        seconds: For how long.
+        seed: Of the arrivals.
+        connections: Most queries under way at a time; further ones wait for one of these, which counts.
+
+    Raises:
+        GeneratorError: The generator failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+        message, latencies, answers = (Path(folder, name) for name in ("request", "all.npy", "answers.npy"))
+        message.write_bytes(request.http_bytes)
+        command = loop_command(request, message, rate_per_s, seconds, limit_ms=0, settle_s=SETTLE_S)
+        command += ["--connections", str(connections), "--seed", str(seed)]
+        command += ["--latencies", str(latencies), "--answers", str(answers)]
+        outputs_of([command], SETTLE_S + seconds + DRAIN_S)
+        return Answers.of(np.load(answers))
+
 
 TARGET_MS: Final = 200.0
 LOADS: Final = (0.8, 2.0, 4.0)

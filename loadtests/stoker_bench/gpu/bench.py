@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
@@ -23,29 +24,268 @@ from stoker_bench.gpu.faults import FaultOptions, MemoryShortage, kill_run, shor
 from stoker_bench.gpu.memory import MemoryOptions, memory_run
 from stoker_bench.gpu.models import NETWORKS, ModelMaker
 from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
-from stoker_bench.gpu.report import (
-    GpuReport,
-    ceiling_table,
-    kill_text,
-    memory_text,
-    poisson_table,
-    served_table,
-    shortage_text,
-)
 from stoker_bench.gpu.server import BODIES, GpuServer, ServingOptions, takes
 from stoker_bench.gpu.serving import measure_served
 from stoker_bench.progress import say
+from stoker_bench.reports.machine import describe_machine
+from stoker_bench.reports.report import at_least, at_most
+from stoker_bench.reports.tables import UNKNOWN, aligned, figure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from stoker.servable import Device
+    from stoker_bench.gpu.ceiling import Ceiling
+    from stoker_bench.gpu.faults import KillRun, MemoryShortage
+    from stoker_bench.gpu.memory import MemoryRun
     from stoker_bench.gpu.models import GpuModel, Network
+    from stoker_bench.gpu.poisson import PoissonSearch
     from stoker_bench.gpu.server import Body
     from stoker_bench.gpu.serving import Served
     from stoker_bench.gpu.variants import Precision, WireDtype
+    from stoker_bench.reports.report import Bound
 
-__all__ = ["PARTS", "GpuBench", "GpuBenchOptions", "Part"]
+__all__ = [
+    "PARTS",
+    "GpuBench",
+    "GpuBenchOptions",
+    "GpuReport",
+    "Part",
+    "ceiling_table",
+    "kill_text",
+    "memory_text",
+    "poisson_table",
+    "served_table",
+    "shortage_text",
+]
+
+
+# What the bench on a GPU found: tables for people, JSON for machines, the bounds that the project sets itself.
+
+
+MEBI = 1 << 20
+SERVED_SHARE = SERVER_SCENARIO_SHARE = 0.9
+SMALL_ROWS_PER_S = 100_000
+FLAT_BYTES = 16 * MEBI
+
+
+def percent(share: float | None) -> str:
+    """Return a share as a whole percentage."""
+    return UNKNOWN if share is None else f"{share:.0%}"
+
+
+def mebibytes(size: int | None) -> str:
+    """Return a size in MiB."""
+    return UNKNOWN if size is None else f"{size / MEBI:,.0f}"
+
+
+def ceiling_table(model: str, ceiling: Ceiling) -> str:
+    """Return the table of one model without a server."""
+    headings = ["batch", "way", "rows/s", "rows/s copied", "in ms", "compute ms", "out ms"]
+    rows = [
+        [
+            f"{batch.rows}{' *' if batch is ceiling.best else ''}",
+            batch.way,
+            *map(figure, (batch.rows_per_s, batch.copied_rows_per_s)),
+            *(f"{ms:.3f}" for ms in (batch.copy_in_ms, batch.compute_ms, batch.copy_out_ms)),
+        ]
+        for batch in ceiling.batches
+    ]
+    pinned = "pinned" if ceiling.pinned else "not pinned"
+    notes = [f"* the ceiling; host memory {pinned}", *(f"not measured: {why}" for why in ceiling.failures)]
+    return "\n".join([f"{model}: ONNX Runtime alone", "", aligned(headings, rows), *notes])
+
+
+def served_table(served: Sequence[Served]) -> str:
+    """Return the table of one model behind the server."""
+    headings = ["callers", "rows/s", "of ceiling", "p50 ms", "p99 ms", "errors", "mean batch", "GPU busy"]
+    headings += ["GPU W", "frontends", "device", "generator"]
+    rows = []
+    for case in served:
+        gpu = case.gpu
+        answered = case.rows_per_s > 0
+        latencies = [case.p50_ms if answered else None, case.p99_ms if answered else None]
+        cores = [case.frontend_cores, case.device_cores]
+        rows.append(
+            [
+                f"{case.body}, {case.callers}",
+                figure(case.rows_per_s),
+                percent(case.of_ceiling),
+                *map(figure, latencies),
+                f"{case.errors:,}",
+                figure(case.mean_batch_rows),
+                percent(gpu.busy_share if gpu else None),
+                figure(gpu.power_w if gpu else None),
+                *map(figure, cores),
+                f"{case.generator_cores:.2f}{' !' if case.generator_saturated else ''}",
+            ]
+        )
+    processes = served[0].generator_processes
+    notes = [f"frontends, device, generator: cores kept busy; the generator has {processes} processes"]
+    if any(case.generator_saturated for case in served):
+        notes.append("! the generator had no core left, so the server may be faster than this")
+    return "\n".join([f"{served[0].model}: through Stoker", "", aligned(headings, rows), *notes])
+
+
+def poisson_table(search: PoissonSearch) -> str:
+    """Return the rates that were tried, and what was found."""
+    headings = ["rate/s", "queries", "errors", "p50 ms", "p99 ms", "valid", "generator"]
+    rows = [
+        [
+            figure(run.rate_per_s),
+            f"{run.queries:,}",
+            f"{run.errors:,}",
+            figure(run.p50_ms),
+            figure(run.p99_ms),
+            "overloaded" if run.overloaded else "yes" if run.valid else "no",
+            figure(run.cores),
+        ]
+        for run in search.runs
+    ]
+    found = (
+        f"highest rate with p99 ≤ {search.limit_ms:g} ms: {figure(search.rate_per_s)}/s, "
+        f"{percent(search.of_ceiling)} of the offline rate"
+    )
+    title = f"{search.model}: Poisson arrivals by {search.generator}"
+    return "\n".join([title, "", aligned(headings, rows), found])
+
+
+def memory_text(run: MemoryRun) -> str:
+    """Return how memory went."""
+    first, settled, last = run.samples[0], run.settled, run.samples[-1]
+    gpu = [sample.gpu_bytes for sample in run.samples if sample.gpu_bytes is not None]
+    headings = ["MiB", "start", "after a tenth", "end", "most", "growth"]
+    rows = [
+        [
+            "GPU",
+            *map(mebibytes, (first.gpu_bytes, settled.gpu_bytes, last.gpu_bytes)),
+            mebibytes(max(gpu) if gpu else None),
+            mebibytes(run.growth_bytes(gpu=True)),
+        ],
+        [
+            "host",
+            *map(mebibytes, (first.host_bytes, settled.host_bytes, last.host_bytes)),
+            mebibytes(max(sample.host_bytes for sample in run.samples)),
+            mebibytes(run.growth_bytes(gpu=False)),
+        ],
+    ]
+    title = f"{run.model}: memory of the device processes over {run.seconds:,.0f} s of random sizes"
+    return "\n".join(
+        [title, "", aligned(headings, rows), f"{run.requests:,} requests answered; {_told(run.told)}"]
+    )
+
+
+def kill_text(run: KillRun) -> str:
+    """Return what a killed device process cost."""
+    recovery = f"{run.recovery_s:.2f} s" if run.recovery_s is not None else "none within the time"
+    return "\n".join(
+        [
+            f"{run.model}: device process killed with {run.callers} callers",
+            f"  recovery: {recovery}; lost requests: {run.lost:,}; "
+            f"longest wait for an answer: {run.longest_wait_s:.2f} s",
+            f"  requests/s before: {figure(run.before_per_s)}, after: {figure(run.after_per_s)}",
+            f"  until the recovery: {_told(run.told)}",
+        ]
+    )
+
+
+def shortage_text(run: MemoryShortage) -> str:
+    """Return what came of too little GPU memory."""
+    title = f"{run.model}: {run.memory_mb} MiB of GPU memory, requests of 1 to {run.max_rows} rows"
+    if run.failure:
+        return f"{title}\n  the server did not start: {run.failure}"
+    return "\n".join(
+        [
+            title,
+            f"  {run.requests:,} requests answered; {_told(run.told or {})}",
+            f"  restarts: {run.restarts}; mean batch: {figure(run.mean_batch_rows)} rows; "
+            f"ready at the end: {'yes' if run.ready else 'NO'}",
+        ]
+    )
+
+
+def _told(told: dict[str, int]) -> str:
+    return "callers got " + (", ".join(f"{what}: {count:,}" for what, count in told.items()) or "nothing")
+
+
+@dataclass
+class GpuReport:
+    """Everything that one run found; it grows as the run goes on.
+
+    Attributes:
+        device: What was measured: `cpu` or `cuda:N`.
+        description: What it is, a GPU with its driver.
+        command: How the bench was called.
+    """
+
+    device: str
+    description: str = ""
+    command: str = ""
+    models: dict[str, str] = field(default_factory=dict)
+    """Where each model's weights are from."""
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    served: list[Served] = field(default_factory=list)
+    poisson: list[PoissonSearch] = field(default_factory=list)
+    memory: list[MemoryRun] = field(default_factory=list)
+    kills: list[KillRun] = field(default_factory=list)
+    shortages: list[MemoryShortage] = field(default_factory=list)
+    took_s: dict[str, float] = field(default_factory=dict)
+    """Seconds that each part took."""
+    failures: list[str] = field(default_factory=list)
+    """Parts that could not be measured, and why."""
+
+    @property
+    def headline(self) -> str:
+        """On what it was measured."""
+        machine = describe_machine()
+        return (
+            f"Stoker {machine.get('stoker', '')} on {self.device} ({self.description}); "
+            f"{machine['cores']} cores ({machine['processor']}), which the load generator shares"
+        )
+
+    def bounds(self) -> list[Bound]:
+        """Return the bounds that this run has figures for; they are those of one H200 with 16 cores."""
+        return [] if self.device == "cpu" else list(self._bounds())
+
+    def _bounds(self) -> Iterator[Bound]:
+        binary = [case for case in self.served if case.body == "binary"]
+        shares = [
+            case.of_ceiling
+            for case in binary
+            if case.model.startswith("resnet50 fp16") and case.of_ceiling is not None
+        ]
+        yield from at_least(
+            "ResNet-50 FP16, binary, over ONNX Runtime alone ≥ 0.9", max(shares, default=None), SERVED_SHARE
+        )
+        yield from at_least(
+            "ResNet-50 FP16, Poisson arrivals over the offline rate ≥ 0.9",
+            max((each.of_ceiling for each in self.poisson if "resnet50 fp16" in each.model), default=None),
+            SERVER_SCENARIO_SHARE,
+        )
+        small = [case.rows_per_s for case in binary if case.model.startswith("mlp")]
+        yield from at_least(
+            "MNIST mlp, rows/s of one-row requests, binary ≥ 100,000",
+            max(small, default=None),
+            SMALL_ROWS_PER_S,
+        )
+        if self.served:
+            yield from at_most("failed requests = 0", sum(case.errors for case in self.served), 0)
+        growths = [run.growth_bytes(gpu=True) for run in self.memory]
+        known = [growth / MEBI for growth in growths if growth is not None]
+        yield from at_most("growth of GPU memory, MiB ≤ 16", max(known, default=None), FLAT_BYTES / MEBI)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as a JSON document."""
+        return {
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": describe_machine(),
+            **asdict(self),
+            "ceiling_rows_per_s": {name: each.rows_per_s for name, each in self.ceilings.items()},
+            "served_of_ceiling": [case.of_ceiling for case in self.served],
+            "poisson_of_ceiling": [each.of_ceiling for each in self.poisson],
+            "bounds": [asdict(bound) for bound in self.bounds()],
+        }
+
 
 Part = Literal["offline", "serve", "poisson", "memory", "faults"]
 PARTS: tuple[Part, ...] = ("offline", "serve", "poisson", "memory", "faults")

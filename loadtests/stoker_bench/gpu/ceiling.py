@@ -7,9 +7,11 @@ left on the GPU, and writes JSON to stdout.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import statistics
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,17 +21,41 @@ import orjson
 
 from stoker.errors import OperatorError
 from stoker.gpu.devices import enter_device
+from stoker.runtimes.cuda_memory import Cuda, CudaError, load_cuda
 from stoker_bench.generators.load_generator import output_of
-from stoker_bench.gpu.pinning import pinned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from stoker_bench.gpu.models import GpuModel
 
-__all__ = ["BatchFigures", "Ceiling", "CeilingOptions", "main", "measure_ceiling"]
+__all__ = ["BatchFigures", "Ceiling", "CeilingOptions", "main", "measure_ceiling", "pinned"]
+
+
+# Host memory that a GPU can read and write directly.
+
+
+@contextmanager
+def pinned(
+    array: NDArray[Any], find_cuda: Callable[[], Cuda] = lambda: load_cuda("")
+) -> Iterator[NDArray[Any] | None]:
+    """Give a copy of an array in pinned memory for the time of the block; None where CUDA grants none."""
+    try:
+        cuda = find_cuda()
+        address = cuda.host_alloc(array.nbytes)
+    except CudaError:
+        yield None
+        return
+    try:
+        memory: Any = (ctypes.c_ubyte * array.nbytes).from_address(address)
+        copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
+        copy[...] = array
+        yield copy
+    finally:
+        cuda.host_free(address)
+
 
 BOUND = "bound"
 NHWC: Final = {"prefer_nhwc": "1"}

@@ -3,23 +3,223 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from stoker.device.planner import BatchPolicy
+from stoker.device.arbiter import Arbiter
+from stoker.device.planner import BatchPolicy, Offer
 from stoker.settings import lateness
 from stoker.simulation.admitted import Admission
 from stoker.simulation.arrivals import Requests, Stream, joined
 from stoker.simulation.devices import CURVES, Curve, Jitter
 from stoker.simulation.planned import Planned, Untargeted
-from stoker.simulation.world import Outcome, RowTable, Scheduler, row_tables, run
-from stoker_bench.laboratory.baselines import BASELINES
-from stoker_bench.laboratory.shared import Shared
+from stoker.simulation.world import Batch, Outcome, RowTable, Scheduler, row_tables, run
 
-__all__ = ["SCHEDULERS", "SUITE", "Workload", "simulate", "simulate_load", "simulate_requests"]
+__all__ = [
+    "BASELINES",
+    "SCHEDULERS",
+    "SUITE",
+    "Clipper",
+    "Clockwork",
+    "Fifo",
+    "Nexus",
+    "Shared",
+    "Symphony",
+    "Workload",
+    "simulate",
+    "simulate_load",
+    "simulate_requests",
+]
+
+
+# Simulates several models that share a device: the planner of each, and the arbiter between them.
+
+
+class Shared:
+    """The models of one device, which runs one batch at a time.
+
+    Args:
+        tables: The rows of each model.
+        policies: The batching policy of each model.
+        shares: Weights for device time under contention; equal by default.
+        admits: Whether requests that are not expected to be in time are refused.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[RowTable],
+        policies: Sequence[BatchPolicy],
+        shares: Sequence[float] = (),
+        *,
+        admits: bool = False,
+    ) -> None:
+        self._models = [
+            Planned(table, policy, admission=Admission(policy) if admits else None)
+            for table, policy in zip(tables, policies, strict=True)
+        ]
+        names = [str(number) for number in range(len(tables))]
+        self._arbiter = Arbiter(dict(zip(names, shares or [1.0] * len(names), strict=True)))
+
+    def arrive(self, model: int, start: int, stop: int) -> None:
+        """Queue arrived rows."""
+        self._models[model].arrive(0, start, stop)
+
+    def next_batch(self, now_ns: int) -> Batch:
+        """The batch that the planner of the model chosen by the arbiter dispatches."""
+        offers: dict[str, Offer] = {}
+        look_again: list[int] = []
+        for number, model in enumerate(self._models):
+            offer = model.offer(now_ns)
+            if offer is None:
+                # Rows that have timed out are dropped all the same.
+                model.next_batch(now_ns)
+                continue
+            offers[str(number)] = offer
+            if offer.look_again_ns is not None:
+                look_again.append(offer.look_again_ns)
+        chosen = self._arbiter.choose(now_ns, offers)
+        if chosen is None:
+            self._tell(now_ns, now_ns, offers)
+            return Batch(0, np.empty(0, np.int32), min(look_again, default=None))
+        cost_ns = offers.pop(chosen).cost_ns
+        self._arbiter.charge(chosen, cost_ns)
+        rows = self._models[int(chosen)].next_batch(now_ns).rows
+        self._tell(now_ns, now_ns + cost_ns, offers)
+        return Batch(int(chosen), rows)
+
+    @property
+    def refused_rows(self) -> int:
+        """Number of refused rows."""
+        return sum(model.refused_rows for model in self._models)
+
+    def _tell(self, now_ns: int, free_ns: int, offers: Mapping[str, Offer]) -> None:
+        """Publish to the admission controls when the device is free, and what the other models offer."""
+        for number, model in enumerate(self._models):
+            others = (offer.cost_ns for name, offer in offers.items() if name != str(number))
+            model.tell(now_ns, free_ns, max(others, default=0))
+
+    def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
+        """Let the model's planner learn a batch's time."""
+        self._models[model].ran(0, rows, elapsed_ns)
+
+
+# Schedulers of other systems, after their papers and sources, for comparison: in order of arrival, one model.
+#
+# Nexus, Clockwork and Symphony are given the exact batch times plus an allowance of 8 %; they do not learn.
+
+
+_ALLOWANCE: Final = 1.08
+
+
+class Fifo:
+    """Triton and TF Serving: batches in order of arrival; rows whose target has passed are dropped."""
+
+    def __init__(self, table: RowTable, curve: Curve) -> None:
+        self.due = table.due_ns.tolist()
+        self.head = self.tail = 0
+        self.cap = curve.max_batch_rows
+        self.costs = [0, *(round(_ALLOWANCE * curve.batch_ns(rows)) for rows in range(1, self.cap + 1))]
+
+    def arrive(self, model: int, start: int, stop: int) -> None:
+        """Queue arrived rows."""
+        del model, start
+        self.tail = stop
+
+    def next_batch(self, now_ns: int) -> Batch:
+        """Return the next batch."""
+        rows, look_again_ns = self.batch_rows(now_ns)
+        start, self.head = self.head, self.head + rows
+        return Batch(0, np.arange(start, self.head), look_again_ns)
+
+    def batch_rows(self, now_ns: int) -> tuple[int, int | None]:
+        """Drop late rows; returns the number of rows to dispatch, and when to look again if that is 0."""
+        self.drop_until(now_ns)
+        return min(self.cap, self.tail - self.head), None
+
+    def drop_until(self, time_ns: int) -> None:
+        """Drop rows from the head of the queue whose targets are before a time."""
+        while self.head < self.tail and self.due[self.head] < time_ns:
+            self.head += 1
+
+    def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
+        """Record that a batch has ended."""
+        del model, rows, elapsed_ns
+
+
+class Clipper(Fifo):
+    """Clipper (NSDI 2017): like `Fifo`, but the batch cap grows by one while batches are within the target."""
+
+    def __init__(self, table: RowTable, curve: Curve) -> None:
+        super().__init__(table, curve)
+        self._objective_ns = int((table.due_ns - table.at_ns).min()) if len(table.at_ns) else 0
+        self._most, self.cap = curve.max_batch_rows, 1
+
+    def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
+        """Adapt the cap: additive increase, multiplicative decrease."""
+        del model
+        if elapsed_ns > self._objective_ns:
+            self.cap = max(1, int(self.cap * 0.9))
+        elif rows >= self.cap:
+            self.cap = min(self._most, self.cap + 1)
+
+
+class Nexus(Fifo):
+    """Nexus (SOSP 2019): batches take at most half of the target; late rows at the head are dropped."""
+
+    def __init__(self, table: RowTable, curve: Curve) -> None:
+        super().__init__(table, curve)
+        target_ns = int((table.due_ns - table.at_ns).min()) if len(table.at_ns) else 0
+        self._window = max(1, bisect_right(self.costs, target_ns // 2) - 1)
+
+    def batch_rows(self, now_ns: int) -> tuple[int, int | None]:
+        """The first window of rows whose head is in time."""
+        while self.head < self.tail:
+            rows = min(self._window, self.tail - self.head)
+            if self.due[self.head] >= now_ns + self.costs[rows]:
+                # A cap below the largest batch size only determines how many rows are dropped.
+                most = bisect_right(self.costs, self.due[self.head] - now_ns) - 1
+                return min(most, self.cap, self.tail - self.head), None
+            self.head += 1
+        return 0, None
+
+
+class Clockwork(Fifo):
+    """Clockwork (OSDI 2020): the oldest row that can be in time, in the largest batch that its target allows."""
+
+    def batch_rows(self, now_ns: int) -> tuple[int, int | None]:
+        """The batch of the oldest row."""
+        self.drop_until(now_ns + self.costs[1])
+        if self.head == self.tail:
+            return 0, None
+        most = bisect_right(self.costs, self.due[self.head] - now_ns) - 1
+        return min(most, self.tail - self.head), None
+
+
+class Symphony(Nexus):
+    """Symphony (arXiv 2308.07470): drops like Nexus, but dispatches when one more row would make the batch late."""
+
+    def batch_rows(self, now_ns: int) -> tuple[int, int | None]:
+        """The batch, if it is due."""
+        rows, _ = super().batch_rows(now_ns)
+        if not rows or rows == self.cap:
+            return rows, None
+        leaves_ns = self.due[self.head] - self.costs[rows + 1]
+        return (0, leaves_ns) if now_ns < leaves_ns else (rows, None)
+
+
+BASELINES: Final[Mapping[str, Callable[[RowTable, Curve], Fifo]]] = {
+    "Triton": Fifo,
+    "Clipper": Clipper,
+    "Nexus": Nexus,
+    "Clockwork": Clockwork,
+    "Symphony": Symphony,
+}
+"""Schedulers by name."""
+
 
 _SECONDS: Final = 4.0
 

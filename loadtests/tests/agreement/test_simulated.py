@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from stoker.simulation.devices import Jitter
-from stoker_bench.agreement.puppet import CURVE
-from stoker_bench.agreement.simulated import Expected, simulated
+from stoker_bench.agreement.bench import CURVE, Expected, simulated
 from stoker_bench.gpu.arrivals import arrival_times_s
 
 

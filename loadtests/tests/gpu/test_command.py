@@ -10,7 +10,7 @@ import yaml
 
 from stoker.errors import InvalidSettings
 from stoker.settings.loading import load_settings
-from stoker_bench.gpu import pinning
+from stoker_bench.gpu import ceiling as pinning
 from stoker_bench.gpu.bench import PARTS, GpuBenchOptions
 from stoker_bench.gpu.command import main, options_of, parser
 from stoker_bench.gpu.models import GpuModel

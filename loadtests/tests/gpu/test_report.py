@@ -14,6 +14,15 @@ import pytest
 from stoker.gpu.facts import GpuReading
 from stoker_bench.generators.load_generator import shares_of
 from stoker_bench.gpu import ceiling
+from stoker_bench.gpu.bench import (
+    GpuReport,
+    ceiling_table,
+    kill_text,
+    memory_text,
+    poisson_table,
+    served_table,
+    shortage_text,
+)
 from stoker_bench.gpu.ceiling import (
     WAYS,
     BatchFigures,
@@ -28,15 +37,6 @@ from stoker_bench.gpu.faults import KillRun, MemoryShortage
 from stoker_bench.gpu.memory import MemoryRun, MemorySample
 from stoker_bench.gpu.models import GpuModel
 from stoker_bench.gpu.poisson import PoissonRun, PoissonSearch
-from stoker_bench.gpu.report import (
-    GpuReport,
-    ceiling_table,
-    kill_text,
-    memory_text,
-    poisson_table,
-    served_table,
-    shortage_text,
-)
 from stoker_bench.gpu.serving import Served
 from stoker_bench.gpu.watch import GpuFigures, GpuWatch, gpu_figures, process_memory_bytes
 

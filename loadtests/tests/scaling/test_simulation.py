@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from stoker_bench.scaling.command import main, rules_for, table
+from stoker_bench.scaling.command import TRACES, main, rules_for, simulate, table
 from stoker_bench.scaling.fleet import STEP_S, Fleet, Model
 from stoker_bench.scaling.rules import Fixed, Horizontal, Knative
-from stoker_bench.scaling.simulation import simulate
-from stoker_bench.scaling.traces import TRACES
 from stoker_cluster.scaling import ScalingPolicy
 
 MODEL = Model(start_s=2, drain_s=1)

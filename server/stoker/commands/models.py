@@ -5,24 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from stoker.commands.model_events import add_events_arguments, print_events
-from stoker.commands.model_weights import add_canary_arguments, shift_weights
 from stoker.commands.printing import size_text, table
 from stoker.commands.running_server import add_server_arguments, ask_admin
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.extensions import find_extension, require_extension
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
-from stoker.models.labels import change_labels, stored_labels
+from stoker.models.labels import change_labels, store_canary, stored_canary, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
+from stoker.settings.takeover import Canary, read_percents, read_sticky, read_weights
 from stoker.settings.values import number_of
-from stoker.system.logs import escaped_lines
-from stoker.versions import VersionPolicy, check_named, read_labels
+from stoker.system.logs import escaped, escaped_lines
+from stoker.versions import DEFAULT_LABEL, VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,117 @@ if TYPE_CHECKING:
     from stoker.models.registered import Registered
     from stoker.models.repository import Repository
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+__all__ = [
+    "SUMMARY",
+    "add_arguments",
+    "add_canary_arguments",
+    "add_events_arguments",
+    "print_events",
+    "run",
+    "shift_weights",
+]
+
+
+# `stoker models label --canary`: the weights by which requests go to versions with labels.
+
+
+def add_canary_arguments(label: argparse.ArgumentParser) -> None:
+    """Declare the weights, and what sticks a caller to a version."""
+    label.add_argument(
+        "--canary",
+        type=_weights,
+        metavar="LABEL=WEIGHT,…",
+        help="weights of labels, by which requests that name no version go to their versions; off for none",
+    )
+    label.add_argument(
+        "--shadow",
+        type=_percents,
+        metavar="LABEL=PERCENT,…",
+        help="so many of a hundred rows run on the versions of labels too, and go nowhere; off for none",
+    )
+    label.add_argument(
+        "--canary-by",
+        type=_sticky,
+        metavar="WHAT",
+        help="what sticks a caller to a version: key, or the name of a header",
+    )
+
+
+def shift_weights(args: argparse.Namespace, base: Path, labels: Mapping[str, int]) -> None:
+    """Set the weights of the labels and the copies for them, if some are given, and show those that there are."""
+    if args.canary_by and args.canary is None:
+        raise InvalidSettings(
+            "--canary-by says how callers stick to the versions of --canary: give the weights too"
+        )
+    canary = stored_canary(base) or Canary()
+    if args.canary is not None:
+        canary = replace(canary, weights=_known(args, args.canary, labels), by=args.canary_by or "")
+    if args.shadow is not None:
+        canary = replace(canary, shadow=_known(args, args.shadow, labels))
+    if args.canary is not None or args.shadow is not None:
+        store_canary(base, canary)
+    if canary != Canary():
+        sys.stdout.write(f"canary  {canary}\n")
+
+
+def _known(
+    args: argparse.Namespace, by_label: Mapping[str, int], labels: Mapping[str, int]
+) -> Mapping[str, int]:
+    """What is said of labels, if there are all of them."""
+    for label in by_label:
+        if label not in (*labels, DEFAULT_LABEL):
+            raise InvalidSettings(f"{args.name} has no label {label}; it has {', '.join(labels) or 'none'}")
+    return by_label
+
+
+def _weights(text: str) -> dict[str, int]:
+    try:
+        return read_weights(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _percents(text: str) -> dict[str, int]:
+    try:
+        return read_percents(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _sticky(text: str) -> str:
+    try:
+        return read_sticky(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+# `stoker models events`: what has happened to versions in a running server.
+
+
+def add_events_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare of which model, and where the server is."""
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the model (default: all)")
+    add_server_arguments(parser)
+
+
+def print_events(args: argparse.Namespace) -> int:
+    """Print what the server has kept of what happened to versions, the oldest first."""
+    path = (
+        "/v2/repository/events" if args.name is None else f"/v2/repository/models/{quote(args.name)}/events"
+    )
+    events = json.loads(ask_admin(args, path, method="GET"))
+    if args.json:
+        sys.stdout.write(json.dumps(events, indent=2) + "\n")
+        return 0
+    for event in events:
+        version = f":{event['version']}" if "version" in event else ""
+        text = f"  {event['text']}" if "text" in event else ""
+        line = f"{event['time']}  {event['model']}{version}  {event['event']}{text}"
+        sys.stdout.write(escaped(line) + "\n")
+    if not events:
+        sys.stderr.write(f"nothing has happened to {args.name or 'any version'}\n")
+    return 0
+
 
 SUMMARY = (
     "register, list, show, label and delete models; load and unload them in a running server, list its events"

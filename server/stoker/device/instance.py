@@ -19,7 +19,6 @@ from stoker.arena import Arena, Outcome
 from stoker.device.batch_cap import BatchCap
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
-from stoker.device.gathering import Gathering
 from stoker.device.lanes import Batch, Lane
 from stoker.device.planner import Lot
 from stoker.errors import InvalidInput, ScoringTimeout
@@ -27,10 +26,100 @@ from stoker.isolation.audit import Finding, Taken, audit
 from stoker.isolation.batch_watch import BatchWatch
 from stoker.isolation.finite import all_finite, finite_rows
 from stoker.metrics.batch_facts import packed_facts
-from stoker.runtimes.base import JoiningRuntime, OutOfMemory, RowFailure, Runtime
+from stoker.runtimes.base import BufferedRuntime, JoiningRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.tensors import TensorSpec, check_batch
 
-__all__ = ["Instance"]
+__all__ = ["Gathering", "Instance"]
+
+
+# Copies rows of many frontends into the arrays of one batch.
+
+
+class Gathering:
+    """The arrays of one instance in which batches are gathered: one for each input of fixed size.
+
+    Padding rows are zeros. Left-over rows of earlier batches would do for a model whose rows are independent, but
+    an answer must not depend on earlier callers' rows, not even of a model that only seems independent. Zeros are
+    also what the model was warmed up with.
+    """
+
+    def __init__(self, runtime: Runtime, max_batch_rows: int, *, fills: bool) -> None:
+        """Make the arrays, or use the runtime's own.
+
+        Args:
+            runtime: The runtime that runs the batches.
+            max_batch_rows: Most rows in one batch.
+            fills: Whether batches are padded.
+        """
+        self._buffers: list[np.ndarray | None]
+        self._names = [spec.name for spec in runtime.signature.stored_inputs]
+        self._fills = fills
+        self._runtime_reads_them = isinstance(runtime, BufferedRuntime)
+        if isinstance(runtime, BufferedRuntime):
+            self._buffers = list(runtime.buffers())
+        else:
+            self._buffers = [
+                None if spec.variable else np.zeros((max_batch_rows, *spec.shape), spec.dtype)
+                for spec in runtime.signature.stored_inputs
+            ]
+        # Per input how many rows from the start on may differ from zero.
+        self._used_rows = [max_batch_rows] * len(self._buffers)
+
+    def batch(self, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> list[Any]:
+        """Gather rows.
+
+        Args:
+            lots: Arenas, with the numbers of the rows in each.
+            rows: How many rows in total.
+            size: The size of the batch with its padding.
+
+        Returns:
+            Per input an array `[size, *row_shape]`, valid until the next call; for a variable input one `bytes` per
+            row.
+        """
+        return [self._one(index, lots, rows, size) for index in range(len(self._buffers))]
+
+    def lay_out(self, feeds: Mapping[str, np.ndarray]) -> list[Any]:
+        """Copy a whole batch instead of rows; returns it as `batch` does.
+
+        Args:
+            feeds: One array per input, `[size, *row_shape]`; all inputs must have a fixed size.
+        """
+        arrays = []
+        for index, (name, buffer) in enumerate(zip(self._names, self._buffers, strict=True)):
+            assert buffer is not None, "only rows of fixed sizes are laid out"
+            size = len(feeds[name])
+            buffer[:size] = feeds[name]
+            self._used_rows[index] = max(size, self._used_rows[index])
+            arrays.append(buffer[:size])
+        return arrays
+
+    def _one(self, index: int, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> Any:
+        buffer = self._buffers[index]
+        if buffer is None:
+            return [
+                arena.read_bytes("in", index, number)
+                for arena, numbers in lots
+                for number in numbers.tolist()
+            ]
+        if size == 1 and not self._runtime_reads_them:
+            arena, numbers = lots[0]
+            number = int(numbers[0])
+            return arena.inputs[index][number : number + 1]
+        start = 0
+        for arena, numbers in lots:
+            stop = start + len(numbers)
+            # With mode="clip" numpy writes into `out` without an intermediate buffer.
+            arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
+            start = stop
+        if self._fills:
+            if size > rows:
+                buffer[rows : self._used_rows[index]] = 0
+                self._used_rows[index] = rows
+            else:
+                self._used_rows[index] = max(rows, self._used_rows[index])
+        return buffer[:size]
+
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -25,18 +26,109 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
+from stoker.device.lots import placed_of
 from stoker.device.notice import Notice
-from stoker.device.occupancy import Occupancy
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
-from stoker.device.punctuality import count_answers
 from stoker.device.told_rows import callers_of, push_rows
 from stoker.device.turn_taking import TurnTaking
 from stoker.device.turns import Turn
 from stoker.metrics.counters import ModelMetrics
+from stoker.placed import CALLER_BITS, NORMAL_TIER
 from stoker.runtimes.base import Runtime
 from stoker.system.forks import CHILDREN
 
-__all__ = ["Worker"]
+__all__ = ["Occupancy", "Worker", "count_answers"]
+
+
+# Counts rows that were answered in time, by tier.
+
+
+def count_answers(
+    metrics: ModelMetrics,
+    batch: Batch,
+    policy: BatchPolicy,
+    started_ns: int,
+    elapsed_ns: int,
+    expected_ns: int,
+) -> None:
+    """Count the rows of a batch, and the error of its predicted time.
+
+    Args:
+        metrics: The counters.
+        batch: The batch that has run.
+        policy: The settings of batching.
+        started_ns: When it started.
+        elapsed_ns: How long it took.
+        expected_ns: The predicted time.
+    """
+    target_ns, ended_ns = round((policy.target_ms or 0) * 1e6), started_ns + elapsed_ns
+    for lot in batch.lots:
+        in_time = lot.due_ns(target_ns) >= ended_ns
+        if lot.placed is None:
+            metrics.count_answers(NORMAL_TIER, lot.rows, int(np.count_nonzero(in_time)))
+            continue
+        tiers = placed_of(lot) >> CALLER_BITS
+        rows, in_time_rows = np.bincount(tiers).tolist(), np.bincount(tiers[in_time], minlength=3).tolist()
+        for tier, count in enumerate(rows):
+            if count:
+                metrics.count_answers(tier, count, in_time_rows[tier])
+    metrics.observe_expectation(expected_ns / max(1, elapsed_ns))
+
+
+# Which batches of a model run concurrently: those of all instances, or a single one.
+
+
+class Occupancy:
+    """Counts running batches, and lets one run alone. All methods may be called on any thread.
+
+    Attributes:
+        several: Whether there are several instances; if not, all methods do nothing.
+        running: How many batches run now; 0 where there is one instance.
+    """
+
+    def __init__(self) -> None:
+        self.several = False
+        self._changed = threading.Condition(threading.Lock())
+        self.running = 0
+        self._one_alone = False
+
+    def enter(self) -> int:
+        """Begin a batch; waits while another one runs alone. Returns how many are running."""
+        if not self.several:
+            return 1
+        with self._changed:
+            self._changed.wait_for(lambda: not self._one_alone)
+            self.running += 1
+            return self.running
+
+    def leave(self) -> None:
+        """End a batch."""
+        if self.several:
+            with self._changed:
+                self.running -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Continue a batch that has begun, while no other one runs."""
+        if not self.several:
+            yield
+            return
+        with self._changed:
+            # Counted out before it waits for the others, one of which may want to run alone too.
+            self.running -= 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._one_alone)
+            self._one_alone = True
+            self._changed.wait_for(lambda: not self.running)
+            self.running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._one_alone = False
+                self._changed.notify_all()
+
 
 logger = logging.getLogger(__name__)
 

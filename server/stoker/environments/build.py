@@ -16,14 +16,19 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import stoker
@@ -35,19 +40,113 @@ from stoker.environments.interpreters import (
     variables_for,
 )
 from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
-from stoker.environments.server_packages import (
-    OLDEST_NUMPY,
-    device_needs,
-    package_folders,
-    server_paths,
-    write_entry_points,
-)
+from stoker.environments.package_names import EQUIVALENTS
 from stoker.environments.specification import Specification, stays_below
 from stoker.environments.trial import named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
+from stoker.system.extras import onnx_extra, requirements
 
-__all__ = ["Built", "Say", "build_environment", "find_built"]
+__all__ = [
+    "OLDEST_NUMPY",
+    "Built",
+    "Say",
+    "build_environment",
+    "device_needs",
+    "find_built",
+    "package_folders",
+    "server_paths",
+    "write_entry_points",
+]
+
+
+# What an environment takes from the server: where its packages are, and which of them a device process needs.
+
+
+OLDEST_NUMPY: Final = "1.26"
+"""The oldest numpy with which a device process runs."""
+_PACKAGES: Final = ("stoker", "stoker_azure", "stoker_cluster", "stoker_run", "stoker_runs")
+"""What entry scripts may reach, of which the first alone is always installed."""
+_STAND_INS: Final = "stoker-azure"
+"""The distribution that provides Azure's packages for entry scripts."""
+# What only the frontends and the commands import, and what is linked from here (`build`).
+_NOT_FOR_DEVICES: Final = {
+    "stoker-client",
+    "stoker-cluster",
+    "stoker-run",
+    "stoker-runs",
+    "stoker",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "tqdm",
+}
+
+
+def server_paths() -> tuple[str, ...]:
+    """Where this interpreter finds packages, in order, without the standard library and the working directory."""
+    standard = _search_path("-I", "-S")
+    return tuple(path for path in _search_path("-P") if path not in standard)
+
+
+def _search_path(*options: str) -> list[str]:
+    program = "import json, sys; print(json.dumps(sys.path))"
+    # A sitecustomize may print: the path is the last line.
+    output = subprocess.run(
+        [sys.executable, *options, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    paths: list[str] = json.loads(output.splitlines()[-1])
+    return paths
+
+
+def package_folders() -> tuple[str, ...]:
+    """The folders of Stoker's packages that are installed here."""
+    specs = (find_spec(package) for package in _PACKAGES)
+    return tuple(str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin)
+
+
+def write_entry_points(folder: Path) -> None:
+    """Describe, in a folder of packages, the distribution whose entry points an entry script needs."""
+    try:
+        distribution = metadata.distribution(_STAND_INS)
+    except metadata.PackageNotFoundError:
+        return
+    described = folder / f"{_STAND_INS.replace('-', '_')}-{distribution.version}.dist-info"
+    described.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        (described / name).write_text(distribution.read_text(name) or "", encoding="utf-8")
+
+
+def device_needs(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]:
+    """What the device process of a framework imports, as requirements; of ONNX Runtime the build that is here.
+
+    Args:
+        framework: Framework of the model.
+        asked: Normalised names of packages that are installed beside these. What one of them stands for is left
+            out: two builds of one package overwrite each other.
+    """
+    runtimes = {"onnx": onnx_extra(), "tensorflow": "tensorflow"}
+    wanted = requirements()
+    if framework in runtimes:
+        wanted += requirements(runtimes[framework])
+    wanted += _needs_of_stand_ins()
+    chosen = []
+    for requirement in wanted:
+        name = canonicalize_name(requirement.name)
+        others = {other for names in EQUIVALENTS if name in names for other in names - {name}}
+        if name not in _NOT_FOR_DEVICES and others.isdisjoint(asked):
+            specifier = f">={OLDEST_NUMPY}" if name == "numpy" else str(requirement.specifier)
+            chosen.append(f"{name}{specifier}")
+    return tuple(sorted(chosen))
+
+
+def _needs_of_stand_ins() -> list[Requirement]:
+    try:
+        return [Requirement(text) for text in metadata.requires(_STAND_INS) or ()]
+    except metadata.PackageNotFoundError:
+        return []
+
 
 _PATHS_FILE: Final = "zzz_stoker_server.pth"
 _SHOWN_LINES: Final = 30

@@ -13,21 +13,176 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
+
+import numpy as np
 
 from stoker.device.batch_sizes import powers_of_two
+from stoker.device.first_times import batch_inputs
 from stoker.device.lifecycle import LoadedModel, fork
-from stoker.errors import OperatorError, StokerError
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
+from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.offline.choosing import chosen, device_here, enter_script, load_here
-from stoker.profiling.samples import SampleRequest, batches_of, request_of
-from stoker.runtimes.base import ForkingRuntime, Runtime
+from stoker.offline.script_bodies import ScriptBodies
+from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
+from stoker.scripts.batching import find_sample
+from stoker.servable import Servable
+from stoker.tensors import Signature
+from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.packed import pack
+from stoker_client import tensors as client
 
-__all__ = ["Order", "main", "measure"]
+__all__ = ["Order", "SampleRequest", "batches_of", "main", "measure", "request_of"]
+
+
+# Sample requests to measure a model with, given or made from its signature, as batches and as HTTP requests.
+
+
+_HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+_SEED: Final = 11
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """A request as a caller would send it.
+
+    Attributes:
+        path: The path it is posted to.
+        headers: Its headers.
+        body: Its body.
+        note: A description for the operator.
+        packed: For a model that takes whole requests, the row that it receives; empty for others.
+    """
+
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    note: str = ""
+    packed: bytes = b""
+
+
+def request_of(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequest:
+    """Make a request for a model.
+
+    Args:
+        loaded: The model.
+        servable: Its files and settings.
+        rows: Number of rows of the request.
+
+    Raises:
+        InvalidSettings: A sample is needed, or the sample determines the number of rows.
+        LoadFailed: The sample cannot be read, or the model fails on it.
+    """
+    signature = loaded.signature
+    if signature.takes == "body":
+        return _script_request(loaded, servable, rows)
+    sample = find_sample_feeds(servable, _tensors(signature).inputs)
+    if signature.takes == "rows":
+        specs = signature.inputs
+        feeds = dict(zip((spec.name for spec in specs), _rows(loaded, rows), strict=True))
+        note = f"{rows} rows" if rows > 1 else "1 row"
+        return _infer(
+            servable.name, signature, feeds, f"{note} of {sample.source if sample else 'chance'}, binary"
+        )
+    if sample is None:
+        raise InvalidSettings(
+            f"{servable.name} takes tensors of free sizes ({signature}), so a request like those of its callers is "
+            "needed: give one by --data FILE, or lay it beside the model as sample_input.json"
+        )
+    if rows > 1:
+        raise InvalidSettings(
+            f"{servable.name} gets requests as they are; leave --rows out, and write the rows into --data FILE"
+        )
+    request = _infer(servable.name, signature, sample.feeds, f"the request of {sample.source}, binary")
+    return SampleRequest(
+        request.path, request.headers, request.body, request.note, packed=pack(dict(sample.feeds))
+    )
+
+
+def batches_of(
+    loaded: LoadedModel, servable: Servable, request: SampleRequest
+) -> Callable[[Runtime, int], Callable[[], object]]:
+    """Return a function that, for a runtime of the model and a batch size, returns a function that runs one batch.
+
+    Args:
+        loaded: The model.
+        servable: Its files and settings.
+        request: The request that fills batches of whole requests.
+    """
+
+    def begin(runtime: Runtime, size: int) -> Callable[[], object]:
+        inputs = [[request.packed] * size] if request.packed else batch_inputs(loaded, runtime, size)
+        return lambda: runtime.run(inputs)
+
+    if request.packed:
+        _check(loaded.runtime.run([[request.packed]]), servable.name)
+    return begin
+
+
+def _rows(loaded: LoadedModel, rows: int) -> list[np.ndarray]:
+    """The rows of a request: those of the sample, or random numbers between 0 and 1."""
+    inputs = first_rows(loaded.signature.inputs, rows, loaded.sample)
+    if loaded.sample is not None:
+        return inputs
+    chance = np.random.default_rng(_SEED)
+    # Zeros might compute faster than other numbers, and are shorter as text.
+    return [
+        chance.random(array.shape).astype(array.dtype) if array.dtype.kind == "f" else array
+        for array in inputs
+    ]
+
+
+def _script_request(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequest:
+    form = loaded.signature.script
+    assert form is not None, "scripts that take bodies have one"
+    sample = find_sample(servable, form)
+    if sample is None:
+        raise InvalidSettings(
+            f"{servable.name} is a script, whose requests only its author knows: give one that it answers by "
+            "--data FILE, lay it beside the script as sample_input.json, or decorate run with inference_schema"
+        )
+    if rows > 1:
+        raise InvalidSettings(
+            f"{servable.name} gets whole bodies; leave --rows out, and write as many rows into --data FILE"
+        )
+    scripts = ScriptBodies(loaded, 1)
+    # Refused requests cost less than answered ones, so the sample has to be answered.
+    for _ in scripts.answers([sample.body]):
+        pass
+    return SampleRequest(
+        f"/api/v1/service/{quote(servable.name)}/score",
+        {"Content-Type": sample.content_type},
+        sample.body,
+        f"the body of {sample.source}",
+        packed=scripts.request(0, sample.body),
+    )
+
+
+def _infer(name: str, signature: Signature, feeds: Mapping[str, np.ndarray], note: str) -> SampleRequest:
+    inputs = tuple(
+        client.TensorInfo(info.name, DATATYPES[info.dtype], info.shape) for info in _tensors(signature).inputs
+    )
+    body, text_bytes = client.encode_inputs(client.ModelTensors(name, inputs, ()), feeds, None)
+    headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(text_bytes)}
+    return SampleRequest(f"/v2/models/{quote(name)}/infer", headers, body, note)
+
+
+def _tensors(signature: Signature) -> Any:
+    # Of several signatures, requests that name none use the first.
+    return signature.named[0].tensors
+
+
+def _check(outputs: Any, name: str) -> None:
+    for answer in outputs[0]:
+        if isinstance(answer, RowFailure):
+            raise LoadFailed(f"{name} fails on its sample: {answer.error}")
+
 
 _LEAST_TIMES: Final = 5
 _MOST_TIMES: Final = 64

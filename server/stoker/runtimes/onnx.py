@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -16,23 +17,281 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
+from stoker.isolation.difference import largest_difference
+from stoker.isolation.onnx.graph import Model, Node
 from stoker.isolation.onnx.model_file import MalformedModel, read_model
 from stoker.isolation.onnx.reading import read_onnx
-from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
+from stoker.runtimes.cuda_memory import Cuda, StagedMemory, load_cuda
 from stoker.runtimes.declared import as_declared, is_reshaped
-from stoker.runtimes.onnx_cuda import cuda_runtime
-from stoker.runtimes.onnx_executions import CopiedExecution
-from stoker.runtimes.onnx_float16 import as_float16, check_float16
+from stoker.runtimes.fastest import choose_fastest, feasible_sizes
+from stoker.runtimes.onnx_executions import CopiedExecution, bind, bind_with_graphs
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
-from stoker.runtimes.onnx_zipmap import with_tensors_for_maps
+from stoker.runtimes.packed import Run
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
+from stoker.system.extras import how_to_install
 from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.wire.protobuf import BYTES, Field, field, fields_of
 
-__all__ = ["load_onnx"]
+__all__ = ["as_float16", "check_float16", "cuda_runtime", "load_onnx", "with_tensors_for_maps"]
+
+
+# Classifiers whose scores are lists of maps, as converters of scikit-learn make them, served by the tensor before.
+#
+# A final ZipMap puts the classes' names beside each score of each row. No protocol of tensors can say that, and an
+# intermediate tensor can be had only where the graph gives it. So each such node becomes an Identity with the same
+# output; the names, which are the same for all rows, are told once.
+
+
+_MODEL_GRAPH, _MODEL_OPSET = 7, 8
+_GRAPH_NODE, _GRAPH_OUTPUT = 1, 12
+_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR = 1, 2, 3, 4
+_FLOAT_TENSOR: Final = b"\x0a\x02\x08\x01"
+"""A TypeProto: a tensor (field 1) of elements (field 1) of float32 (1), whose shape ONNX Runtime infers."""
+_IDENTITY_OPSET: Final = 13
+
+
+def with_tensors_for_maps(model: Path | bytes) -> tuple[bytes, dict[str, tuple[str, ...]]] | None:
+    """Put the tensors of scores in the place of sequences of maps.
+
+    Args:
+        model: The file, or its content.
+
+    Returns:
+        The content of the changed file, and by output the names of its columns, empty where they are not known; None
+        if no output is a ZipMap's.
+
+    Raises:
+        MalformedModel: It is no ONNX model.
+        OSError: It cannot be opened.
+    """
+    read = read_model(model)
+    maps = {
+        node.outputs[0]: node
+        for node in read.graph.nodes
+        if (node.domain, node.operator) == ("ai.onnx.ml", "ZipMap") and node.outputs[0] in read.graph.outputs
+    }
+    if not maps:
+        return None
+    content = model if isinstance(model, bytes) else model.read_bytes()
+    return b"".join(_changed_model(content, read, maps)), {name: _labels(node) for name, node in maps.items()}
+
+
+def _labels(node: Node) -> tuple[str, ...]:
+    words = node.attributes.get("classlabels_strings")
+    if isinstance(words, tuple) and words:
+        return tuple(word.decode("utf-8", "replace") for word in words if isinstance(word, bytes))
+    numbers = node.attributes.get("classlabels_int64s")
+    if isinstance(numbers, tuple):
+        return tuple(map(str, numbers))
+    return ()
+
+
+def _changed_model(content: bytes, read: Model, maps: Mapping[str, Node]) -> Iterator[bytes]:
+    for begin, part in _parts(content, 0, len(content)):
+        number, wire, _, start, end = part
+        if (number, wire) == (_MODEL_GRAPH, BYTES):
+            yield field(_MODEL_GRAPH, b"".join(_changed_graph(content, start, end, maps)))
+        else:
+            yield content[begin:end]
+    if "" not in read.opsets:
+        yield field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
+
+
+def _changed_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node]) -> Iterator[bytes]:
+    for first, (number, wire, _, start, stop) in _parts(content, begin, end):
+        names = _words(content, start, stop, {_GRAPH_NODE: _NODE_OUTPUT, _GRAPH_OUTPUT: 1}.get(number, 0))
+        node = maps.get(names[0]) if wire == BYTES and names else None
+        if node is None:
+            yield content[first:stop]
+        elif number == _GRAPH_NODE:
+            yield field(_GRAPH_NODE, _identity(node))
+        else:
+            yield field(_GRAPH_OUTPUT, field(1, names[0].encode()) + field(2, _FLOAT_TENSOR))
+
+
+def _parts(content: bytes, begin: int, end: int) -> Iterator[tuple[int, Field]]:
+    """Each field of a message, with the place where its key begins."""
+    for part in fields_of(content, begin, end):
+        yield begin, part
+        begin = part[4]
+
+
+def _words(content: bytes, begin: int, end: int, number: int) -> Sequence[str]:
+    """The texts of one field of a message; none for field 0."""
+    if not number:
+        return ()
+    return [
+        content[start:stop].decode("utf-8", "surrogateescape")
+        for found, wire, _, start, stop in fields_of(content, begin, end)
+        if found == number and wire == BYTES
+    ]
+
+
+def _identity(node: Node) -> bytes:
+    words = (
+        (_NODE_INPUT, node.inputs[0]),
+        (_NODE_OUTPUT, node.outputs[0]),
+        (_NODE_NAME, node.name),
+        (_NODE_OPERATOR, "Identity"),
+    )
+    return b"".join(field(number, word.encode("utf-8", "surrogateescape")) for number, word in words)
+
+
+# ONNX models of float32 computed in float16: converted at load, and compared with what they were.
+
+
+_MOST_BYTES: Final = (1 << 31) - (1 << 20)
+"""A little less than what a serialised message may have: the graph needs some of it."""
+_TOLERANCE: Final = 5e-2
+
+
+def as_float16(name: str, path: Path) -> bytes:
+    """Convert a model's float32 weights and operators to float16; its inputs and outputs stay as they are.
+
+    Operators that have no float16 form, or lose too much by it, stay in float32 between casts. A model without
+    float32 weights is taken as it is.
+
+    Args:
+        name: The model's name, for messages.
+        path: The ONNX file.
+
+    Returns:
+        The converted model, serialised.
+
+    Raises:
+        LoadFailed: The `onnx` package is missing, the model is too large, or it cannot be converted.
+    """
+    try:
+        import onnx
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+    except ImportError as error:
+        raise LoadFailed(
+            f"{name}: precision: fp16 converts the model with the onnx package ({error}); {how_to_install('fp16')}"
+        ) from error
+    try:
+        model = onnx.load(str(path))
+    except Exception as error:
+        raise LoadFailed(f"{name}: {path} cannot be read: {error}") from error
+    if _weight_bytes(model) > _MOST_BYTES:
+        raise LoadFailed(
+            f"{name}: precision: fp16 converts models of up to 2 GiB when they are loaded; convert this one "
+            "beforehand, and leave the setting out"
+        )
+    if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in model.graph.initializer):
+        # Somebody has converted it: a second time gives a graph with two nodes of one name.
+        unchanged: bytes = model.SerializeToString()
+        return unchanged
+    try:
+        converted: bytes = convert_float_to_float16(model, keep_io_types=True).SerializeToString()
+    except Exception as error:
+        raise LoadFailed(f"{name}: {path} cannot be converted to float16: {error}") from error
+    return converted
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(len(tensor.raw_data) + 4 * len(tensor.float_data) for tensor in model.graph.initializer)
+
+
+def check_float16(name: str, run: Run, reference: Callable[[], Run], inputs: Sequence[TensorInfo]) -> None:
+    """Compare a model in float16 with the original on two made-up rows, and log the largest difference.
+
+    Args:
+        name: The model's name.
+        run: The model in float16.
+        reference: Loads the original; not called if there are no made-up rows that the model takes.
+        inputs: What both take.
+
+    Raises:
+        LoadFailed: They differ by more than 5 % of the largest output, or float16 overflows.
+    """
+    feeds = sample_feeds(inputs, 2)
+    try:
+        outputs = run(feeds)
+    except Exception as error:  # noqa: BLE001  # whatever a model raises on inputs that were made up
+        logger.warning(
+            "%s: its answers in float16 cannot be compared, for it refuses made-up rows: %s", name, error
+        )
+        return
+    expected = reference()(feeds)
+    for key, array in outputs.items():
+        if array.dtype.kind == "f" and np.isfinite(expected[key]).all() and not np.isfinite(array).all():
+            raise LoadFailed(
+                f"{name}: in float16 the output {key!r} is not finite, its numbers are too large; use precision: tf32"
+            )
+    difference = _largest(outputs, expected)
+    if difference > _TOLERANCE:
+        raise LoadFailed(
+            f"{name}: in float16 its outputs differ by {difference:.2g} of the largest one; use precision: tf32"
+        )
+    logger.info("%s: in float16 its outputs differ by %.2g of the largest one", name, difference)
+
+
+def _largest(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    """The largest relative difference of numbers with a fraction; others may turn with the last bit of them."""
+    names = [name for name, array in expected.items() if array.dtype.kind == "f"]
+    return largest_difference([outputs[name] for name in names], [expected[name] for name in names])
+
+
+# Rows on a GPU by ONNX Runtime: plain calls, bound memory or CUDA graphs, whichever is asked for or is fastest.
+
+
+def cuda_runtime(
+    sessions: OnnxSessions,
+    session: onnxruntime.InferenceSession,
+    signature: Signature,
+    cuda: Callable[[], Cuda] | None = None,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+) -> Runtime:
+    """Make the runtime of a model of rows, on the thread that will run it.
+
+    Args:
+        sessions: Opens further sessions, and knows the settings.
+        session: The session that is open already.
+        signature: What it takes and gives.
+        cuda: Finds the CUDA runtime of this process; by default that which ONNX Runtime has loaded.
+        clock_ns: What executions are measured with.
+
+    Raises:
+        LoadFailed: An execution that was asked for cannot run.
+    """
+    servable = sessions.servable
+    plain = CopiedExecution(session, signature)
+    wanted = servable.acceleration.execution
+    if wanted == "copied":
+        return plain
+    sizes = feasible_sizes(servable.name, plain, servable.batch_buckets or (servable.max_batch_rows,))
+    if not sizes:
+        # The first batch says that there is no memory, as it does without this choice.
+        return plain
+    rows = max(servable.max_batch_rows, *sizes)
+    find_cuda = cuda or _onnxruntimes_cuda
+
+    def memory() -> StagedMemory:
+        return StagedMemory(find_cuda(), signature.inputs, signature.outputs, rows)
+
+    def with_graphs() -> Runtime:
+        def open_session() -> onnxruntime.InferenceSession:
+            return sessions.open_with_graphs(servable.instances or GPU_INSTANCES)
+
+        return bind_with_graphs(open_session, signature, memory, sizes)
+
+    candidates: dict[str, Callable[[], Runtime]] = {"bound": lambda: bind(session, signature, memory, sizes)}
+    if servable.acceleration.provider == "cuda":
+        candidates["graph"] = with_graphs
+    if wanted != "auto":
+        candidates = {wanted: candidates[wanted]}
+    return choose_fastest(servable.name, plain, candidates, sizes, clock_ns, forced=wanted != "auto")
+
+
+def _onnxruntimes_cuda() -> Cuda:
+    version: str = getattr(onnxruntime, "cuda_version", "") or ""
+    return load_cuda(version.partition(".")[0])
+
 
 logger = logging.getLogger(__name__)
 

@@ -6,25 +6,256 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
-from stoker.errors import LoadFailed
+from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.difference import largest_difference
-from stoker.runtimes.base import Runtime
+from stoker.isolation.reading import Reading
+from stoker.isolation.tensorflow.effects import PYTHON, find_state, read_effects
+from stoker.isolation.tensorflow.reading import read_concrete_function
+from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.fastest import feasible_sizes, sample_rows
 from stoker.runtimes.packed import PackedRuntime
-from stoker.runtimes.saved_model import SavedModel, SavedSignature
 from stoker.runtimes.serving_way import as_runtime
 from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.servable import Device, Servable
 from stoker.settings.acceleration import Acceleration
 from stoker.system.extras import how_to_install
-from stoker.tensors import NamedSignature, Signature
+from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
 
-__all__ = ["TensorFlowRuntime", "import_tensorflow", "load_saved_model"]
+__all__ = ["SavedModel", "SavedSignature", "TensorFlowRuntime", "import_tensorflow", "load_saved_model"]
+
+
+# A SavedModel's signatures as functions of named tensors, whichever TensorFlow has written it.
+
+
+_SERVE: Final = "serve"
+_PLAIN: Final = "_generic_user_object"
+"""What TensorFlow calls an object of no class that it knows."""
+_METHODS: Final[Mapping[str, Method]] = {
+    "tensorflow/serving/classify": "classify",
+    "tensorflow/serving/regress": "regress",
+}
+"""What signatures are for, where that is not predicting."""
+_EXPECTED: Final = (
+    "Detecting that an object or model or tf.train.Checkpoint is being deleted with unrestored values",
+    "Value in checkpoint could not be found in the restored object",
+    "Unable to create a python object for variable",
+)
+_AS_DENSE: Final = {
+    "RaggedTensor": "its to_tensor(shape=...)",
+    "SparseTensor": "tf.sparse.to_dense of it",
+    "IndexedSlices": "tf.convert_to_tensor of it",
+}
+"""What a signature is to return instead of what is no dense tensor."""
+
+
+class SavedModel:
+    """A SavedModel.
+
+    Attributes:
+        tf: TensorFlow.
+        path: Its folder.
+        signatures: The names of its signatures, in order.
+        effects: What they do besides computing.
+    """
+
+    def __init__(self, tf: Any, path: Path) -> None:
+        self.tf = tf
+        self.path = path
+        logging.getLogger("tensorflow").addFilter(_is_unexpected)
+        try:
+            content = _read_file(path)
+            graph, tags = _served_graph(path, content)
+            self.effects = read_effects(content.SerializeToString())
+            if outside := self.effects.outside():
+                logger.warning("%s reaches out of the server: %s", path, "; ".join(outside))
+            _refuse_python(path, "the initialisation", self.effects.loading)
+            self._model = _load(tf, path, content, tags)
+        except LoadFailed:
+            raise
+        except Exception as error:
+            raise LoadFailed(f"TensorFlow cannot load {path}: {error}") from error
+        # What initialises it, and what trains it, are among those of TensorFlow 1.
+        self.signatures = sorted(
+            name for name in self._model.signatures if not name.startswith("__saved_model_")
+        )
+        self._methods = {
+            name: _METHODS[each.method_name]
+            for name, each in graph.signature_def.items()
+            if each.method_name in _METHODS
+        }
+
+    def function(self, name: str) -> Any:
+        """What runs a signature; this object must outlive it: it holds only weak references to variables."""
+        return self._model.signatures[name]
+
+    def method(self, name: str) -> Method:
+        """What a signature is for."""
+        return self._methods.get(name, "predict")
+
+
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    """Whether a log record of TensorFlow is not about what is left out on purpose, or concerns training alone."""
+    return not str(record.msg).startswith(_EXPECTED)
+
+
+def _read_file(path: Path) -> Any:
+    """Read the file of a SavedModel, binary or text, as TensorFlow's message of that name."""
+    from google.protobuf import text_format
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    file = path / "saved_model.pb"
+    if file.is_file():
+        return saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    return text_format.Parse((path / "saved_model.pbtxt").read_text("utf-8"), saved_model_pb2.SavedModel())
+
+
+def _refuse_python(path: Path, what: str, kinds: Collection[str]) -> None:
+    called = sorted(PYTHON & set(kinds))
+    if called:
+        raise LoadFailed(
+            f"{what} of {path} calls Python of the program that wrote it ({', '.join(called)}), which no SavedModel "
+            "contains: export it without tf.py_function and tf.numpy_function, or serve it by a score.py"
+        )
+
+
+def _served_graph(path: Path, content: Any) -> tuple[Any, list[str] | None]:
+    """The graph that TensorFlow Serving would serve, a MetaGraphDef, and its tags where there are several graphs."""
+    graphs = content.meta_graphs
+    if len(graphs) == 1:
+        return graphs[0], None
+    tags = [sorted(graph.meta_info_def.tags) for graph in graphs]
+    if [_SERVE] not in tags:
+        raise LoadFailed(
+            f"{path} has {len(graphs)} graphs, and none with the one tag {_SERVE!r}: they have {tags}; export one "
+            "with it"
+        )
+    return graphs[tags.index([_SERVE])], [_SERVE]
+
+
+def _load(tf: Any, path: Path, content: Any, tags: list[str] | None) -> Any:
+    """Load it, but no optimizer of Keras 2, with a copy or two of all weights.
+
+    TensorFlow makes the variables of one by its methods, which only Keras 2 has. What leads to it is taken out of the
+    graph of objects, so that they are variables as others are, without values, which nothing uses.
+    """
+    objects = content.meta_graphs[0].object_graph_def
+    optimizers = {number for number, node in enumerate(objects.nodes) if node.slot_variables}
+    if tags or not optimizers:
+        return tf.saved_model.load(str(path), tags)
+    for number in optimizers:
+        # It need not import Keras either.
+        objects.nodes[number].user_object.identifier = _PLAIN
+    for node in objects.nodes:
+        kept = [child for child in node.children if child.node_id not in optimizers]
+        del node.children[:], node.slot_variables[:]
+        node.children.extend(kept)
+    # What tf.saved_model.load makes of the file itself.
+    from tensorflow.python.saved_model.load import Loader
+
+    options = tf.train.CheckpointOptions(), tf.saved_model.LoadOptions()
+    return Loader(objects, content, str(path), *options, None).get(0)
+
+
+class SavedSignature:
+    """A SavedModel's signature as a function of named tensors; strings are `bytes`, as in TensorFlow.
+
+    Attributes:
+        name: Its name.
+        inputs: What it takes, by name in order.
+        outputs: What it gives, the same.
+        state: Its operators that leave something behind, for later requests or in files.
+    """
+
+    def __init__(self, model: SavedModel, name: str) -> None:
+        self.name = name
+        kinds = model.effects.signatures.get(name, frozenset())
+        _refuse_python(model.path, f"the signature {name}", kinds)
+        self.state = find_state(kinds)
+        self._tf = model.tf
+        self._model = model
+        self._function = model.function(name)
+        _, keywords = self._function.structured_input_signature
+        self.inputs = tuple(_info(key, spec, model) for key, spec in sorted(keywords.items()))
+        if not self.inputs:
+            raise LoadFailed(f"the signature {name} of {model.path} has no inputs")
+        outputs = self._function.structured_outputs
+        self.outputs = tuple(_info(key, spec, model) for key, spec in sorted(outputs.items()))
+        variables = self._function.variables if self.state else ()
+        self._first = [(variable, np.array(variable.numpy())) for variable in variables]
+
+    @property
+    def tensors(self) -> ModelTensors:
+        """What it declares; `batched` where the first axis of all inputs may be a batch."""
+        return ModelTensors(self.inputs, self.outputs, all(info.shape[:1] == (-1,) for info in self.inputs))
+
+    def read(self) -> Reading:
+        """What the signature's graph says of its rows."""
+        if self.state:
+            return Reading("mixed", f"{self.state[0]} changes more than the answer")
+        return read_concrete_function(self._function)
+
+    def restore(self) -> None:
+        """Give its variables the values that they had when it was loaded, if it is one that changes them."""
+        for variable, value in self._first:
+            variable.assign(value)
+
+    def compile(self, rows: int) -> Any:
+        """The signature for batches of `rows`, to be compiled with XLA by its first call."""
+        tensors = {
+            info.name: self._tf.TensorSpec((rows, *info.shape[1:]), info.dtype, info.name)
+            for info in self.inputs
+        }
+
+        def signature(**feeds: Any) -> Any:
+            return self._function(**feeds)
+
+        return self._tf.function(signature, jit_compile=True).get_concrete_function(**tensors)
+
+    def run(self, feeds: Mapping[str, np.ndarray], compiled: Any = None) -> dict[str, np.ndarray]:
+        """Run one batch, by what `compile` made for its size if that is given.
+
+        Raises:
+            InvalidInput: The model cannot take these tensors, by their sizes or contents.
+            OutOfMemory: The device has no memory for them.
+        """
+        function = self._function if compiled is None else compiled
+        try:
+            # tf.constant copies: the gathered batch is overwritten by the next one.
+            tensors = {name: self._tf.constant(array) for name, array in feeds.items()}
+            results = function(**tensors)
+            return {info.name: results[info.name].numpy() for info in self.outputs}
+        except (self._tf.errors.InvalidArgumentError, self._tf.errors.OutOfRangeError) as error:
+            # The last line, before the nodes: those above say where in the exporter's code it was.
+            reason = error.message.partition("\n\t [[")[0].splitlines()[-1]
+            raise InvalidInput.refused_by_model(reason) from error
+        except self._tf.errors.ResourceExhaustedError as error:
+            raise OutOfMemory(error.message) from error
+        except UnicodeDecodeError as error:
+            # Its error quotes the bytes that it was given, and they are no text: no error of it can be made then.
+            raise InvalidInput.refused_by_model("it cannot read their bytes") from error
+
+
+def _info(name: str, spec: Any, model: SavedModel) -> TensorInfo:
+    path = model.path
+    if not isinstance(spec, (model.tf.TensorSpec, model.tf.Tensor)):
+        kind = getattr(spec, "value_type", type(spec)).__name__
+        raise LoadFailed(
+            f"{name!r} of {path} is no dense tensor ({kind}), only these are served: export a signature that has "
+            f"{_AS_DENSE.get(kind, 'its parts as tensors')} in its place, or serve the model by a score.py"
+        )
+    dtype = spec.dtype.name
+    if dtype not in NUMERIC_DTYPES and dtype != "string":
+        raise LoadFailed(f"{name!r} of {path} holds {dtype}, only numbers and strings are served")
+    if spec.shape.rank is None:
+        return TensorInfo(name, dtype, (), any_rank=True)
+    return TensorInfo(name, dtype, tuple(-1 if size is None else size for size in spec.shape.as_list()))
+
 
 logger = logging.getLogger(__name__)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import itertools
 import json
 import logging
+import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, Final, TypeVar
 
 from stoker.errors import (
@@ -23,8 +26,6 @@ from stoker.script_form import ScriptForm
 from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
 from stoker.scripts.forms import NO_HEAD, bind_form, request_headers
-from stoker.scripts.json_faults import json_fault
-from stoker.scripts.pieces import Pieces, is_yielded, yields
 from stoker.scripts.results import encode_result, is_response, response_answer
 from stoker.scripts.schema import failed_in_conversion
 from stoker.scripts.sequence_arguments import StateNotCopied
@@ -33,9 +34,167 @@ from stoker.scripts.watchdog import Watchdog
 from stoker.system.request_log import requests_in_log
 from stoker.system.tracebacks import frames_of_script
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
-from stoker.wire.numpy_reprs import plain_numbers
+from stoker.wire.numpy_reprs import numpy_hint, plain_numbers
+from stoker.wire.pieces import CallerGone, PieceWriter
 
-__all__ = ["ScriptCalls"]
+__all__ = ["Pieces", "ScriptCalls", "is_yielded", "json_fault", "yields"]
+
+
+# Scripts whose `run` yields: answers that are sent piece by piece, or gathered to one list for who wants that.
+
+
+_END: Final = object()
+
+
+def yields(run: Callable[..., Any]) -> bool:
+    """Whether `run` is a generator function, or an asynchronous one."""
+    plain = inspect.unwrap(run)
+    return inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
+
+
+def is_yielded(result: Any) -> bool:
+    """Whether `run` has returned a generator, of either kind."""
+    return inspect.isgenerator(result) or inspect.isasyncgen(result)
+
+
+class Pieces:
+    """What one call of `run` yields.
+
+    Each piece is one call to the script: it may take as long as a `run` that returns.
+
+    Args:
+        yielded: The generator.
+        watchdog: Ends what takes too long; None ends nothing.
+    """
+
+    def __init__(self, yielded: Any, watchdog: Watchdog | None) -> None:
+        self._yielded = yielded
+        self._watchdog = watchdog
+        self._writer: PieceWriter | None = None
+
+    def send(self, place: str, timeout_s: float) -> bool:
+        """Send all pieces to a frontend, each when it is there.
+
+        An asynchronous generator whose caller goes is cancelled where it awaits; another one is closed at its next
+        piece, as nothing can be raised in code that waits for something else.
+
+        Args:
+            place: Where to, see `stoker.wire.pieces`.
+            timeout_s: How long the caller may take to read one.
+
+        Returns:
+            Whether the caller has waited for all of them; the generator is closed if not.
+
+        Raises:
+            Exception: What the script raised, or that a piece cannot be written; those before it have been sent.
+        """
+        writer = self._writer = PieceWriter(place, timeout_s)
+        try:
+            for piece in self:
+                try:
+                    writer.send(piece)
+                except OSError:
+                    return False
+        except CallerGone:
+            return False
+        finally:
+            try:
+                self._guarded(self._close)
+            finally:
+                writer.close()
+        return True
+
+    def whole(self) -> bytes:
+        """Return all pieces as one JSON list."""
+        try:
+            return b"[" + b", ".join(self) + b"]"
+        finally:
+            self._guarded(self._close)
+
+    def only(self) -> bytes:
+        """Return the only piece.
+
+        Raises:
+            RequestError: There are others, or none; the text is Triton's.
+        """
+        try:
+            found = list(itertools.islice(self, 2))
+        finally:
+            self._guarded(self._close)
+        if len(found) != 1:
+            raise RequestError(
+                "generate expects model to produce exactly 1 response, use generate_stream for model types that may "
+                "produce multiple responses"
+            )
+        return found[0]
+
+    def __iter__(self) -> Generator[bytes, None, None]:
+        """The pieces as JSON."""
+        while (piece := self._guarded(self._next)) is not _END:
+            yield encode_result(piece)
+
+    def _next(self) -> Any:
+        if inspect.isgenerator(self._yielded):
+            return next(self._yielded, _END)
+        coming = anext(self._yielded, _END)
+        return finish(coming if self._writer is None else self._writer.while_wanted(coming))
+
+    def _close(self) -> None:
+        if inspect.isgenerator(self._yielded):
+            self._yielded.close()
+        else:
+            finish(self._yielded.aclose())
+
+    def _guarded(self, function: Callable[[], Any]) -> Any:
+        watchdog = self._watchdog
+        return contain(function if watchdog is None else lambda: watchdog.guard(function))
+
+
+# Why a body is not JSON that a script can be expected to read.
+
+
+_MAX_DEPTH: Final = 100
+"""Arrays and objects inside each other that a body may have."""
+
+# A string that is never closed runs to the end: brackets in it do not count.
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z|\\\Z)|[\[{]|[\]}]', re.DOTALL)
+
+
+def json_fault(text: str) -> str | None:
+    """Say where `text` stops being JSON; None if it is JSON.
+
+    `NaN`, `Infinity` and `-Infinity` count as JSON, as Python's reader has it. Arrays nested more than
+    `_MAX_DEPTH` deep and integers of more digits than Python converts (4300) do not.
+    """
+    deep = _too_deep(text)
+    if deep is not None:
+        return f"nested more than {_MAX_DEPTH} levels deep: {_place(text, deep)}"
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"{error}{numpy_hint(text, error.pos)}"
+    except ValueError:
+        return "an integer has too many digits"
+    return None
+
+
+def _too_deep(text: str) -> int | None:
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        first = token[0][0]
+        if first in "[{":
+            depth += 1
+            if depth > _MAX_DEPTH:
+                return token.start()
+        elif first != '"':
+            depth -= 1
+    return None
+
+
+def _place(text: str, position: int) -> str:
+    error = json.JSONDecodeError("", text, position)
+    return f"line {error.lineno} column {error.colno} (char {position})"
+
 
 logger = logging.getLogger(__name__)
 

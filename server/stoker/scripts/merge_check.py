@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ import simdjson
 
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.merging import MergedCalls
-from stoker.scripts.row_companions import TELLING, companions_of
 from stoker.scripts.self_check import (
     Disproved,
     Sample,
@@ -26,7 +25,67 @@ from stoker.scripts.variations import variations
 from stoker.wire.envelope import ScriptAnswer, ScriptRequest
 from stoker.wire.merging import row_count, row_texture
 
-__all__ = ["check_mergeable", "check_merging"]
+__all__ = ["TELLING", "check_mergeable", "check_merging", "companions_of"]
+
+
+# What is put beside a row of JSON to see whether a script lets rows see each other.
+#
+# The same kinds as `stoker.isolation.companions` has for tensors, as far as JSON can say them: NaN and infinities
+# cannot be sent, but a number that is too large for a float32 becomes one.
+
+
+_LONG: Final = "stoker " * 143
+_FOREIGN: Final = "Ωмега 漢字 \U0001f525"
+_INTEGERS: Final[dict[str, Callable[[int], int]]] = {
+    "zero": lambda _: 0,
+    "large": lambda number: 1000 * number,
+    "huge": lambda _: 2**31 - 1,
+    "negative": lambda _: -1_000_000,
+}
+_FRACTIONS: Final[dict[str, Callable[[float], float]]] = {
+    "zero": lambda _: 0.0,
+    "large": lambda number: 1000.0 * number,
+    "huge": lambda _: 1e300,
+    "negative": lambda _: -1e6,
+    "denormal": lambda _: 1e-300,
+}
+_TEXTS: Final[dict[str, Callable[[str], str]]] = {
+    "empty": lambda _: "",
+    "long": lambda text: f"{text} {_LONG}",
+    "foreign": lambda _: _FOREIGN,
+}
+TELLING: Final = ("large", "huge", "long")
+"""Kinds that are enough where each call takes long."""
+
+
+def companions_of(row: Any) -> Iterator[tuple[str, Any]]:
+    """Yield rows like a row of JSON values, each with all of its numbers or texts replaced, by what they are called.
+
+    Types stay, for only rows of the same types are merged. Kinds that would change nothing are left out.
+    """
+    for kind in dict.fromkeys((*TELLING, *_FRACTIONS, *_TEXTS)):
+        made = _replaced(kind, row)
+        if made != row:
+            yield kind, made
+
+
+def _replaced(kind: str, value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _replaced(kind, item) for key, item in value.items()}
+        case list():
+            return [_replaced(kind, item) for item in value]
+        case bool() | None:
+            return value
+        case int() if kind in _INTEGERS:
+            return _INTEGERS[kind](value)
+        case float() if kind in _FRACTIONS:
+            return _FRACTIONS[kind](value)
+        case str() if kind in _TEXTS:
+            return _TEXTS[kind](value)
+        case _:
+            return value
+
 
 _ROWS: Final = 6
 _SLOW_RUN_S: Final = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from stoker.errors import InvalidSettings
 from stoker.non_finite import WORDS, NonFinite
@@ -14,7 +14,6 @@ from stoker.settings.endpoint import Endpoint
 from stoker.settings.fields import setting
 from stoker.settings.model import ModelSettings
 from stoker.settings.otlp import OtlpProtocol
-from stoker.settings.shared_memory import SharedMemoryMode, SharedMemoryPeers, read_shared_memory
 from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, read_parity
 from stoker.settings.values import (
     choice_of,
@@ -34,7 +33,35 @@ from stoker.system.certificates import TlsFiles
 from stoker.system.cgroup import usable_cores
 from stoker.system.log_settings import LogFormat
 
-__all__ = ["ImportedSettings", "ServerSettings", "default_frontends"]
+__all__ = [
+    "ImportedSettings",
+    "ServerSettings",
+    "SharedMemoryMode",
+    "SharedMemoryPeers",
+    "default_frontends",
+    "read_shared_memory",
+]
+
+
+# What can be set of shared memory of callers: who may register it, and who may use it.
+
+
+SharedMemoryMode = Literal["off", "admin", "on"]
+SharedMemoryPeers = Literal["loopback", "any"]
+
+_MODES: Final = ("off", "admin", "on")
+
+
+def read_shared_memory(value: Any) -> SharedMemoryMode:
+    """Return `off`, `admin` or `on`; YAML reads a bare `off` as false, and `on` as true.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    word = {False: "off", True: "on"}[value] if isinstance(value, bool) else value
+    if word not in _MODES:
+        raise ValueError(f"must be {' or '.join(_MODES)}")
+    return cast("SharedMemoryMode", word)
 
 
 @dataclass(frozen=True, slots=True)

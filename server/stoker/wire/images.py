@@ -9,6 +9,8 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Sequence
+from email.message import Message
+from email.parser import BytesHeaderParser
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
@@ -26,16 +28,151 @@ from stoker.errors import (
 )
 from stoker.settings.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec
-from stoker.wire.forms import form_images
 from stoker.wire.image_files import ImageFile, begins_like_an_image, not_an_image, read_image_file
 from stoker.wire.json_bodies import parse_document
-from stoker.wire.pixel_values import PixelValues, value_table
 from stoker.wire.scoring import decode_document
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["IMAGE_TYPES", "ImageReader", "OpenedImages", "image_layout", "is_media"]
+__all__ = [
+    "IMAGE_TYPES",
+    "ImageReader",
+    "OpenedImages",
+    "PixelValues",
+    "form_images",
+    "image_layout",
+    "is_media",
+    "value_table",
+]
+
+
+# What pixels of 8 bits become in a row: a number for each level of each channel, looked up.
+
+
+def value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
+    """Return what each of the 256 levels of each channel becomes: `[channels, 256]` in the input's dtype."""
+    levels = np.arange(256, dtype=np.float64)
+    if image.invert:
+        levels = levels[::-1]
+    scale = image.scale or (255.0 if spec.numpy_dtype.kind == "f" else 1.0)
+    mean = np.reshape(image.mean or 0.0, (-1, 1))
+    std = np.reshape(image.std or 1.0, (-1, 1))
+    values = np.broadcast_to((levels / scale - mean) / std, (image.channels, 256))
+    return np.ascontiguousarray(values.astype(spec.numpy_dtype))
+
+
+class PixelValues:
+    """Puts the pixels of images into rows of one input.
+
+    `take` writes where it is told to with `clip`, which no level needs; otherwise it would fill a buffer first.
+
+    Args:
+        image: The model's image input.
+        spec: The input.
+        layout: The order of the axes in it.
+    """
+
+    def __init__(self, image: ImageInput, spec: TensorSpec, layout: Layout) -> None:
+        self._table = value_table(image, spec)
+        self._planes = layout == "chw" and image.channels > 1
+        self._shape = (image.height, image.width, image.channels)
+        self._flat = self._table.ravel()
+        channels_differ = bool((self._table != self._table[0]).any())
+        self._starts = np.arange(image.channels, dtype=np.uint16) * 256 if channels_differ else None
+
+    def put(self, pixels: np.ndarray, row: np.ndarray) -> None:
+        """Write an image into a row.
+
+        Args:
+            pixels: `[height, width]` for one channel, else `[height, width, channels]`, uint8.
+            row: Where to: `[*row_shape]` in the input's dtype, contiguous.
+        """
+        height, width, channels = self._shape
+        if self._planes:
+            planes = row.reshape(channels, height, width)
+            for channel in range(channels):
+                self._table[channel].take(pixels[:, :, channel], out=planes[channel], mode="clip")
+            return
+        levels = pixels if self._starts is None else pixels + self._starts
+        self._flat.take(levels, out=row.reshape(pixels.shape), mode="clip")
+
+
+# The images of multipart forms.
+#
+# The parser of the standard library takes quadratic time for the parameters of a header, so it is shown few.
+
+
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_MAX_HEAD_BYTES: Final = 8 << 10
+# Of lines and of parameters; browsers and libraries send three or four.
+_MAX_FIELDS: Final = 100
+
+
+def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]:
+    """Return the image parts of a multipart form, in order: those with an image's type or with a file name.
+
+    Args:
+        body: The form.
+        content_type: The value of its `Content-Type`, which names the boundary.
+        max_parts: How many parts it may have, images or not.
+
+    Raises:
+        MalformedBody: It is no form, is cut short, or a part's headers cannot be read or are longer than 8 KiB.
+        BodyTooLarge: It has too many parts.
+        InvalidInput: None of them is an image.
+    """
+    boundary = _boundary(content_type)
+    if not boundary:
+        raise MalformedBody("The Content-Type multipart/form-data names no boundary.")
+    # A boundary stands at the beginning of a line; the first one may stand at the very beginning.
+    pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1"), max_parts + 2)
+    if len(pieces) == max_parts + 3:
+        raise BodyTooLarge(f"The multipart form has more than {max_parts} parts.")
+    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+        raise MalformedBody("The multipart form is cut short: its last boundary is missing.")
+    images = []
+    for piece in pieces[1:-1]:
+        end = piece.find(_END_OF_HEAD, 0, _MAX_HEAD_BYTES)
+        if end < 0:
+            raise MalformedBody(
+                f"A part of the multipart form has no end of its headers within {_MAX_HEAD_BYTES >> 10} KiB."
+            )
+        # What follows the boundary in its line is padding.
+        if _announces_image(piece[:end].partition(b"\r\n")[2]):
+            images.append(piece[end + len(_END_OF_HEAD) :])
+    if not images:
+        raise InvalidInput("The multipart form holds no image: no part has an image's type or a file name.")
+    return images
+
+
+def _boundary(content_type: bytes) -> str | None:
+    if not _is_quickly_read(content_type):
+        raise MalformedBody("The Content-Type has too many parameters.")
+    header = Message()
+    header["content-type"] = content_type.decode("latin-1")
+    try:
+        return header.get_boundary()
+    except Exception as error:
+        raise MalformedBody("The parameters of the Content-Type cannot be read.") from error
+
+
+def _announces_image(head: bytes) -> bool:
+    if not _is_quickly_read(head):
+        raise MalformedBody("The headers of a part of the multipart form have too many lines or parameters.")
+    try:
+        part = BytesHeaderParser().parsebytes(head)
+        return part.get_content_maintype() == "image" or part.get_filename() is not None
+    except Exception as error:
+        # The parser of the standard library raises whatever odd parameters drive it to.
+        raise MalformedBody("The headers of a part of the multipart form cannot be read.") from error
+
+
+def _is_quickly_read(head: bytes) -> bool:
+    """Whether the standard library reads a head in less than a millisecond."""
+    fields = head.count(b";") + max(head.count(b"\n"), head.count(b"\r"))
+    return len(head) <= _MAX_HEAD_BYTES and fields <= _MAX_FIELDS
+
 
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
 # Exif orientations of pictures that lie on a side.

@@ -16,8 +16,7 @@ from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
 from stoker.system.request_log import SELF_CHECK, requests_in_log
 from stoker_azure import collected_rows, collector, monitoring
-from stoker_azure.collector import Collector
-from stoker_azure.correlation import BasicCorrelationContext
+from stoker_azure.collector import BasicCorrelationContext, Collector
 from stoker_azure.monitoring import ModelDataCollector
 
 NOON_S = 1_772_366_400.0  # 2026-03-01T12:00:00Z

@@ -13,8 +13,8 @@ from stoker.errors import InvalidSettings
 from stoker.models.frameworks import Framework
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
+from stoker_azure.sdk.services.cluster_deploying import lay_out, lay_out_versions
 from stoker_azure.sdk.services.plan import Plan
-from stoker_azure.sdk.services.pod_files import lay_out, lay_out_versions
 
 INSIDE = PurePosixPath("/models/digits")
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

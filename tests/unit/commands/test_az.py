@@ -11,7 +11,7 @@ import yaml
 from stoker.cli import main
 from stoker.workspace import Workspace
 from stoker_azure.commands import az_actions
-from stoker_azure.commands.az_refusals import REFUSED
+from stoker_azure.commands.az import REFUSED
 from stoker_azure.sdk import core as azure_sdk
 from stoker_runs.launch.run_config_files import read_run_config
 from stoker_runs.records.definition import Definition

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.commands import model_events
 from stoker.commands import models as command
+from stoker.commands import models as model_events
 from stoker.commands.running_server import server_here
 from stoker.device import signature_probe
 from stoker.device.lifecycle import load

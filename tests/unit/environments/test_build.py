@@ -14,12 +14,11 @@ from tests.patience import PATIENCE_S
 from tests.tiny_packages import write_wheel
 
 from stoker.environments import build, installers
-from stoker.environments.build import Built, build_environment, find_built
+from stoker.environments.build import Built, build_environment, device_needs, find_built, server_paths
 from stoker.environments.discovery import read_environment
 from stoker.environments.installers import Installer, masked
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.kept import digest_of
-from stoker.environments.server_packages import device_needs, server_paths
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import lock_file

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.dating import date_of_pins, python_of_date, upload_date
+from stoker.environments.dated import date_of_pins, python_of_date, upload_date
 from stoker.environments.discovery import read_environment
 
 

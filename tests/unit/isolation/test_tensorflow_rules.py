@@ -10,7 +10,7 @@ import pytest
 
 from stoker.isolation.tensorflow.elementwise import COMPUTING
 from stoker.isolation.tensorflow.layouts import LAYOUTS, MAKING
-from stoker.isolation.tensorflow.products import PRODUCTS
+from stoker.isolation.tensorflow.reading import PRODUCTS
 from stoker.isolation.tensorflow.row_states import Listed, Mixed, Plain, Rows, Size, State, Unknown
 from stoker.isolation.tensorflow.sizes import compute, shape_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.puppet_engine import Machine, PuppetEngine
 
-from stoker_runs.launch.runner import Runner
+from stoker_runs.launch.runner_process import Runner
 from stoker_runs.launch.slots import Slots
 from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder

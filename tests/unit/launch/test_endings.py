@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.puppet_engine import exited
 
-from stoker_runs.launch.endings import observations
+from stoker_runs.launch.runner_process import observations
 from stoker_runs.records.failures import FailureCode
 from stoker_runs.records.states import CancelAsked, Ended, Lost, Refused, TimeUp
 

@@ -12,7 +12,7 @@ import pytest
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
-from stoker.offline.tensor_requests import TensorRequests
+from stoker.offline.predictor import TensorRequests
 from stoker.runtimes.packed import PackedRuntime
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, TensorInfo

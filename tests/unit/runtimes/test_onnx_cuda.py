@@ -14,7 +14,7 @@ from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.cuda_memory import Cuda, CudaError, CudaRuntime
-from stoker.runtimes.onnx_cuda import cuda_runtime
+from stoker.runtimes.onnx import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.servable import Servable
 from stoker.settings.acceleration import Acceleration

@@ -15,9 +15,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.errors import LoadFailed
-from stoker.runtimes import onnx_float16
-from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_float16 import as_float16, check_float16
+from stoker.runtimes import onnx as onnx_float16
+from stoker.runtimes.onnx import as_float16, check_float16, load_onnx
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
 from stoker.servable import Device, Servable

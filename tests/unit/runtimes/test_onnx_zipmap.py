@@ -15,8 +15,7 @@ from tests.zoo import classifier
 
 from stoker.control.device_messages import DEVICE_END, SUPERVISOR_END, Loaded
 from stoker.runtimes.base import Runtime
-from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_zipmap import with_tensors_for_maps
+from stoker.runtimes.onnx import load_onnx, with_tensors_for_maps
 from stoker.servable import Device, Servable
 from stoker.tensors import Signature
 

@@ -12,8 +12,7 @@ from tests.cuda_puppets import DOUBLES
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.saved_model import SavedSignature
-from stoker.runtimes.tensorflow import TensorFlowRuntime, import_tensorflow
+from stoker.runtimes.tensorflow import SavedSignature, TensorFlowRuntime, import_tensorflow
 from stoker.servable import Device
 from stoker.settings.acceleration import Acceleration
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathered_calls import GatheredCalls
-from stoker.scripts.gather_check import check_gathering
+from stoker.scripts.batching import check_gathering
 from stoker.scripts.self_check import Disproved, Sample
 from stoker.wire.envelope import ScriptRequest
 

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.zoo import ZOO
 
+from stoker.scripts.batching import check_gathering
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gather_check import check_gathering
 from stoker.scripts.gathered_calls import GatheredCalls
-from stoker.scripts.handle_check import dynamically_quantised
-from stoker.scripts.merge_check import check_merging
-from stoker.scripts.row_companions import companions_of
-from stoker.scripts.self_check import Disproved, Sample
+from stoker.scripts.merge_check import check_merging, companions_of
+from stoker.scripts.self_check import Disproved, Sample, dynamically_quantised
 from stoker.wire.merging import row_texture
 
 pytestmark = pytest.mark.usefixtures("without_flask")

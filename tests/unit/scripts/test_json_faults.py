@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.json_faults import json_fault
+from stoker.scripts.calls import ScriptCalls, json_fault
 from stoker.wire.envelope import ScriptRequest
 
 

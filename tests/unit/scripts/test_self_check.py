@@ -18,8 +18,8 @@ from tests.tiny_models import write_doubler
 
 from stoker.scripts import variations as variations_module
 from stoker.scripts.agreement import answer_difference, difference
+from stoker.scripts.batching import check_gathering
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gather_check import check_gathering
 from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.merge_check import check_merging
 from stoker.scripts.self_check import Disproved, Sample
@@ -319,7 +319,7 @@ def test_a_model_for_one_row_is_not_gathered(gathering: Check, monkeypatch: pyte
 
 def test_a_lock_around_the_model_is_noticed(gathering: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads would only cost time."""
-    monkeypatch.setattr("stoker.scripts.gather_check._PATIENCE_S", 0.001)
+    monkeypatch.setattr("stoker.scripts.batching._PATIENCE_S", 0.001)
     lock = threading.Lock()
 
     def run(session: Any, body: Any) -> Any:

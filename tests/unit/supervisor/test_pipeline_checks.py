@@ -18,10 +18,10 @@ from stoker.pipelines.definition import Pipeline, Step
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import serving
-from stoker.supervisor.admin_requests import Requests
 from stoker.supervisor.catalogue import Catalogue, Model, Version
 from stoker.supervisor.pipelines import check_models, join_pipelines, rules_of_pipelines
-from stoker.supervisor.stock import Stock
+from stoker.supervisor.serving import Stock
+from stoker.supervisor.supervisor import Requests
 from stoker.tensors import Signature
 from stoker.versions import Standing
 from stoker.workspace import Workspace

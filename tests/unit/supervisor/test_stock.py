@@ -22,8 +22,8 @@ from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.endpoint import Endpoint
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.supervisor.serving import Stock
 from stoker.supervisor.start_up import ModelReport
-from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
 from stoker.tensors import Signature
 from stoker.terms import Terms

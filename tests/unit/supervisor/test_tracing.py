@@ -16,9 +16,9 @@ from stoker.errors import InvalidSettings
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.traced import TracedRequest, TraceReader, TraceWriter
 from stoker.settings.server import ServerSettings
-from stoker.supervisor import tracing
+from stoker.supervisor import supervisor as tracing
 from stoker.supervisor.spans import Span
-from stoker.supervisor.tracing import TraceSender, trace_sender
+from stoker.supervisor.supervisor import TraceSender, trace_sender
 
 ENDPOINT = "http://127.0.0.1:4318"
 

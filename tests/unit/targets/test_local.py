@@ -11,11 +11,11 @@ from stoker_runs.records.record import RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets import local
+from stoker_runs.targets import registry as local
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Job
-from stoker_runs.targets.local import LocalEngine
 from stoker_runs.targets.on_this_machine import collect, remove_work
+from stoker_runs.targets.registry import LocalEngine
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,10 @@ from stoker_runs.targets.registry import no_compiler_for_libraries
 from stoker_runs.targets.sights import sight_of
 from stoker_runs.targets.ssh.bootstrap import command, first_line
 from stoker_runs.targets.ssh.collecting import checked_entries, collect
-from stoker_runs.targets.ssh.engine import SshEngine
+from stoker_runs.targets.ssh.engine import SshEngine, listed
 from stoker_runs.targets.ssh.environment import choose
-from stoker_runs.targets.ssh.host_keys import HostKeys
+from stoker_runs.targets.ssh.link import HostKeys
 from stoker_runs.targets.ssh.porter import Porter
-from stoker_runs.targets.ssh.sending import listed
 from stoker_runs.targets.ssh.settings import SshSettings
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICypcGbSAuDIGoJWCRr0+XPjj3K2YfLjMMJMyoOKu80i"

@@ -23,7 +23,7 @@ from stoker_runs.tuning.policies import Bandit, Policy
 from stoker_runs.tuning.samplers import sampler
 from stoker_runs.tuning.spaces import expression
 from stoker_runs.tuning.submission import going_on
-from stoker_runs.tuning.sweep import Sweep
+from stoker_runs.tuning.sweep_process import Sweep
 from stoker_runs.tuning.terms import Again, Terms, terms
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stoker.errors import MalformedBody
-from stoker.wire.forms import form_images
+from stoker.wire.images import form_images
 
 FORM_TYPE = b"multipart/form-data; boundary=XX"
 

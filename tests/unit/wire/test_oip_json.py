@@ -12,8 +12,7 @@ from tests.puppets import STEADY
 
 from stoker.errors import StokerError
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip_codec import InferCodec
-from stoker.wire.oip_json import NumberLists
+from stoker.wire.oip_codec import InferCodec, NumberLists
 from stoker.wire.oip_requests import decode_infer
 
 TENSORS = ModelTensors(

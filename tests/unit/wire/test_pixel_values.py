@@ -7,7 +7,7 @@ import pytest
 
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import TensorSpec
-from stoker.wire.pixel_values import PixelValues, value_table
+from stoker.wire.images import PixelValues, value_table
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 

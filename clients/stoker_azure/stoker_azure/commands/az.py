@@ -3,17 +3,152 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.errors import SubmissionRefused
+from stoker.commands.printing import table
+from stoker.errors import InvalidSettings, OperatorError, SubmissionRefused
 from stoker_azure.commands import az_actions
-from stoker_azure.commands.az_history import history
-from stoker_azure.commands.az_refusals import REFUSED, refuse
+from stoker_runs.commands.run_output import duration_text, time_text
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
+    from stoker_runs.records.summary import RunSummary
+
+__all__ = ["REFUSED", "SUMMARY", "add_arguments", "history", "refuse", "run"]
+
+
+# What `az ml` of Azure has and `stoker az ml` has not: each by a sentence that says what to do instead.
+
+
+_BY_SDK: Final = "write it in Python and run it by 'python -m stoker.azure FILE'"
+_NO_CLOUD: Final = (
+    "nothing of the kind is needed: the workspace is the folder .stoker, see 'stoker submit --help'"
+)
+_SERVING: Final = (
+    "'stoker serve' and 'stoker models register' serve models; see also 'python -m stoker.azure'"
+)
+
+REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
+    "run": {
+        "submit-pipeline": "pipelines are not offered: submit their scripts with 'stoker submit'",
+        "monitor-logs": "'stoker runs logs RUN -f' follows a log",
+        "monitor-tensorboard": "'stoker runs download RUN logs' copies what TensorBoard reads",
+    },
+    "experiment": {"diagnose": "'stoker targets check NAME' looks at a compute target"},
+    "history": {"compare": "'stoker runs compare RUN RUN' says in what runs differ"},
+    "computetarget": {
+        "check": "'stoker targets check NAME' looks at one",
+    },
+    "datastore": {
+        "attach-blob": f"data on Azure is not reached from here; to register a folder, {_BY_SDK}",
+        "download": "a store is a folder of the workspace, below stores/: copy it from there",
+    },
+    "dataset": {"": f"Dataset.File is what there is: {_BY_SDK}"},
+    "environment": {"": f"Environment.register is what there is: {_BY_SDK}"},
+    "model": {"": _SERVING},
+    "service": {"": _SERVING},
+    "image": {"": _SERVING},
+    "manifest": {"": _SERVING},
+    "endpoint": {"": _SERVING},
+    "pipeline": {"": "pipelines are not offered: submit their scripts with 'stoker submit'"},
+    "workspace": {"": _NO_CLOUD},
+    "account": {"": _NO_CLOUD},
+    "env": {"": _NO_CLOUD},
+    "runconfig": {"": "edit the file, and look at it with 'stoker submit --config NAME --dry-run SCRIPT'"},
+    "notebook": {"": "notebooks begin runs by 'stoker.start_run'; start Jupyter by its own command"},
+}
+"""What Azure has and this has not: by group and verb, what to do instead; an empty verb is all of a group."""
+
+
+def refuse(args: argparse.Namespace) -> int:
+    """Say what to do instead.
+
+    Raises:
+        SubmissionRefused: Always.
+    """
+    instead = REFUSED[args.group]
+    verb = getattr(args, "verb", None) or next(iter(args.rest), "")
+    words = instead.get(verb) or instead[""]
+    raise SubmissionRefused(f"az ml {args.group} {verb} is not offered: {words}")
+
+
+# `stoker az ml history list`: runs with what they have measured, as Azure's command lines print them.
+
+
+_FACTS: Final = 6
+_SHOWN_METRICS: Final = 8
+
+
+def history(args: argparse.Namespace) -> int:
+    """List runs with the last value of each metric."""
+    from stoker.workspace import Workspace
+    from stoker_runs.launch.adoption import adopt_all
+    from stoker_runs.records.index import RunIndex
+    from stoker_runs.records.store import RunStore
+
+    workspace = Workspace.find()
+    adopt_all(workspace)
+    index = RunIndex(RunStore(workspace.runs_dir))
+    names = index.metric_names(args.experiment)
+    content: Any = [_as_azure(run) for run in index.runs(args.experiment, names)]
+    if args.query:
+        content = _queried(args.query, content)
+    if args.output == "json" or not _is_rows(content):
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+    else:
+        _print_rows(content, args.output)
+    return 0
+
+
+def _as_azure(run: RunSummary) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "run_id": run.id,
+        "status": run.status.value,
+        "created": time_text(run.created_ms),
+        "duration": duration_text(run.started_ms, run.ended_ms),
+        "target": run.target,
+        "script": run.script,
+    }
+    return facts | {name: numbers.last for name, numbers in run.metrics.items()}
+
+
+def _queried(query: str, content: Any) -> Any:
+    try:
+        jmespath = import_module("jmespath")
+    except ModuleNotFoundError:
+        raise OperatorError("--query needs the package jmespath: pip install jmespath") from None
+    try:
+        return jmespath.search(query, content)
+    except jmespath.exceptions.JMESPathError as error:
+        raise InvalidSettings(f"--query {query}: {error}") from None
+
+
+def _is_rows(content: Any) -> bool:
+    return isinstance(content, list) and all(isinstance(row, dict) for row in content)
+
+
+def _print_rows(rows: list[dict[str, Any]], form: str) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    if form == "tsv":
+        sys.stdout.write("".join("\t".join(row) + "\n" for row in cells))
+    elif rows:
+        shown = [*columns[: _FACTS + _SHOWN_METRICS]]
+        titles = [column[:1].upper() + column[1:] for column in shown]
+        sys.stdout.write(table([titles, *(row[: len(shown)] for row in cells)]))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
+
 
 SUMMARY = "take command lines that were written for Azure: stoker az ml …"
 

@@ -2,30 +2,443 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 
 from stoker.errors import StokerError
 from stoker.workspace import Workspace
+from stoker_runs.launch.clock import Clock
 from stoker_runs.launch.pools import slots_of
-from stoker_runs.launch.runner import Runner
+from stoker_runs.launch.slots import Ask, Held, Slots
 from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
-from stoker_runs.records.states import Collected, Lost, next_state
+from stoker_runs.records.states import (
+    CancelAsked,
+    Collected,
+    Ended,
+    Granted,
+    Lost,
+    Observation,
+    Prepared,
+    Provisioned,
+    Refused,
+    RunState,
+    Seen,
+    Status,
+    TimeUp,
+    Unseen,
+    Waits,
+    next_state,
+)
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import find_target
+from stoker_runs.targets.engine import Engine, EngineFailure, Job, Presence, Sight, Unreachable
 from stoker_runs.targets.registry import engine_of
 
-__all__ = ["became_runner", "main"]
+__all__ = ["INTERRUPTED", "Begin", "Runner", "became_runner", "main", "observations"]
+
+
+# The runner of one run: looks, decides by `next_state`, acts; from wherever the run is to its end.
+#
+# Each step is one that may be done again: a runner that is killed anywhere is followed by one that begins
+# with what the folder says, and asks the engine what there is.
+
+
+# What the end of an attempt means for its run: from the agent's `exit.json` to an observation.
+
+
+INTERRUPTED: Final = RunFailure(
+    FailureCode.INTERRUPTED,
+    "the script was interrupted: its agent is gone without an exit status, as after a restart of the machine",
+    "stoker runs resume RUN begins another attempt; with --attempts 2 that happens by itself",
+)
+_SIGNALS: Final = {"SIGSEGV": -11, "SIGKILL": -9, "SIGTERM": -15, "SIGINT": -2, "SIGABRT": -6, "SIGBUS": -7}
+
+
+def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]:
+    """Return what the runner has seen when an attempt has ended so.
+
+    Args:
+        report: The content of `exit.json`.
+        limit_s: How long the script was allowed to take.
+    """
+    outcome = report.get("outcome")
+    started_ms = report.get("started_ms") or None
+    status = _status(report)
+    if outcome == "lease_lost":
+        return [
+            Lost(RunFailure(FailureCode.NODE_LOST, "the node lost its contact, and ended the script itself"))
+        ]
+    if outcome == "stopped":
+        return [CancelAsked(str(report.get("reason") or "")), Ended(status, None, started_ms)]
+    if outcome == "timed_out":
+        return [TimeUp(limit_s), Ended(status, None, started_ms)]
+    if outcome == "not_started":
+        message = str(report.get("reason") or "the script could not be started")
+        return [Refused(RunFailure(FailureCode.SCRIPT_FAILED, message))]
+    if outcome == "signalled":
+        return [Ended(status, _killed(report), started_ms)]
+    return [Ended(status, _failed(report, status) if status else None, started_ms)]
+
+
+def _status(report: Mapping[str, Any]) -> int:
+    signal = report.get("signal")
+    if signal:
+        return _SIGNALS.get(str(signal), -1)
+    status = report.get("exit_status")
+    return status if isinstance(status, int) else 0
+
+
+def _failed(report: Mapping[str, Any], status: int) -> RunFailure:
+    details = _details(report)
+    if report.get("out_of_memory"):
+        return _out_of_memory(report)
+    traceback = str(report.get("traceback") or "").strip()
+    if traceback:
+        message = traceback.splitlines()[-1]
+        return RunFailure(FailureCode.SCRIPT_FAILED, message, _advice(message), details)
+    lines = [str(line) for line in report.get("last_lines") or ()]
+    said = f"; its last line: {lines[-1]}" if lines else ""
+    return RunFailure(
+        FailureCode.SCRIPT_FAILED,
+        f"the script ended with exit status {status}{said}",
+        "stoker runs logs RUN",
+        details,
+    )
+
+
+def _advice(message: str) -> str:
+    """What can be done about an exception, given its line in a traceback; empty where nothing is known."""
+    # TensorFlow does not ask for it any more. With it missing, a script ends after its first epoch.
+    if "TBNotInstalledError" in message or "No module named 'tensorboard" in message:
+        return (
+            "install tensorboard beside TensorFlow (pip install tensorboard), or name it in the file of "
+            "--environment: mlflow.tensorflow.autolog needs it as TensorBoard's callback does; mlflow.keras.autolog "
+            "works without"
+        )
+    return ""
+
+
+def _killed(report: Mapping[str, Any]) -> RunFailure:
+    if report.get("out_of_memory"):
+        return _out_of_memory(report)
+    signal = report.get("signal") or "a signal"
+    return RunFailure(FailureCode.KILLED, f"the script was killed by {signal}", "", _details(report))
+
+
+def _out_of_memory(report: Mapping[str, Any]) -> RunFailure:
+    peak, limit = report.get("peak_bytes"), report.get("limit_bytes")
+    sizes = "".join(
+        f", {what} {value / 1e9:.2f} GB"
+        for what, value in (("peak", peak), ("limit", limit))
+        if isinstance(value, int)
+    )
+    return RunFailure(
+        FailureCode.OUT_OF_MEMORY,
+        f"the script ran out of memory{sizes}",
+        "take smaller batches, or a target with more memory",
+        _details(report),
+    )
+
+
+def _details(report: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("traceback", "signal", "rank", "peak_bytes", "limit_bytes", "last_lines")
+    found = {name: report[name] for name in names if report.get(name) not in (None, [], "")}
+    if "traceback" in found:
+        # The last lines are those of the traceback.
+        found.pop("last_lines", None)
+    return found
+
+
+_LOOK_S: Final = 0.1
+_QUEUE_LOOK_S: Final = 0.5
+_FAILING_LOOK_S: Final = 2.0
+_COLLECT_FOR_S: Final = 300.0
+# A machine that does not answer has the files still.
+_COLLECT_UNREACHABLE_FOR_S: Final = 86_400.0
+Begin = Callable[[Callable[[], None]], "Future[None]"]
+"""Begins what takes long, and returns what becomes of it."""
+
+
+class Runner:
+    """Brings one run to its end.
+
+    Args:
+        folder: The run's folder, whose lock the caller holds.
+        store: The runs that it is one of.
+        engine: Of the run's compute target.
+        slots: What it has to hold; None where the target has no such thing.
+        snapshots_dir: Where the snapshots of the workspace are.
+        begin: Begins the preparation, so that a cancel is heard meanwhile.
+        register: Registers the models that the script has asked to have registered.
+        clock: The time.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        store: RunStore,
+        engine: Engine,
+        slots: Slots | None,
+        snapshots_dir: Path,
+        begin: Begin,
+        register: Callable[[RunFolder], None] = lambda _: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._record = folder.record()
+        self._store = store
+        self._engine = engine
+        self._slots = slots
+        self._snapshots_dir = snapshots_dir
+        self._begin = begin
+        self._register = register
+        self._clock = clock or Clock()
+        self._held: Held | None = None
+        self._preparation: Future[None] | None = None
+        self._told = False
+        self._silent_since_s: float | None = None
+        self._collecting_since_s: float | None = None
+        self._unwritten = False
+        self.state: RunState = folder.state()
+
+    def run(self) -> RunState:
+        """Go on until the run has ended; returns its state."""
+        while not self.state.is_terminal or self._unwritten:
+            wait_s = self.step()
+            if wait_s:
+                self._clock.sleep(wait_s)
+        return self.state
+
+    def step(self) -> float:
+        """Look once and act; returns how many seconds may pass until the next time."""
+        if self._unwritten and not self._write():
+            return _FAILING_LOOK_S
+        self._hear_cancel()
+        match self.state.status:
+            case Status.NOT_STARTED | Status.QUEUED:
+                return self._queue()
+            case Status.PREPARING:
+                return self._prepare()
+            case Status.FINALIZING:
+                return self._finish()
+            case Status.COMPLETED | Status.FAILED | Status.CANCELED:
+                return 0.0
+            case _:
+                return self._watch()
+
+    def fail(self, failure: RunFailure) -> None:
+        """End the run because the runner itself has failed."""
+        self._observed(Refused(failure))
+        self._observed(Collected())
+
+    def _observed(self, observation: Observation) -> None:
+        following = next_state(self.state, observation, self._clock.now_ms())
+        if following != self.state:
+            if following.attempt != self.state.attempt:
+                self._preparation, self._told, self._silent_since_s = None, False, None
+            self.state = following
+            self._write()
+
+    def _write(self) -> bool:
+        try:
+            self._folder.write_state(self.state)
+        except OSError as error:
+            # The script goes on, and so does the runner: its word is written when there is room for it.
+            _LOG.warning("the state cannot be written: %s", error)
+            self._unwritten = True
+        else:
+            self._unwritten = False
+        return not self._unwritten
+
+    def _hear_cancel(self) -> None:
+        asked = self._folder.cancel_asked()
+        if asked is not None and not self.state.ending:
+            self._observed(CancelAsked(str(asked.get("reason") or "")))
+
+    def _job(self) -> Job:
+        definition = self._record.definition
+        resume_from = None
+        if definition.resume_from:
+            resume_from = self._store.get(definition.resume_from).outputs
+        gpus = None
+        if self._held is not None and (self._held.gpus or definition.gpus == 0):
+            gpus = self._held.gpus
+        return Job(self._folder, self._record, self.state.attempt, self._snapshots_dir, gpus, resume_from)
+
+    def _ask(self) -> Ask:
+        definition = self._record.definition
+        return Ask(definition.cores, definition.gpus or 0)
+
+    def _queue(self) -> float:
+        if self._slots is None:
+            self._observed(Granted())
+            return 0.0
+        try:
+            answer = self._slots.ask(
+                self._record.id, self._ask(), self.state.submitted_ms, self._clock.now_ms()
+            )
+        except OSError as error:
+            self._observed(Waits(f"the workspace cannot be written to: {error.strerror}"))
+            return _FAILING_LOOK_S
+        if isinstance(answer, Held):
+            self._held = answer
+            self._observed(Granted())
+            return 0.0
+        self._observed(Waits(answer.reason))
+        return _QUEUE_LOOK_S
+
+    def _prepare(self) -> float:
+        if self._preparation is None:
+            if self._slots is not None and self._held is None:
+                # Of the runner before: what is held is given once more.
+                held = self._slots.ask(
+                    self._record.id, self._ask(), self.state.submitted_ms, self._clock.now_ms()
+                )
+                self._held = held if isinstance(held, Held) else None
+            job = self._job()
+            self._preparation = self._begin(lambda: self._engine.prepare(job, self._say))
+        if not self._preparation.done():
+            return 0.02
+        problem = self._preparation.exception()
+        if isinstance(problem, EngineFailure):
+            self._observed(Refused(problem.failure))
+        elif problem is not None:
+            raise problem
+        else:
+            self._observed(Prepared())
+        return 0.0
+
+    def _say(self, line: str) -> None:
+        """Log a line of the preparation, and have whoever follows the run read it."""
+        _LOG.info("%s", line)
+        with contextlib.suppress(OSError):
+            self._folder.add_note(line, self._clock.now_ms(), self.state.attempt)
+
+    def _watch(self) -> float:
+        job = self._job()
+        try:
+            sight = self._engine.observe(job)
+            if sight.presence in {Presence.ALIVE, Presence.PENDING}:
+                if self.state.ending and not self._told:
+                    self._tell_to_end(job)
+                self._engine.pull(job, final=False)
+        except EngineFailure as error:
+            sight = Sight(Presence.UNREACHABLE, error.failure.message)
+        if sight.presence is not Presence.UNREACHABLE:
+            self._silent_since_s = None
+        return self._acted(job, sight)
+
+    def _acted(self, job: Job, sight: Sight) -> float:
+        match sight.presence:
+            case Presence.ABSENT:
+                return self._absent(job)
+            case Presence.PENDING:
+                self._observed(Unseen(sight.reason))
+            case Presence.ALIVE:
+                self._observed(Provisioned())
+                if sight.reason:
+                    self._observed(Unseen(sight.reason))
+                elif sight.started_ms is not None:
+                    self._observed(Seen(sight.started_ms))
+            case Presence.ENDED:
+                for observation in observations(sight.exit, self._record.definition.max_duration_s):
+                    self._end_attempt(job, observation)
+                return 0.0
+            case Presence.GONE:
+                self._end_attempt(job, Lost(INTERRUPTED))
+                return 0.0
+            case Presence.UNREACHABLE:
+                return self._silent(job, sight.reason)
+        return _LOOK_S
+
+    def _absent(self, job: Job) -> float:
+        """Nothing was started yet, or the machine has lost all that it knew."""
+        if self.state.ending or self.state.status is not Status.PROVISIONING:
+            self._end_attempt(job, Lost(INTERRUPTED))
+            return 0.0
+        try:
+            self._engine.start(job)
+        except EngineFailure as error:
+            self._observed(Refused(error.failure))
+        return 0.0
+
+    def _silent(self, job: Job, reason: str) -> float:
+        """While another attempt may follow, or none is wanted, a node that is silent for long is lost.
+
+        Else it is waited for: what its script has left is collected when it answers.
+        """
+        now_s = self._clock.elapsed_s()
+        self._silent_since_s = now_s if self._silent_since_s is None else self._silent_since_s
+        lost_after_s = self._record.definition.lost_after_s
+        # The agent ends its script after as long; the margin is for what it takes to do so.
+        margin_s = self._record.definition.grace_s + 10.0
+        is_lost = now_s - self._silent_since_s > lost_after_s + margin_s
+        if is_lost and (self.state.attempts > 1 or self.state.ending):
+            failure = RunFailure(
+                FailureCode.NODE_LOST, f"nothing was heard of the node for {lost_after_s:g} s: {reason}"
+            )
+            self._end_attempt(job, Lost(failure))
+            return 0.0
+        self._observed(Unseen(reason))
+        return _FAILING_LOOK_S
+
+    def _tell_to_end(self, job: Job) -> None:
+        asked = self._folder.cancel_asked() or {}
+        grace_s = asked.get("grace_s")
+        usual_s = self._record.definition.grace_s
+        self._engine.stop(job, usual_s if grace_s is None else float(grace_s), "canceled")
+        self._told = True
+
+    def _end_attempt(self, job: Job, observation: Observation) -> None:
+        following = next_state(self.state, observation, self._clock.now_ms())
+        if following.attempt != self.state.attempt:
+            # The next attempt begins with what this one has left, and nothing of this one may run then.
+            try:
+                self._engine.pull(job, final=True)
+                self._engine.clean(job)
+            except EngineFailure as error:
+                _LOG.warning("attempt %d was left as it is: %s", job.attempt, error)
+        self._observed(observation)
+
+    def _finish(self) -> float:
+        job = self._job()
+        now_s = self._clock.elapsed_s()
+        began_s = self._collecting_since_s = (
+            now_s if self._collecting_since_s is None else self._collecting_since_s
+        )
+        try:
+            if job.place.is_dir():
+                self._engine.pull(job, final=True)
+                self._engine.clean(job)
+        except EngineFailure as error:
+            is_wanted = isinstance(error, Unreachable) and self.state.outcome is not Status.CANCELED
+            if now_s - began_s < (_COLLECT_UNREACHABLE_FOR_S if is_wanted else _COLLECT_FOR_S):
+                _LOG.warning("%s", error)
+                return _FAILING_LOOK_S
+            self.state = replace(self.state, reason=f"not all files came back: {error}")
+        if self.state.outcome is Status.COMPLETED:
+            try:
+                self._register(self._folder)
+            except (StokerError, OSError) as error:
+                _LOG.warning("a model was not registered: %s", error)
+        self._observed(Collected())
+        # Not before: until the end is written, what it holds is its own.
+        if self._slots is not None:
+            self._slots.release(self._record.id)
+        return 0.0
+
 
 _LOG: Final = logging.getLogger(__name__)
 # Whoever asks whether a run has a runner holds its lock for a moment.

@@ -5,19 +5,237 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from stoker.errors import UnknownRun
 from stoker.workspace import Workspace
 from stoker_runs.launch.adoption import adopt
+from stoker_runs.launch.clock import Clock
 from stoker_runs.launch.runner_process import became_runner
 from stoker_runs.launch.runner_start import fork_runner
 from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.files import log_file
 from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.states import (
+    CancelAsked,
+    Collected,
+    Ended,
+    Granted,
+    Observation,
+    Prepared,
+    Provisioned,
+    Refused,
+    RunState,
+    Seen,
+    Status,
+    next_state,
+)
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.sweep import Sweep
+from stoker_runs.tuning.children import ChildReader, child_folders, create_child, earlier_curves, terms_of
+from stoker_runs.tuning.planning import Child, ending_of, next_step
+from stoker_runs.tuning.policies import best_of
+from stoker_runs.tuning.terms import arguments_of
 
-__all__ = ["main"]
+__all__ = ["Sweep", "main"]
+
+
+# The runner of one sweep: looks at its children, decides by `next_step`, begins and ends them, to its own end.
+#
+# Its children are runs with runners of their own, who go on when this one is killed. The next one begins with
+# what the folders say: whoever has ended is not repeated, and whoever is missing begins.
+
+
+_LOOK_S: Final = 0.05
+_FAILING_LOOK_S: Final = 2.0
+_ADOPT_S: Final = 2.0
+# Of the time it takes to look at all children, which may be many.
+_PAUSES: Final = 5.0
+
+
+class Sweep:
+    """Brings one sweep to its end.
+
+    Args:
+        folder: The sweep's folder, whose lock the caller holds.
+        store: The runs that it is one of.
+        begin: Starts the runner of a child.
+        adopt: Starts that of one that goes on and has none.
+        clock: The time.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        store: RunStore,
+        begin: Callable[[RunFolder], None],
+        adopt: Callable[[RunFolder], object],
+        clock: Clock | None = None,
+    ) -> None:
+        self._folder = folder
+        self._record = folder.record()
+        self._terms = terms_of(self._record)
+        self._store = store
+        self._begin = begin
+        self._adopt = adopt
+        self._clock = clock or Clock()
+        self._earlier = earlier_curves(self._terms, store)
+        folders = child_folders(self._record, self._terms.total, store)
+        self._readers = {number: ChildReader(child, self._terms.metric) for number, child in folders.items()}
+        self._judged: dict[int, int] = {}
+        self._told_of: set[int] = set()
+        self._adopt_at_s = 0.0
+        self.state: RunState = folder.state()
+
+    def run(self) -> RunState:
+        """Go on until the sweep has ended; returns its state."""
+        while not self.state.is_terminal:
+            began_s = self._clock.elapsed_s()
+            try:
+                self.step()
+            except OSError as error:
+                # Whatever was not written is done once more when there is room for it.
+                _LOG.warning("the workspace cannot be written to: %s", error)
+                self._clock.sleep(_FAILING_LOOK_S)
+            took_s = self._clock.elapsed_s() - began_s
+            if not self.state.is_terminal:
+                self._clock.sleep(max(_LOOK_S, _PAUSES * took_s))
+        return self.state
+
+    def step(self) -> None:
+        """Look once and act.
+
+        Raises:
+            OSError: The workspace cannot be written to.
+        """
+        if self.state.status is Status.FINALIZING:
+            self._observed(Collected())
+            return
+        self._hear_cancel()
+        if self.state.status in (Status.NOT_STARTED, Status.QUEUED):
+            for observation in (Granted(), Prepared(), Provisioned(), Seen()):
+                self._observed(observation)
+            self._say(self._heading())
+        children = self._look()
+        ending = self._ending()
+        step = next_step(self._terms, children, self._earlier, ending)
+        self._judged |= step.judged
+        for number, reason in step.ends.items():
+            self._end_child(number, reason)
+        for number in step.starts:
+            self._start_child(number)
+        if step.is_over:
+            self._finish(children, ending)
+
+    def fail(self, failure: RunFailure) -> None:
+        """End the sweep because its runner itself has failed."""
+        self._observed(Refused(failure))
+        self._observed(Collected())
+
+    def _observed(self, observation: Observation, reason: str = "") -> None:
+        following = next_state(self.state, observation, self._clock.now_ms())
+        if reason:
+            following = replace(following, reason=reason)
+        if following != self.state:
+            self._folder.write_state(following)
+            self.state = following
+
+    def _hear_cancel(self) -> None:
+        asked = self._folder.cancel_asked()
+        if asked is not None and not self.state.ending:
+            self._observed(CancelAsked(str(asked.get("reason") or "")))
+
+    def _ending(self) -> str:
+        """Why the whole sweep ends; empty while it goes on."""
+        if self.state.ending:
+            reason = f" {self.state.reason}" if self.state.reason else ""
+            return f"its sweep was canceled{reason}"
+        limit_s, began_ms = self._terms.max_duration_s, self.state.started_ms
+        if limit_s is not None and began_ms is not None and self._clock.now_ms() - began_ms > limit_s * 1000:
+            return f"the sweep has taken the {limit_s:g} s that it was allowed"
+        return ""
+
+    def _look(self) -> dict[int, Child]:
+        if self._clock.elapsed_s() >= self._adopt_at_s:
+            self._adopt_at_s = self._clock.elapsed_s() + _ADOPT_S
+            for reader in self._readers.values():
+                if not reader.state.is_terminal:
+                    self._adopt(reader.folder)
+        children: dict[int, Child] = {}
+        for number, reader in list(self._readers.items()):
+            try:
+                child = reader.look()
+            except UnknownRun:
+                del self._readers[number]
+                continue
+            children[number] = replace(child, judged=self._judged.get(number, 0))
+        for number, child in children.items():
+            if self._readers[number].state.is_terminal and number not in self._told_of:
+                self._told_of.add(number)
+                self._say_end(number, child, children)
+        return children
+
+    def _start_child(self, number: int) -> None:
+        child = create_child(
+            self._folder, self._record, self._terms, number, self._store, self._clock.now_ms()
+        )
+        self._readers[number] = ChildReader(child, self._terms.metric)
+        self._begin(child)
+        self._say(f"{child.id} begins: {' '.join(arguments_of(self._terms.parameters(number)))}")
+
+    def _end_child(self, number: int, reason: str) -> None:
+        asked = self._folder.cancel_asked() or {}
+        grace_s = asked.get("grace_s")
+        self._readers[number].folder.ask_to_cancel(
+            reason, self._clock.now_ms(), None if grace_s is None else float(grace_s)
+        )
+        self._say(f"{self._readers[number].folder.id} is told to end: {reason}")
+
+    def _finish(self, children: dict[int, Child], ending: str) -> None:
+        found = ending_of(self._terms, children, ending)
+        if self.state.ending:
+            self._observed(Ended(0))
+        else:
+            self._observed(Ended(0 if found.failure is None else 1, found.failure), found.reason)
+        if found.reason:
+            self._say(found.reason)
+        self._observed(Collected())
+
+    def _heading(self) -> str:
+        terms = self._terms
+        how = f"at most {terms.at_once} at once, by {terms.sampler.kind} sampling"
+        return f"{terms.total} runs, {how}: {terms.goal.value} {terms.metric}"
+
+    def _say_end(self, number: int, child: Child, children: dict[int, Child]) -> None:
+        reader, terms = self._readers[number], self._terms
+        state = reader.state
+        value = best_of(child.curve.values, terms.goal)
+        words = [f"{reader.folder.id} is {state.status.value}"]
+        if state.error is not None:
+            words.append(f"{state.error.code}: {state.error.message}")
+        elif value is not None:
+            words.append(f"{terms.metric} {value:.6g}")
+        else:
+            names = ", ".join(child.logged[:10]) or "no numbers"
+            words.append(f"it has not logged {terms.metric}, but {names}")
+        best = best_of([value for one in children.values() for value in one.curve.values], terms.goal)
+        if best is not None:
+            words.append(f"the best is {best:.6g}")
+        over = sum(one.curve.is_over for one in children.values())
+        words.append(f"{over} of {terms.total} have ended")
+        self._say("; ".join(words))
+
+    def _say(self, text: str) -> None:
+        """Add a line to the log, which people follow as that of any run."""
+        path = log_file(self._folder, self.state.attempt)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        time = datetime.fromtimestamp(self._clock.now_ms() / 1000).astimezone()
+        with path.open("ab") as file:
+            file.write(f"{time:%H:%M:%S} {text}\n".encode())
+
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -2,25 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
+import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.gateway.describing.cache_exposition import cache_metrics
-from stoker.gateway.describing.device_exposition import caller_metric, device_metrics
 from stoker.gateway.describing.gpu_exposition import gpu_metrics
-from stoker.gateway.describing.sequence_exposition import sequence_metrics
 from stoker.gateway.describing.triton_exposition import as_triton_writes, inference_metrics
 from stoker.gateway.served_models import ServedModel
 from stoker.keys.callers import ONLY_DEFAULT
 from stoker.metrics.load import Load, LoadMeter, load_of_all
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.totals import ModelTotals, Totals
+from stoker.metrics.totals import CacheTotals, ModelTotals, Totals
 from stoker.verdict import Verdict
 
-__all__ = ["CONTENT_TYPE_LATEST", "render", "render_load"]
+__all__ = [
+    "CONTENT_TYPE_LATEST",
+    "cache_metrics",
+    "caller_metric",
+    "device_metrics",
+    "render",
+    "render_load",
+    "sequence_metrics",
+]
+
+
+# Metrics of the sequences of models with state.
+
+
+_LABELS = ["model", "version"]
+
+
+def sequence_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Metric]:
+    """What is counted of models of which a sequence was started; others have no samples."""
+    live = GaugeMetricFamily(
+        "stoker_sequences", "Sequences whose state is kept, over all replicas.", labels=_LABELS
+    )
+    started = CounterMetricFamily("stoker_sequences_started", "Sequences that were started.", labels=_LABELS)
+    over = CounterMetricFamily(
+        "stoker_sequences_ended",
+        "Sequences that were ended by their callers, or had been idle for too long.",
+        labels=[*_LABELS, "reason"],
+    )
+    for labels, model in named:
+        sequences = model.sequences()
+        if sequences.started:
+            live.add_metric(labels, sequences.live)
+            started.add_metric(labels, sequences.started)
+            over.add_metric([*labels, "end"], sequences.ended)
+            over.add_metric([*labels, "idle"], sequences.expired)
+    yield from (live, started, over)
+
+
+# Metrics of how models share devices, and of what their batches take there.
+
+
+def device_metrics(
+    named: Sequence[tuple[list[str], ModelTotals]],
+    slots: Sequence[tuple[list[str], int]],
+    memory: MetricMemory,
+    busy_s: Mapping[str, np.ndarray],
+) -> Iterator[Metric]:
+    """Device time by model; waits for turns, of models that take turns; and learned times.
+
+    Args:
+        named: Totals by their labels: name and version.
+        slots: The slots of these labels.
+        memory: The counters of all processes.
+        busy_s: How long batches of each slot kept each device, by its name.
+    """
+    busy = CounterMetricFamily(
+        "stoker_device_busy_seconds",
+        "Time for which batches kept a device.",
+        labels=["device", "model", "version"],
+    )
+    for device, kept_s in busy_s.items():
+        for labels, slot in slots:
+            if kept_s[slot]:
+                busy.add_metric([device, *labels], float(kept_s[slot]))
+    waits = HistogramMetricFamily(
+        "stoker_turn_wait_seconds",
+        "How long batches waited for their turns of the device.",
+        labels=["model", "version"],
+    )
+    times = GaugeMetricFamily(
+        "stoker_batch_mean_seconds",
+        "Mean time of batches of that many rows up to twice as many, the latest first.",
+        labels=["model", "version", "rows"],
+    )
+    sizes = GaugeMetricFamily(
+        "stoker_batch_mean_rows", "Mean rows of these batches.", labels=["model", "version", "rows"]
+    )
+    for labels, model in named:
+        turns = model.turn_waits()
+        if any(turns.counts):
+            waits.add_metric(labels, turns.buckets(), turns.sum)
+    for labels, slot in slots:
+        for least, (rows, seconds) in memory.batch_times(slot).items():
+            times.add_metric([*labels, str(least)], seconds)
+            sizes.add_metric([*labels, str(least)], rows)
+    yield from (busy, waits, times, sizes)
+
+
+def caller_metric(memory: MetricMemory, names: Mapping[int, str]) -> Metric:
+    """Device time by caller.
+
+    Args:
+        memory: The counters of all processes.
+        names: Those of callers, by their numbers; of others nothing is said.
+    """
+    times = CounterMetricFamily(
+        "stoker_caller_device_seconds",
+        "Time for which batches kept devices, by the callers of their rows.",
+        labels=["caller"],
+    )
+    for caller, elapsed_ns in enumerate(memory.caller_usage().all_device_ns().tolist()):
+        if elapsed_ns and caller in names:
+            times.add_metric([names[caller]], elapsed_ns / 1e9)
+    return times
+
+
+# Metrics of answers that frontends keep, under Stoker's names and Triton's.
+
+
+class _Quantity(NamedTuple):
+    name: str
+    text: str
+    read: Callable[[CacheTotals], float]
+    alias: str
+    times: int = 1
+    """How many of Triton's units one of Stoker's is: it counts microseconds."""
+
+
+_QUANTITIES: Final = (
+    _Quantity(
+        "stoker_cache_hits",
+        "Requests answered by a kept answer.",
+        lambda cache: cache.hits,
+        "nv_cache_num_hits_per_model",
+    ),
+    _Quantity(
+        "stoker_cache_misses",
+        "Requests whose answer was not among those that are kept.",
+        lambda cache: cache.misses,
+        "nv_cache_num_misses_per_model",
+    ),
+    _Quantity(
+        "stoker_cache_hit_seconds",
+        "Time in which kept answers were found.",
+        lambda cache: cache.hit_ns / 1e9,
+        "nv_cache_hit_duration_per_model",
+        10**6,
+    ),
+    _Quantity(
+        "stoker_cache_miss_seconds",
+        "Time in which answers were looked for, not found, and then kept.",
+        lambda cache: cache.miss_ns / 1e9,
+        "nv_cache_miss_duration_per_model",
+        10**6,
+    ),
+)
+
+
+def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Metric]:
+    """What is counted of models whose answers are kept; others have no samples."""
+    caches = [(labels, model.cache()) for labels, model in named]
+    used = [(labels, cache) for labels, cache in caches if cache.hits or cache.misses]
+    for quantity in _QUANTITIES:
+        own = CounterMetricFamily(quantity.name, quantity.text, labels=["model", "version"])
+        alias = Metric(quantity.alias, f"Triton's name of {quantity.name}_total.", "unknown")
+        for labels, cache in used:
+            value = quantity.read(cache)
+            own.add_metric(labels, value)
+            places = dict(zip(("model", "version"), labels, strict=True))
+            alias.add_sample(quantity.alias, places, value * quantity.times)
+        yield from (own, alias)
+    evictions = CounterMetricFamily(
+        "stoker_cache_evictions", "Kept answers forgotten for others.", labels=["model", "version"]
+    )
+    size = GaugeMetricFamily(
+        "stoker_cache_bytes", "What kept answers take in all frontends.", labels=["model", "version"]
+    )
+    for labels, cache in used:
+        evictions.add_metric(labels, cache.evictions)
+        size.add_metric(labels, cache.size_bytes)
+    yield from (evictions, size)
+
 
 _Named = list[tuple[list[str], ModelTotals]]
 """Totals by their labels: name and version."""

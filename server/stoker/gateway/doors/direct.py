@@ -18,27 +18,31 @@ versions that passed the tests.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import io
 from asyncio import Event
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from stoker.errors import Overloaded, StokerError
-from stoker.gateway.doors.body_receiver import STRAIGHT_BODY_BYTES, BodyReceiver, room_for
 from stoker.gateway.doors.bounded import BoundedProtocol
-from stoker.gateway.doors.plain_headers import is_whole, plain_headers
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.http.answers import CLOSE_LINE
 from stoker.gateway.http.asgi import refusal
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
+from stoker.gateway.http.heads import MAX_HEADERS
 from stoker.gateway.http.request_ids import RequestIds
+from stoker.gateway.http.traceparent import TRACEPARENT
 from stoker.gateway.protocols.binary_dialect import is_array
-from stoker.gateway.protocols.infer_dialect import InferDialect
+from stoker.gateway.protocols.infer_dialect import JSON_LENGTH, InferDialect
 from stoker.gateway.protocols.region_dialect import RegionDialect
-from stoker.gateway.scoring.askers import Asker, asker_of
+from stoker.gateway.scoring.askers import GATEWAY_HEADERS, PATIENCE_HEADERS, Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
 
@@ -46,7 +50,215 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
 
-__all__ = ["DirectProtocol"]
+__all__ = [
+    "STRAIGHT_BODY_BYTES",
+    "BodyReceiver",
+    "DirectProtocol",
+    "ReceivingConnection",
+    "is_whole",
+    "plain_headers",
+    "room_for",
+]
+
+
+# The headers of plain scoring requests: which the direct door reads, and which it leaves to the app.
+
+
+(
+    _AUTHORIZATION,
+    _LENGTH,
+    _TYPE,
+    _HOST,
+    _JSON_LENGTH,
+    _ACCEPTS,
+    _REQUEST_ID,
+    _LEGACY_ID,
+    _CLIENT_ID,
+    _TRACE,
+    _PATIENCE,
+    _NOT_PLAIN,
+) = range(12)
+_HEADERS: Final = {
+    b"authorization": _AUTHORIZATION,
+    b"content-length": _LENGTH,
+    b"content-type": _TYPE,
+    b"host": _HOST,
+    JSON_LENGTH: _JSON_LENGTH,
+    b"accept-encoding": _ACCEPTS,
+    b"x-request-id": _REQUEST_ID,
+    b"x-ms-request-id": _LEGACY_ID,
+    b"x-ms-client-request-id": _CLIENT_ID,
+    TRACEPARENT: _TRACE,
+    b"expect": _NOT_PLAIN,
+    b"transfer-encoding": _NOT_PLAIN,
+    b"content-encoding": _NOT_PLAIN,
+    b"upgrade": _NOT_PLAIN,
+    b"origin": _NOT_PLAIN,
+    b"traceid": _NOT_PLAIN,
+    DEPLOYMENT_HEADER: _NOT_PLAIN,
+    **dict.fromkeys((*PATIENCE_HEADERS, *GATEWAY_HEADERS), _PATIENCE),
+}
+# Of headers that come several times the app says what is wrong.
+_ONCE: Final = (_HOST, _JSON_LENGTH)
+
+
+def plain_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
+    """The values of the names above, in their order, empty where absent; None if the request is not plain."""
+    values = [b""] * _NOT_PLAIN
+    for name, value in headers:
+        known = _HEADERS.get(name)
+        if known == _NOT_PLAIN or (known in _ONCE and values[known]):
+            return None
+        if known is not None:
+            values[known] = value
+    return values if values[_HOST] and len(headers) <= MAX_HEADERS else None
+
+
+def is_whole(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether these bytes are exactly the request line of a POST and the headers that were parsed."""
+    return head.startswith(b"POST ") and head.count(b"\r\n") == head.count(b"\n") == len(headers) + 2
+
+
+# Receives long bodies straight into the memory in which they are read.
+#
+# What a loop hands to a protocol as `bytes` has been copied twice before it is gathered: out of the memory into which
+# the loop reads, and out of the parser. So a connection whose request has a long body hands its transport over to a
+# receiver, which lets the kernel write into the body itself, and takes it back when a request comes that is shorter.
+# Short bodies are better off without: a receiver is asked for memory before each read.
+
+
+STRAIGHT_BODY_BYTES: Final = 1 << 18
+"""Bodies from this size on are received so; of those of half the size it saves nothing."""
+
+# One for all connections: what was read into it is taken out before the loop reads again. A head has room in it.
+_CHUNK: Final = memoryview(bytearray(1 << 14))
+
+_new_bytes: Final = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+
+
+def room_for(length: int) -> io.BytesIO:
+    """Return a stream over a body that has still to be written, all of it, before its value is taken.
+
+    To clear that much memory takes as long as to copy it. Where nobody has written yet, the system need not give any.
+    """
+    return io.BytesIO(_new_bytes(None, length))
+
+
+class ReceivingConnection(Protocol):
+    """What a receiver knows of its connection."""
+
+    transport: asyncio.Transport
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the head of a request has begun to arrive and is not complete."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take what may be the head of a request, with the beginning of its body."""
+
+    def body_grew(self, more_bytes: int) -> bool:
+        """Take note that so much more of the body has arrived; False if there is no room, and it has been refused."""
+
+    def on_message_complete(self) -> None:
+        """Take the body, which is complete."""
+
+    def eof_received(self) -> bool | None:
+        """The caller sends no more."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+
+    def pause_writing(self) -> None:
+        """The caller does not take its answers."""
+
+    def resume_writing(self) -> None:
+        """It does again."""
+
+
+class BodyReceiver(asyncio.BufferedProtocol):
+    """The protocol of a connection's transport while its requests have long bodies.
+
+    Args:
+        connection: Whose it is.
+    """
+
+    def __init__(self, connection: ReceivingConnection) -> None:
+        self._connection = connection
+        self._transport = connection.transport
+        self._loop = asyncio.get_running_loop()
+        self._holds_transport = False
+        self._memory: memoryview | None = None
+        self._arrived_bytes = 0
+
+    def receive(self, body: io.BytesIO) -> None:
+        """Receive the rest of a body.
+
+        Args:
+            body: It, at the place up to which it has come with its head, which is not its end. Nobody else may hold
+                its memory until it is complete.
+        """
+        self._memory, self._arrived_bytes = body.getbuffer(), body.tell()
+        if not self._holds_transport:
+            self._holds_transport = True
+            self._hand_over(self)
+
+    def _hand_over(self, protocol: asyncio.BaseProtocol) -> None:
+        """Let a protocol have what arrives from now on: uvloop reads as its last start of reading has told it to."""
+        transport = self._transport
+        transport.set_protocol(protocol)
+        if transport.is_reading():
+            transport.pause_reading()
+            transport.resume_reading()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go: no further than to the end of the body."""
+        del sizehint
+        self._finish()
+        return _CHUNK if self._memory is None else self._memory[self._arrived_bytes :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take note of what was written there."""
+        connection, memory = self._connection, self._memory
+        if memory is None:
+            connection.data_received(bytes(_CHUNK[:nbytes]))
+            if self._memory is None and not connection.in_head:
+                # Another request than the last one.
+                self._holds_transport = False
+                self._hand_over(connection)  # type: ignore[arg-type]  # it is one
+            return
+        self._arrived_bytes += nbytes
+        if not connection.body_grew(nbytes):
+            self._memory = None
+        elif self._arrived_bytes == len(memory):
+            # The loop holds the memory until this returns. Mostly it asks for more at once, and this comes too late.
+            self._loop.call_soon(self._finish)
+
+    def _finish(self) -> None:
+        """Hand over the body, if it is complete and that has not been done."""
+        if self._memory is not None and self._arrived_bytes == len(self._memory):
+            # A stream whose memory somebody holds would copy it.
+            self._memory = None
+            self._connection.on_message_complete()
+
+    def eof_received(self) -> bool | None:
+        """The caller sends no more."""
+        self._finish()
+        return self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._memory = None
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The caller does not take its answers."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._connection.resume_writing()
+
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _REMEMBERED_HEAD_BYTES: Final = 4096

@@ -16,26 +16,196 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from stoker.arena import AWAKE_NS, LONE_ROWS, Arena
+from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, push_numbers
 from stoker.errors import DeadlineExceeded, InvalidInput, Overloaded, StokerError
-from stoker.gateway.rows.cooling import Cooling
-from stoker.gateway.rows.doorbell import Doorbell
 from stoker.gateway.rows.failures import all_taken, body_too_large, device_lost, device_restarting, row_error
 from stoker.gateway.rows.feeding import Feeding
 from stoker.gateway.rows.past_rows import done_since, without_past
 from stoker.gateway.rows.ranges import check_overflows_raise, check_ranges, ranges_of
 from stoker.gateway.rows.service_rate import ServiceRate
-from stoker.gateway.rows.telling import Telling
 from stoker.gateway.rows.ticket import BodyT, Decode, Rows, Ticket
 from stoker.gateway.rows.timeliness import Timeliness
+from stoker.gateway.rows.urgency import USUAL
 from stoker.gateway.rows.wakefulness import Wakefulness
+from stoker.placed import CALLER_MASK
 
-__all__ = ["Exchange"]
+__all__ = ["Cooling", "Doorbell", "Exchange", "Telling"]
+
+
+# Caller and urgency of the rows of an arena: written from the first request on that has any.
+#
+# So the number of rows that each caller holds is known, and no caller may take all.
+
+
+_FIRST: Final = 3
+"""The first of the columns for caller and urgency."""
+_PLACED: Final = 2
+"""Which of these columns holds the caller."""
+_MOST: Final = 2
+"""A caller must hold fewer rows than this many times the free rows."""
+_COUNTS: Final = 64
+"""Rows are counted again when a 64th of them has been leased or freed."""
+
+
+class Telling:
+    """The frontend's side of the caller and urgency columns of one arena.
+
+    Attributes:
+        begun: Whether the columns are written; from then on they are for each request.
+        several: Whether a request of a named caller has come.
+    """
+
+    __slots__ = ("_columns", "_counted_free", "_held", "_told", "begun", "several")
+
+    def __init__(self, arena: Arena) -> None:
+        self.begun = self.several = False
+        self._held, self._counted_free = np.zeros(1, np.int64), -len(arena.queued)
+        self._columns = arena.queued[:, _FIRST:]
+        self._told = arena.told
+
+    def tell(self, ticket: Ticket) -> None:
+        """Write caller and urgency of a ticket's rows, before the device is told of them."""
+        if not self.begun:
+            # Rows that the device already has were queued without them.
+            self._columns[:] = (0, 1, USUAL.placed)
+            self._told[0] = self.begun = True
+        urgency = ticket.urgency or USUAL
+        self._columns[ticket.row_numbers] = (ticket.target_ns, ticket.rows, urgency.placed)
+        if urgency.caller.number:
+            self.several = True
+
+    def crowds(self, ticket: Ticket, free: Sequence[int]) -> bool:
+        """Whether a ticket's caller holds at least twice as many rows as are free, where there are several callers.
+
+        So a third of the rows remains for others, and a caller that arrives during another one's flood finds some.
+
+        Args:
+            ticket: A request that has no rows yet.
+            free: The numbers of the free rows.
+        """
+        capacity = len(self._columns)
+        if len(free) * (_MOST + 1) >= capacity:
+            return False
+        if abs(len(free) - self._counted_free) * _COUNTS >= capacity:
+            taken = np.ones(capacity, bool)
+            taken[np.array(free, np.int64)] = False
+            self._held = np.bincount(self._columns[taken, _PLACED] & CALLER_MASK)
+            self._counted_free = len(free)
+        caller = (ticket.urgency or USUAL).caller.number
+        return caller < len(self._held) and int(self._held[caller]) >= _MOST * len(free)
+
+
+# The frontend's end of a doorbell: sends the numbers of queued rows, and receives those of done rows.
+#
+# Nothing here blocks. Numbers for which the socket has no room are sent when it is writable again.
+
+
+_READ_BYTES: Final = 1 << 14
+
+
+class Doorbell:
+    """One end of a stream socketpair that carries int32 row numbers in native byte order.
+
+    Args:
+        end: The socket; owned by the doorbell from now on.
+        loop: The event loop.
+        on_rung: Called by the loop when there are numbers for `hear`.
+
+    Attributes:
+        socket: The end.
+        unsent: Bytes of numbers for which the socket had no room yet.
+    """
+
+    def __init__(
+        self, end: socket.socket, loop: asyncio.AbstractEventLoop, on_rung: Callable[[], None]
+    ) -> None:
+        self.socket = end
+        self.unsent = b""
+        self._partial = b""
+        self._loop = loop
+        end.setblocking(False)
+        loop.add_reader(end.fileno(), on_rung)
+
+    def ring(self, numbers: list[int]) -> None:
+        """Send row numbers, now or as soon as there is room."""
+        data = array("i", numbers).tobytes()
+        if self.unsent:
+            self.unsent += data
+            return
+        self.unsent = push_numbers(self.socket, data)
+        if self.unsent:
+            self._loop.add_writer(self.socket.fileno(), self._go_on)
+
+    def _go_on(self) -> None:
+        self.unsent = push_numbers(self.socket, self.unsent)
+        if not self.unsent:
+            self._loop.remove_writer(self.socket.fileno())
+
+    def hear(self) -> list[int] | None:
+        """Return the row numbers that have arrived; None if the other end is closed."""
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        if self._partial or len(data) % 4:
+            data = self._partial + data
+            whole = len(data) - len(data) % 4
+            data, self._partial = data[:whole], data[whole:]
+        return memoryview(data).cast("i").tolist()
+
+    def close(self) -> None:
+        """Remove the socket from the loop, and close it."""
+        self._loop.remove_reader(self.socket.fileno())
+        if self.unsent:
+            self._loop.remove_writer(self.socket.fileno())
+        self.socket.close()
+
+
+# Returns the memory of rows that a burst of load has used and that have not been needed since.
+
+
+_COOLING_NS: Final = 1_000_000_000
+_WARM_ROWS: Final = 64
+"""This many rows beside those in use keep their memory."""
+
+
+class Cooling:
+    """Returns the memory of an arena's free rows to the system, one row at a time.
+
+    Args:
+        arena: The rows.
+        now_ns: The time on the exchange's clock.
+    """
+
+    def __init__(self, arena: Arena, now_ns: int) -> None:
+        self._arena = arena
+        self._cold_rows, self._untouched_rows = 0, arena.capacity
+        self._since_ns = now_ns
+
+    def cool(self, free: list[int], now_ns: int) -> None:
+        """Return the memory of one row that has not been needed for a second.
+
+        Args:
+            free: The free rows; they are leased from the end of the list, and put back there.
+            now_ns: The time on the exchange's clock.
+        """
+        self._untouched_rows = min(self._untouched_rows, len(free))
+        if now_ns - self._since_ns >= _COOLING_NS:
+            self._cold_rows = max(0, self._untouched_rows - _WARM_ROWS)
+            self._untouched_rows, self._since_ns = len(free), now_ns
+        if self._cold_rows and not self._arena.give_back_kept_pages(free[: self._cold_rows]):
+            self._cold_rows = 0
+
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
@@ -19,7 +20,6 @@ from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.rows.ticket import Ticket
 from stoker.gateway.rows.urgency import USUAL, Urgency
 from stoker.gateway.scoring.call_facts import facts_of
-from stoker.gateway.scoring.server_timing import SCORED_LINES, THREE_DIGITS, compute_texts, turn_text
 from stoker.placed import NORMAL_TIER
 
 if TYPE_CHECKING:
@@ -35,7 +35,44 @@ if TYPE_CHECKING:
     from stoker.tensors import Signature
     from stoker.wire.envelope import RequestHead
 
-__all__ = ["Call", "Dialect", "Scorer", "UnlockedReader"]
+__all__ = [
+    "SCORED_LINES",
+    "THREE_DIGITS",
+    "Call",
+    "Dialect",
+    "Scorer",
+    "UnlockedReader",
+    "compute_texts",
+    "turn_text",
+]
+
+
+# The header `Server-Timing` of answers with 200, and the header lines of Azure beside it.
+
+
+# Formatting a float costs several times what formatting two integers does.
+SCORED_LINES: Final = (
+    b"%bcontent-length: %d\r\n%b%bserver-timing: parse;dur=%d.%b, queue;dur=%d.%b, %btotal;dur=%d.%b\r\n"
+)
+"""All header lines: type, length, ids, and what was executed; behind `queue` stand `turn_text`, if there was a
+turn, and the entry of `compute_texts`. The fractions are from `THREE_DIGITS`."""
+
+THREE_DIGITS: Final = tuple(b"%03d" % number for number in range(1000))
+"""Each number below a thousand with leading zeros: a quarter faster than formatting in `SCORED_LINES`."""
+
+
+@lru_cache(maxsize=64)
+def compute_texts(compute_us: int) -> tuple[bytes, bytes]:
+    """The compute time as header lines and as an entry of `Server-Timing`; the same for all rows of a batch."""
+    compute_ms = compute_us / 1000
+    lines = b"x-ms-run-function-failed: False\r\nx-ms-run-fn-exec-ms: %.3f\r\n" % compute_ms
+    return lines, b"compute;dur=%.3f, " % compute_ms
+
+
+def turn_text(turn_us: int) -> bytes:
+    """The time for which the batch waited for its turn of the device, as an entry of `Server-Timing`."""
+    return b"turn;dur=%d.%03d, " % divmod(turn_us, 1000)
+
 
 logger = logging.getLogger(__name__)
 

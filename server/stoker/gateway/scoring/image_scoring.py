@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import cache
@@ -12,7 +13,6 @@ import numpy as np
 
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.scoring.freed_memory import give_back
-from stoker.gateway.scoring.pixel_budget import PixelBudget, PixelShare
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
@@ -21,7 +21,63 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Rows
     from stoker.wire.envelope import RequestHead
 
-__all__ = ["ImageScoring", "content_type_of"]
+__all__ = ["ImageScoring", "PixelBudget", "PixelShare", "content_type_of"]
+
+
+# The limit on the pixels of all image requests of a frontend, from their arrival until they are rows.
+
+
+class PixelBudget:
+    """A limit that the requests of all image models of a frontend share; may be used on any thread.
+
+    Args:
+        max_pixels: How many pixels they may have together. A single request always fits.
+    """
+
+    def __init__(self, max_pixels: int) -> None:
+        self._max_pixels = max_pixels
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def change(self, old: int, new: int) -> None:
+        """Change what a request has taken from `old` to `new` pixels.
+
+        Raises:
+            Overloaded: There is no room for that many more; the request keeps what it had.
+        """
+        with self._lock:
+            others = self._taken - old
+            if new > old and others and others + new > self._max_pixels:
+                raise Overloaded("Too many pixels wait to be decoded; try again later.", retry_after_s=1)
+            self._taken = others + new
+
+
+class PixelShare:
+    """The pixels that one request has taken.
+
+    Attributes:
+        pixels: How many.
+    """
+
+    def __init__(self, budget: PixelBudget, pixels: int) -> None:
+        """Take pixels.
+
+        Raises:
+            Overloaded: There is no room for so many.
+        """
+        budget.change(0, pixels)
+        self._budget = budget
+        self.pixels = pixels
+
+    def become(self, pixels: int) -> None:
+        """Take another number of pixels; 0 when the request is done.
+
+        Raises:
+            Overloaded: There is no room for that many more.
+        """
+        self._budget.change(self.pixels, pixels)
+        self.pixels = pixels
+
 
 _THREADS: Final = 2
 _MAX_WAITING: Final = 128

@@ -7,29 +7,44 @@ and back the same way. Nothing here knows HTTP beyond header lines.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from stoker.errors import BodyTooLarge, DeviceLost, NotReady, OutputTooLarge, StokerError
+from stoker.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    DeviceLost,
+    ImageTooLarge,
+    MethodNotAllowed,
+    NotReady,
+    OutOfScope,
+    OutputTooLarge,
+    Overloaded,
+    QuotaExceeded,
+    RequestError,
+    RequestOverQuota,
+    StokerError,
+    TooManySequences,
+    Unauthorized,
+)
 from stoker.gateway.http.answers import Respond
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.failures import device_lost
+from stoker.gateway.rows.routing import CHOICES, earliest_end, fewest_rows
 from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
 from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.fair_turns import LONG_BODY_BYTES, TURN_BYTES, FairTurns, Staged
-from stoker.gateway.scoring.image_dialect import ImageDialect
 from stoker.gateway.scoring.image_scoring import content_type_of
 from stoker.gateway.scoring.joining_call import JoiningCall
 from stoker.gateway.scoring.json_dialects import JsonDialect
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.loaded_dialect import loaded_dialect
 from stoker.gateway.scoring.long_body import submit_found
-from stoker.gateway.scoring.rejections import count_refused
-from stoker.gateway.scoring.replicas import choose_replica
 from stoker.gateway.scoring.second_run import submit_again, submitted_with
 from stoker.metrics.counters import ModelMetrics
 from stoker.non_finite import WORDS, NonFinite
@@ -39,15 +54,164 @@ from stoker.tensors import Signature
 from stoker.wire.envelope import RequestHead
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from stoker.gateway.rows.answer_cache import AnswerCache
-    from stoker.gateway.rows.ticket import Rows
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.ticket import Rows, Ticket
     from stoker.gateway.scoring.askers import Asker
+    from stoker.gateway.scoring.call import Call, Scorer, UnlockedReader
     from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
+    from stoker.gateway.scoring.image_scoring import ImageScoring
     from stoker.gateway.scoring.load_reports import LoadReports
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
+    from stoker.wire.envelope import RequestHead
 
-__all__ = ["Service"]
+__all__ = ["ImageDialect", "Service", "choose_replica", "count_refused"]
+
+
+# Which of a model's replicas a request goes to.
+
+
+def choose_replica(
+    exchanges: Sequence[Exchange], clock_ns: Callable[[], int] = time.monotonic_ns
+) -> Exchange | None:
+    """Choose the exchange for a request; None if there is none.
+
+    Where devices report their queues, three replicas are compared and the one that would be done first with one
+    more row is chosen; those without room are skipped. Otherwise it is the one in which this frontend has the
+    fewest rows. Of equals the first one is chosen.
+
+    Args:
+        exchanges: Those of all replicas.
+        clock_ns: `time.monotonic_ns`.
+    """
+    # A lost exchange stays in the list until its requests have failed, which may submit others in the meantime.
+    living = [exchange for exchange in exchanges if not exchange.lost]
+    if not living:
+        return None
+    if living[0].timeliness is None:
+        return living[fewest_rows(living)]
+    drawn = [exchange for exchange in living if exchange.free_rows] or living
+    if len(drawn) > CHOICES:
+        drawn = random.sample(drawn, CHOICES)  # chance, not cryptography
+    timed = [exchange.timeliness for exchange in drawn if exchange.timeliness is not None]
+    if all(one.knows_times() for one in timed):
+        return drawn[earliest_end(timed, clock_ns(), 1)]
+    return drawn[fewest_rows(drawn)]
+
+
+# The reasons under which refused requests are counted.
+
+
+def count_refused(metrics: ModelMetrics, error: StokerError, tier: int) -> None:
+    """Count an error answer to a request of a tier."""
+    metrics.count_request(error.status)
+    if error.refusal is not None:
+        metrics.count_refusal(error.refusal.reason, tier)
+    reason = _rejection(error)
+    if reason is not None:
+        metrics.count_rejection(reason)
+
+
+def _rejection(error: StokerError) -> str | None:
+    """Return the reason for `stoker_rejections_total`; None for errors that are not counted there."""
+    match error:
+        case Overloaded() | TooManySequences():
+            return "overloaded"
+        case NotReady():
+            return "not_ready"
+        case DeadlineExceeded():
+            return "deadline"
+        case Unauthorized() | OutOfScope():
+            return "unauthorized"
+        case BodyTooLarge() | ImageTooLarge():
+            return "body_too_large"
+        case QuotaExceeded() | RequestOverQuota():
+            return "quota"
+        case MethodNotAllowed():
+            return None
+        case RequestError():
+            return "malformed"
+        case _:
+            return None
+
+
+# Images in the bodies of Azure's scoring endpoint; JSON is taken as well.
+
+
+class ImageDialect(JsonDialect):
+    """Images, and everything that the JSON dialect of the model accepts; answers are those of that dialect.
+
+    Args:
+        name: The model's name.
+        images: Reads images.
+        numbers: The JSON dialect of the model.
+        choose: Returns the exchange for decoded rows; None if no device process has the model.
+    """
+
+    wants_head = True
+
+    def __init__(
+        self,
+        name: str,
+        images: ImageScoring,
+        numbers: JsonDialect,
+        choose: Callable[[], Exchange | None],
+    ) -> None:
+        super().__init__(name)
+        self._images = images
+        self._numbers = numbers
+        self._choose = choose
+
+    def check_media(self, content_type: bytes) -> None:
+        """Accept every type."""
+
+    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+        """Whether a body is JSON; images are decoded on threads of their own."""
+        del service
+        return not self._images.claims(body, head)
+
+    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+        """As for JSON alone."""
+        return self._numbers.unlocked_reader(body)
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Submit the rows of images once they are decoded, those of JSON at once."""
+        if self._images.claims(body, head):
+            call.await_rows(exchange)
+            self._images.read(body, head, call.check_wanted, partial(self.submit_rows, call))
+        else:
+            self._numbers.submit(call, exchange, body, head)
+
+    def submit_rows(self, call: Call, rows: Rows | BaseException) -> None:
+        """Continue a request whose images were decoded, or could not be."""
+        exchange = self._choose()
+        if not call.wanted:
+            return
+        if isinstance(rows, StokerError):
+            call.refuse(rows)
+        elif isinstance(rows, BaseException):
+            call.refuse_for_fault(rows)
+        elif exchange is None:
+            call.refuse(call.service.not_ready())
+        else:
+            try:
+                exchange.submit(call, rows)
+            except StokerError as error:
+                call.refuse(error)
+            except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
+                call.refuse_for_fault(error)
+
+    def encode(self, ticket: Ticket) -> bytes:
+        """Return the answer in JSON."""
+        return self._numbers.encode(ticket)
+
+    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
+        """Answer as for JSON."""
+        self._numbers.complete_together(calls, rows)
+
 
 _LARGE_TURN: Final = 36
 """When this many requests arrive in one turn of the loop, they are sent to the device in two halves."""

@@ -16,9 +16,8 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.door import Door
 from stoker.gateway.grpc.framing import prefixed
 from stoker.gateway.grpc.messages import HEALTH, SERVICE
-from stoker.gateway.grpc.server import GrpcServer
+from stoker.gateway.grpc.server import GrpcServer, Times, Watch
 from stoker.gateway.grpc.servicer import InferenceServicer
-from stoker.gateway.grpc.watch import Times, Watch
 from stoker.wire.http2.fields import Fields, encoded
 from stoker.wire.http2.frames import (
     ACK,

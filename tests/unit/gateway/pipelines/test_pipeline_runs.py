@@ -26,8 +26,8 @@ from tests.puppets import (
 from stoker.control.frontend_rules import Sampling
 from stoker.errors import RequestOverQuota
 from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.pipelines.exchange import PipelineExchange
 from stoker.gateway.pipelines.loads import PipelineLoadReports
+from stoker.gateway.pipelines.service import PipelineExchange
 from stoker.gateway.rows.answer_cache import AnswerCache
 from stoker.gateway.scoring.askers import Asker
 from stoker.gateway.scoring.call import Call

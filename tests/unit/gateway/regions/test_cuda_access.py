@@ -13,8 +13,7 @@ from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
 
 from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, RegionTaken, Unauthorized
 from stoker.gateway.protocols.cuda_memory import CudaMemoryAccess, register
-from stoker.gateway.regions.cuda_memory import CudaDevices
-from stoker.gateway.regions.regions import Regions
+from stoker.gateway.regions.regions import CudaDevices, Regions
 from stoker.gateway.regions.table import CudaPlace, RegionTable
 from stoker.gpu.cuda_ipc import CudaIpc
 

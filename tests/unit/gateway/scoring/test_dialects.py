@@ -7,10 +7,10 @@ from tests.http.raw_http import rows_body
 from tests.puppets import BODIES, ROWS, TEXTS, Joined, PuppetRuntime, puppet_service
 
 from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
-from stoker.gateway.scoring.image_dialect import ImageDialect
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.json_dialects import PackedDialect, RowsDialect
-from stoker.gateway.scoring.script_dialect import ScriptDialect
+from stoker.gateway.scoring.loaded_dialect import ScriptDialect
+from stoker.gateway.scoring.service import ImageDialect
 from stoker.script_form import ScriptForm
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import ModelTensors, Signature, TensorInfo

@@ -15,8 +15,7 @@ from tests.unit.gateway.scoring.test_service_staging import Answers
 from stoker.errors import DeadlineExceeded, Overloaded, StokerError, UnsupportedEncoding
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.freed_memory import give_back
-from stoker.gateway.scoring.image_scoring import ImageScoring
-from stoker.gateway.scoring.pixel_budget import PixelBudget
+from stoker.gateway.scoring.image_scoring import ImageScoring, PixelBudget
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import Signature, TensorSpec

@@ -16,9 +16,9 @@ from stoker.errors import StokerError
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.image_dialect import ImageDialect
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.json_dialects import RowsDialect
+from stoker.gateway.scoring.service import ImageDialect
 from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
 from stoker.settings.image_input import ImageInput
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +20,6 @@ from stoker_azure.sdk.failures import raised_as
 from stoker_azure.sdk.labels import Wanted, carries, labels
 from stoker_azure.sdk.models.inference_config import InferenceConfig
 from stoker_azure.sdk.models.references import ids_of
-from stoker_azure.sdk.models.resource_configuration import ResourceConfiguration
-from stoker_azure.sdk.models.sample_rows import written_sample
 from stoker_azure.sdk.unoffered import UnofferedByModel
 from stoker_azure.sdk.workspace import Workspace
 
@@ -26,7 +28,60 @@ if TYPE_CHECKING:
     from stoker.models.registered import Registered
     from stoker_azure.sdk.compute import ComputeTarget
 
-__all__ = ["InferenceConfig", "Model", "ModelNotFoundException"]
+__all__ = ["InferenceConfig", "Model", "ModelNotFoundException", "ResourceConfiguration", "written_sample"]
+
+
+# Rows that `Model.register` is given as a sample, as the request that a server tries the model with.
+
+
+_MOST_ROWS: Final = 16
+
+
+@contextmanager
+def written_sample(rows: Any) -> Iterator[Path | None]:
+    """Write the first rows as a request into a file, which is there for as long as the context.
+
+    Args:
+        rows: A table of pandas, an array, or lists; None writes nothing.
+
+    Raises:
+        NotOffered: It is something else, such as a data set of Azure.
+    """
+    if rows is None:
+        yield None
+        return
+    array = rows.to_numpy() if hasattr(rows, "to_numpy") else rows
+    listed = array.tolist() if hasattr(array, "tolist") else array
+    try:
+        content = json.dumps({"data": list(listed)[:_MOST_ROWS]}, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise NotOffered(
+            "sample_input_dataset is taken here as a table, an array or lists of rows without NaN, and not as a data "
+            f"set: {error}"
+        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "sample_input.json")
+        file.write_text(content, encoding="utf-8")
+        yield file
+
+
+# `azureml.core.resource_configuration`: the cores and the memory that a model asks for.
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceConfiguration:
+    """What a container of the model would get on Azure.
+
+    Attributes:
+        cpu: Cores.
+        memory_in_gb: Memory in GB.
+        gpu: GPUs.
+    """
+
+    cpu: float | None = None
+    memory_in_gb: float | None = None
+    gpu: int | None = None
+
 
 _TENSORFLOW: Final = dict.fromkeys(("tensorflow", "tf1-checkpoint"), "TensorFlow")
 _AZURE_FRAMEWORKS: Final = {**_TENSORFLOW, "onnx": "Onnx", "sklearn": "ScikitLearn"}
