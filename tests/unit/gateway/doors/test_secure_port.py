@@ -17,7 +17,8 @@ from tests.certificates import Authority, client_context, make_pair, replace_pai
 from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory
 
-from stoker.gateway.doors import secure_port, secure_protocol
+from stoker.gateway.doors import listener as secure_protocol
+from stoker.gateway.doors import secure_port
 from stoker.gateway.doors.listener import _UNREAD_AT_END_S, Listener
 from stoker.gateway.doors.secure_port import SecurePort
 from stoker.gateway.gateway import Gateway

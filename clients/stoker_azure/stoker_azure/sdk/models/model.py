@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +27,9 @@ if TYPE_CHECKING:
     from stoker.models.registered import Registered
     from stoker_azure.sdk.compute import ComputeTarget
 
-__all__ = ["InferenceConfig", "Model", "ModelNotFoundException", "ResourceConfiguration", "written_sample"]
+from stoker_azure.sdk.models.resource_configuration import ResourceConfiguration
+
+__all__ = ["InferenceConfig", "Model", "ModelNotFoundException", "written_sample"]
 
 
 # Rows that `Model.register` is given as a sample, as the request that a server tries the model with.
@@ -63,24 +64,6 @@ def written_sample(rows: Any) -> Iterator[Path | None]:
         file = Path(folder, "sample_input.json")
         file.write_text(content, encoding="utf-8")
         yield file
-
-
-# `azureml.core.resource_configuration`: the cores and the memory that a model asks for.
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceConfiguration:
-    """What a container of the model would get on Azure.
-
-    Attributes:
-        cpu: Cores.
-        memory_in_gb: Memory in GB.
-        gpu: GPUs.
-    """
-
-    cpu: float | None = None
-    memory_in_gb: float | None = None
-    gpu: int | None = None
 
 
 _TENSORFLOW: Final = dict.fromkeys(("tensorflow", "tf1-checkpoint"), "TensorFlow")
