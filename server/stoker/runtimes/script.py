@@ -39,7 +39,7 @@ from stoker.scripts.sequence_arguments import (
     refuse_states,
     sequence_arguments,
 )
-from stoker.scripts.tensorflow_v1 import first_v1_use, give_v1_api, read_uses
+from stoker.scripts.tensorflow_v1 import first_v1_use, give_version_1, read_uses
 from stoker.scripts.watchdog import Watchdog
 from stoker.sequences import END, START, TEXT_IDS, Control, text_of
 from stoker.servable import Device, Servable
@@ -345,9 +345,9 @@ def _prepare_tensorflow(servable: Servable, folders: Sequence[str], device: Devi
     if tensorflow is None or servable.tensorflow_compat == "off":
         return
     if servable.tensorflow_compat == "v1":
-        give_v1_api(tensorflow, "the setting tensorflow_compat is v1")
+        give_version_1(tensorflow, "the setting tensorflow_compat is v1")
     elif (use := first_v1_use(uses, tensorflow)) is not None:
-        give_v1_api(
+        give_version_1(
             tensorflow, f"the script uses {use}, which only TensorFlow 1 has (tensorflow_compat: auto)"
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import logging
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from stoker.errors import LoadFailed
+from stoker_run.tensorflow_v1 import give_v1_api
 
-__all__ = ["TensorflowUse", "first_v1_use", "give_v1_api", "read_uses"]
+__all__ = ["TensorflowUse", "first_v1_use", "give_version_1", "read_uses"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,49 +83,15 @@ def first_v1_use(uses: Sequence[TensorflowUse], tensorflow: Any) -> TensorflowUs
     return next((use for use in uses if use.name and _is_only_in_v1(use.name, tensorflow)), None)
 
 
-def give_v1_api(tensorflow: Any, reason: str) -> None:
-    """Let `import tensorflow` give the API of version 1, with its behaviour, in this process from now on.
+def give_version_1(tensorflow: Any, reason: str) -> None:
+    """Let `import tensorflow` give the API of version 1 in this process from now on, and log it.
 
     Args:
         tensorflow: The module.
         reason: Why, for the log.
     """
-    v1 = tensorflow.compat.v1
-    level = logging.getLogger(_TENSORFLOW).level
-    # Each of its switches logs that it is deprecated.
-    logging.getLogger(_TENSORFLOW).setLevel(logging.ERROR)
-    v1.disable_v2_behavior()
-    logging.getLogger(_TENSORFLOW).setLevel(level)
-    sys.modules[_TENSORFLOW] = _V1Api(tensorflow, v1)
-    # For `from tensorflow.train import Saver`; `tensorflow.compat.v1` stays what it is.
-    for name in [name for name in sys.modules if name.startswith(f"{v1.__name__}.")]:
-        below = name.removeprefix(f"{v1.__name__}.")
-        if below.partition(".")[0] != "compat":
-            sys.modules.setdefault(f"{_TENSORFLOW}.{below}", sys.modules[name])
+    give_v1_api(tensorflow)
     logger.info("TensorFlow %s is given as tensorflow.compat.v1: %s", tensorflow.__version__, reason)
-
-
-class _V1Api(ModuleType):
-    """The module `tensorflow` with the names of version 1 first; its submodules are found where they are."""
-
-    def __init__(self, tensorflow: Any, v1: Any) -> None:
-        super().__init__(_TENSORFLOW, tensorflow.__doc__)
-        for name in ("__path__", "__file__", "__spec__", "__loader__", "__package__", "__version__"):
-            setattr(self, name, getattr(tensorflow, name, None))
-        self._stoker_apis = (v1, tensorflow)
-
-    def __getattr__(self, name: str) -> Any:
-        for api in self._stoker_apis:
-            try:
-                return getattr(api, name)
-            except AttributeError:
-                continue
-        raise AttributeError(
-            f"module 'tensorflow' has no attribute {name!r}, not even in version 1 of its API"
-        )
-
-    def __dir__(self) -> list[str]:
-        return dir(self._stoker_apis[0])
 
 
 def _is_only_in_v1(name: str, tensorflow: Any) -> bool:

@@ -6,7 +6,6 @@ Python imports a module of this name at its start. The one that it would have im
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import logging
 import os
 import sys
 from pathlib import Path
@@ -65,41 +64,11 @@ def _add(numpy: Any) -> None:
         )
 
 
-class _V1Api(ModuleType):
-    """The module `tensorflow` with the names of version 1 first; its submodules are found where they are."""
-
-    def __init__(self, tensorflow: Any, v1: Any) -> None:
-        super().__init__("tensorflow", tensorflow.__doc__)
-        for name in ("__path__", "__file__", "__spec__", "__loader__", "__package__", "__version__"):
-            setattr(self, name, getattr(tensorflow, name, None))
-        self._stoker_apis = (v1, tensorflow)
-
-    def __getattr__(self, name: str) -> Any:
-        for api in self._stoker_apis:
-            try:
-                return getattr(api, name)
-            except AttributeError:
-                continue
-        raise AttributeError(
-            f"module 'tensorflow' has no attribute {name!r}, not even in version 1 of its API"
-        )
-
-
 def _give_v1_api(tensorflow: Any) -> None:
-    """Have `import tensorflow` give the API of version 1, with its behaviour."""
-    v1 = tensorflow.compat.v1
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    # Each of its switches logs that it is deprecated.
-    logger.setLevel(logging.ERROR)
-    v1.disable_v2_behavior()
-    logger.setLevel(level)
-    sys.modules["tensorflow"] = _V1Api(tensorflow, v1)
-    # For `from tensorflow.train import Saver`; `tensorflow.compat.v1` stays what it is.
-    for name in [name for name in sys.modules if name.startswith(v1.__name__ + ".")]:
-        below = name[len(v1.__name__) + 1 :]
-        if below.partition(".")[0] != "compat":
-            sys.modules.setdefault("tensorflow." + below, sys.modules[name])
+    # Here, where something imports TensorFlow: most processes of a run do not.
+    from stoker_run.tensorflow_v1 import give_v1_api
+
+    give_v1_api(tensorflow)
     if _TENSORFLOW_1_SAID not in os.environ:
         os.environ[_TENSORFLOW_1_SAID] = "1"
         sys.stderr.write(
