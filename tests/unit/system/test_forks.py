@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,8 +43,19 @@ CONTEXT = multiprocessing.get_context("fork")
 
 
 def fork_of_c() -> int:
-    """Fork as a library of C does, unnoticed by Python."""
-    return int(ctypes.PyDLL(None).fork())
+    """Fork as a library of C does, unnoticed by Python.
+
+    A thread that waits for the interpreter's lock asks for it after the switch interval, and a child that inherits
+    such a request waits for ever for a thread that it does not have. So no thread of other tests may ask meanwhile:
+    those that wait already get the lock while this one sleeps.
+    """
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(PROGRAM_S)
+    try:
+        time.sleep(2 * interval_s)
+        return int(ctypes.PyDLL(None).fork())
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def code_of(child: int) -> int:
