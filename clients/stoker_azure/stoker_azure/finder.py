@@ -82,7 +82,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "azureml.exceptions": f"{_OURS}exceptions",
         "azureml.ai.monitoring": f"{_OURS}collector",
         "azureml.ai.monitoring.collector": f"{_OURS}collector",
-        "azureml.ai.monitoring.context": f"{_OURS}correlation",
+        "azureml.ai.monitoring.context": f"{_OURS}collector",
         "azureml.monitoring": f"{_OURS}monitoring",
         "azureml.monitoring.modeldatacollector": f"{_OURS}monitoring",
         **{
