@@ -167,7 +167,7 @@ def _parent(folder: Path) -> None:
 def _metrics(folder: Path) -> None:
     (folder / "src").mkdir()
     (folder / "src" / "train.py").write_text(
-        "from azureml.core import Run\nRun.get_context().log('loss', [0.3, 0.2])\n"
+        "from azureml.core import Run\nRun.get_context().log_list('loss', [0.3, 0.2])\n"
     )
     (folder / "submit.py").write_text(METRICS)
 
