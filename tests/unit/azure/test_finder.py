@@ -22,6 +22,12 @@ def forget() -> None:
         del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    """Whichever test is the first one of the process."""
+    install()
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     """Write modules that can be imported; no finder is installed, and nothing is imported yet."""
@@ -100,6 +106,15 @@ def test_what_is_not_in_the_table_is_not_there(site: Write) -> None:
             importlib.import_module(name)
     with pytest.raises(ImportError, match="Workspaces"):
         exec("from azureml.core import Workspaces")
+
+
+def test_a_star_imports_what_is_loaded_when_it_is_used() -> None:
+    """Everything that `azureml.core` offers, what trains among that."""
+    install()
+    names: dict[str, object] = {}
+    exec("from azureml.core import *", names)
+    trained = {"Dataset", "Datastore", "Experiment", "Run", "RunConfiguration", "ScriptRunConfig"}
+    assert trained | {"ComputeTarget", "Environment", "Model", "Webservice", "Workspace"} <= set(names)
 
 
 def test_a_real_package_wins(site: Write) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker_azure.sdk import deferred
 from stoker_azure.sdk.compute import ComputeTarget
@@ -14,13 +14,27 @@ from stoker_azure.sdk.services.webservice import Webservice
 from stoker_azure.sdk.unoffered import unoffered_names
 from stoker_azure.sdk.workspace import Workspace
 
+if TYPE_CHECKING:
+    from stoker_azure.sdk.data.dataset import Dataset
+    from stoker_azure.sdk.data.datastore import Datastore
+    from stoker_azure.sdk.training.experiment import Experiment
+    from stoker_azure.sdk.training.run import Run, ScriptRun
+    from stoker_azure.sdk.training.run_configuration import RunConfiguration, ScriptRunConfig
+
 __all__ = [
     "VERSION",
     "ComputeTarget",
     "ContainerRegistry",
+    "Dataset",
+    "Datastore",
     "Environment",
+    "Experiment",
     "Image",
     "Model",
+    "Run",
+    "RunConfiguration",
+    "ScriptRun",
+    "ScriptRunConfig",
     "Webservice",
     "Workspace",
 ]
