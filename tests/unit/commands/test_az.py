@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,11 +16,13 @@ from stoker_azure.commands.az import REFUSED
 from stoker_azure.sdk import core as azure_sdk
 from stoker_runs.launch.run_config_files import read_run_config
 from stoker_runs.records.definition import Definition
+from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.container_program import ContainerProgram
-from stoker_runs.targets.definitions import find_target
+from stoker_runs.targets.definitions import Target, find_target
+from stoker_runs.targets.engine import EngineFailure
 
 Output = pytest.CaptureFixture[str]
 
@@ -273,7 +276,9 @@ def test_the_interpreter_of_a_compute_file_gives_way_to_packages(project: Path, 
     assert "userManagedEnvironment: true into box.compute" in captured.err
     (config / "box.compute").write_text(lines + "userManagedEnvironment: true\n")
     assert main(["submit", "--dry-run", "--config", "box", "train.py"]) == 0
-    assert "environment  /opt/python as it is" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "environment  /opt/python as it is" in told.out
+    assert "the packages of the Python there, without the conda file" in told.err
 
 
 def test_a_target_of_azure_is_told_by_its_kind(project: Path, capsys: Output) -> None:
@@ -301,7 +306,12 @@ def test_attach_says_what_is_missing_and_keeps_what_was_there(project: Path, cap
     assert "ssh-copy-id me@host.lab" in capsys.readouterr().err
     compute = project / "aml_config" / "box.compute"
     before = compute.read_text()
-    assert yaml.safe_load(before) == {"type": "remote", "address": "host.lab", "username": "me"}
+    assert yaml.safe_load(before) == {
+        "type": "remote",
+        "address": "host.lab",
+        "username": "me",
+        "userManagedEnvironment": True,
+    }
     run_config = yaml.safe_load((project / "aml_config" / "box.runconfig").read_text())
     assert run_config["Framework"] == "PySpark"
     assert main([*attach, "remote", "-n", "box"]) == 2
@@ -327,7 +337,8 @@ def test_a_cluster_is_one_whoever_made_it(project: Path, capsys: Output) -> None
     assert ws.compute_targets == {}
 
     assert main(["targets", "create", "amlcompute", "gpus", "--max-nodes", "2", "--no-check"]) == 0
-    assert main([*azure, "attach", "remote", "-n", "vm", "-a", "host.lab", "-u", "me", "-p", "word"]) == 0
+    words = ["-n", "vm", "-a", "host.lab", "-u", "me", "-p", "word", "--no-check"]
+    assert main([*azure, "attach", "remote", *words]) == 0
     found = {
         name: (target.type, target.serialize()["properties"]) for name, target in ws.compute_targets.items()
     }
@@ -363,7 +374,8 @@ def test_what_the_sdk_raises_is_a_sentence(project: Path, capsys: Output, words:
 def test_attach_takes_the_options_of_azure_for_ssh(project: Path, capsys: Output) -> None:
     """A port, a key and its passphrase; what is secret is in the workspace alone."""
     words = (
-        "attach remote --name vm --address host.lab --username me --ssh-port 25022 --private-key-file id_rsa"
+        "attach remote --no-check --name vm --address host.lab --username me --ssh-port 25022 "
+        "--private-key-file id_rsa"
     )
     assert main(["az", "ml", "computetarget", *words.split(), "--private-key-passphrase", "open sesame"]) == 0
     target = find_target(Workspace.find().targets_dir, "vm")
@@ -372,6 +384,81 @@ def test_attach_takes_the_options_of_azure_for_ssh(project: Path, capsys: Output
     secret = Workspace.find().targets_dir / "vm.secret"
     assert json.loads(secret.read_text()) == {"passphrase": "open sesame"}
     assert "sesame" not in (project / "aml_config" / "vm.compute").read_text()
+
+
+@pytest.mark.parametrize("kind", ["remote", "remotedocker"])
+def test_attach_logs_in(project: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What the machine has is said and kept; where it does not let one in a line says why, and the files stay."""
+    seen: list[Mapping[str, Any]] = []
+
+    class Machine:
+        def __init__(self, target: Target, workspace: Workspace) -> None:
+            self.settings = target.settings
+            self.secret = json.loads((workspace.targets_dir / f"{target.name}.secret").read_text())
+
+        def check(self) -> list[str]:
+            seen.append(self.settings)
+            if self.secret != {"password": "right"}:
+                raise EngineFailure(
+                    RunFailure(FailureCode.TARGET_UNUSABLE, "host.lab has refused the password")
+                )
+            return ["Python 3.6.15 on host"]
+
+        def learned(self) -> dict[str, Any]:
+            return {"cores": 4, "gpus": ["0"]}
+
+    monkeypatch.setattr("stoker_runs.targets.registry.engine_of", Machine)
+    words = ["az", "ml", "computetarget", "attach", kind, "-n", "vm", "-a", "host.lab", "-u", "me", "-p"]
+    assert main([*words, "wrong"]) == 0
+    told = capsys.readouterr()
+    assert "vm is attached, but cannot be used yet: host.lab has refused the password" in told.err
+    assert (project / "aml_config" / "vm.compute").is_file()
+    assert main([*words, "right"]) == 0
+    told = capsys.readouterr()
+    assert (told.out.splitlines()[-1], told.err) == ("Python 3.6.15 on host", "")
+    target = find_target(Workspace.find().targets_dir, "vm")
+    assert (target.settings["cores"], target.has_containers) == (4, kind == "remotedocker")
+    # No image is fetched for it.
+    assert not any(settings["containers"] for settings in seen)
+    before = len(seen)
+    assert main([*words, "right", "--no-check"]) == 0
+    assert main([*words[:-1], "-k"]) == 0
+    assert len(seen) == before
+
+
+def test_what_a_machine_has_goes_with_its_address(project: Path) -> None:
+    """Cores and host key of another machine are not taken for those of the one that the file names now."""
+    compute = project / "aml_config" / "vm.compute"
+    targets_dir = Workspace.find().create().targets_dir
+    targets_dir.mkdir(exist_ok=True)
+    for address, kept in (("host.lab", {"cores": 4}), ("other.lab", {})):
+        (targets_dir / "vm.yaml").write_text("{type: ssh, address: host.lab, cores: 4}")
+        compute.write_text(f"type: remote\naddress: {address}\nuserManagedEnvironment: true\n")
+        assert main(["submit", "--dry-run", "--target", "vm", "train.py"]) == 0
+        settings = {"address": address, "containers": False, **kept}
+        assert find_target(targets_dir, "vm").settings == settings
+
+
+def test_a_machine_may_have_an_address_of_ipv6(project: Path) -> None:
+    """With a port it is in brackets, as in the file."""
+    attach = [
+        "az",
+        "ml",
+        "computetarget",
+        "attach",
+        "remote",
+        "--no-check",
+        "-n",
+        "vm",
+        "-u",
+        "me",
+        "-a",
+        "::1",
+    ]
+    for more, port in (([], None), (["--ssh-port", "2222"], 2222)):
+        assert main([*attach, *more]) == 0
+        settings = find_target(Workspace.find().targets_dir, "vm").settings
+        assert (settings["address"], settings.get("port")) == ("::1", port)
 
 
 def test_only_what_was_attached_is_detached(project: Path, capsys: Output) -> None:

@@ -1,6 +1,7 @@
 """`.compute` and `.runconfig` files of both generations, as Workbench and the SDK have written them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,8 @@ from stoker.errors import InvalidSettings
 from stoker.workspace import Workspace
 from stoker_runs.launch.compute_files import keep_target, read_compute
 from stoker_runs.launch.run_config_files import find_run_config, read_run_config
-from stoker_runs.targets.definitions import find_target
+from stoker_runs.targets.definitions import Target, find_target
+from stoker_runs.targets.ssh.settings import SshSettings
 
 OLD = """
 ArgumentVector:
@@ -278,6 +280,24 @@ def test_what_a_compute_file_cannot_say_is_named(project: Path, content: str, wo
     with pytest.raises(InvalidSettings) as caught:
         read_compute(write(project, "box.compute", content))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("host.lab", {"address": "host.lab"}),
+        ("host.lab:2222", {"address": "host.lab", "port": 2222}),
+        ("2001:db8::1", {"address": "2001:db8::1"}),
+        ("[2001:db8::1]", {"address": "2001:db8::1"}),
+        ("[2001:db8::1]:2222", {"address": "2001:db8::1", "port": 2222}),
+    ],
+)
+def test_an_address_may_have_a_port(project: Path, address: str, expected: dict[str, Any]) -> None:
+    """Colons of IPv6 begin none; messages name the machine as the file does."""
+    compute = read_compute(write(project, "vm.compute", f'type: remote\naddress: "{address}"\n'))
+    assert compute.settings == {"type": "ssh", "containers": False, **expected}
+    settings = SshSettings.of(Target("vm", "ssh", compute.settings), project)
+    assert settings.host == (address if "port" in expected else expected["address"])
 
 
 def test_a_machine_by_ssh(project: Path) -> None:

@@ -15,8 +15,7 @@ from stoker_azure.commands import az_actions
 from stoker_runs.commands.run_output import duration_text, time_text
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from stoker_runs.records.summary import RunSummary
 
@@ -211,6 +210,7 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
                 {"metavar": "TEXT", "help": "its passphrase, kept as the password is"},
             ),
             (("-k", "--use-azureml-ssh-key"), {"action": "store_true", "help": "log in by a key of yours"}),
+            (("--no-check",), {"action": "store_true", "help": "do not log in now"}),
         ),
     ),
     ("computetarget", "create"): (

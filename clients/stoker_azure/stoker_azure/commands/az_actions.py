@@ -8,12 +8,16 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import InvalidSettings, OperatorError, RepositoryError
 from stoker.extensions import find_command
 from stoker_runs.commands.run_output import note
+
+if TYPE_CHECKING:
+    from stoker.workspace import Workspace
 
 __all__ = [
     "attach",
@@ -53,7 +57,11 @@ def native(*words: str) -> Callable[[argparse.Namespace], int]:
 
 
 def attach(args: argparse.Namespace) -> int:
-    """Write the two files of a compute target into `aml_config/`; the password goes to the workspace."""
+    """Write the two files of a compute target into `aml_config/`; the password goes to the workspace.
+
+    A machine is logged in to. Where it cannot be, a line says so, and the files stay: they may be edited, and a key
+    let in, before `experiment prepare` logs in again.
+    """
     from stoker.names import checked_name
     from stoker.system.durable import replace_file
     from stoker.workspace import Workspace
@@ -61,25 +69,13 @@ def attach(args: argparse.Namespace) -> int:
 
     kind = args.kind or args.type_of_before
     if kind is None:
-        raise InvalidSettings("say what it is: remotedocker, remote, cluster, localdocker or local")
+        raise InvalidSettings("say what it is: remotedocker, remote, cluster or localdocker")
     checked_name(args.name, "compute target")
     folder = Path("aml_config")
     compute, run_config = folder / f"{args.name}.compute", folder / f"{args.name}.runconfig"
-    lines = {"type": kind}
-    if args.address is not None:
-        reference = f"AzureMlSecret={args.name}#{args.username or ''}#{secrets.token_hex(16)}"
-        port = f":{args.ssh_port}" if args.ssh_port else ""
-        lines |= {"address": f"{args.address}{port}", "username": args.username or ""}
-        if args.private_key_file:
-            lines["privateKeyFile"] = str(Path(args.private_key_file).expanduser().absolute())
-        lines |= {"password": reference} if args.password else {}
-    in_docker = "docker" in kind
-    if in_docker:
-        lines |= {"baseDockerImage": "microsoft/mmlspark:plus-0.9.9", "sharedVolumes": "true"}
-        lines |= {"nvidiaDocker": "false", "nativeSharedDirectory": "~/.azureml/share/"}
     folder.mkdir(exist_ok=True)
     before = compute.read_bytes() if compute.is_file() else None
-    compute.write_text(_yaml_lines(lines), encoding="utf-8")
+    compute.write_text(_yaml_lines(_compute_lines(args, kind)), encoding="utf-8")
     workspace = Workspace.find()
     try:
         keep_target(read_compute(compute), workspace, note)
@@ -95,10 +91,53 @@ def attach(args: argparse.Namespace) -> int:
     if given := {name: text for name, text in known.items() if text}:
         file = workspace.targets_dir / f"{args.name}.secret"
         replace_file(file, json.dumps(given).encode() + b"\n", mode=0o600)
-    elif args.use_azureml_ssh_key:
-        note(f"let your own key in there: ssh-copy-id {args.username}@{args.address}")
     sys.stdout.write(f"{compute}\n{run_config}\n")
+    if args.use_azureml_ssh_key and not given:
+        port = f"-p {args.ssh_port} " if args.ssh_port else ""
+        note(f"let your own key in there: ssh-copy-id {port}{args.username}@{args.address}")
+    elif not args.no_check:
+        _log_in(workspace, args.name)
     return 0
+
+
+def _compute_lines(args: argparse.Namespace, kind: str) -> dict[str, str]:
+    """The lines of a `.compute` file, as Workbench wrote them."""
+    lines = {"type": kind}
+    if args.address is not None:
+        reference = f"AzureMlSecret={args.name}#{args.username or ''}#{secrets.token_hex(16)}"
+        host = f"[{args.address}]" if ":" in args.address and args.ssh_port else args.address
+        port = f":{args.ssh_port}" if args.ssh_port else ""
+        lines |= {"address": f"{host}{port}", "username": args.username or ""}
+        if args.private_key_file:
+            lines["privateKeyFile"] = str(Path(args.private_key_file).expanduser().absolute())
+        lines |= {"password": reference} if args.password else {}
+    if kind == "remote":
+        # Scripts have the Python of the machine, with its packages.
+        lines["userManagedEnvironment"] = "true"
+    if "docker" in kind:
+        lines |= {"baseDockerImage": "microsoft/mmlspark:plus-0.9.9", "sharedVolumes": "true"}
+        lines |= {"nvidiaDocker": "false", "nativeSharedDirectory": "~/.azureml/share/"}
+    return lines
+
+
+def _log_in(workspace: Workspace, name: str) -> None:
+    """Say what a machine has, and keep that, or say why nobody gets in; `experiment prepare` fetches images."""
+    from stoker_runs.targets.attaching import attach as attach_target
+    from stoker_runs.targets.definitions import SSH, Target, find_target
+    from stoker_runs.targets.engine import Engine
+    from stoker_runs.targets.registry import engine_of
+
+    def engine(target: Target, place: Workspace) -> Engine:
+        return engine_of(replace(target, settings={**target.settings, "containers": False}), place)
+
+    target = find_target(workspace.targets_dir, name)
+    if target.type != SSH:
+        return
+    try:
+        lines = attach_target(workspace, name, {"type": SSH}, {}, engine)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+    except OperatorError as error:
+        note(f"{name} is attached, but cannot be used yet: {error}")
 
 
 def _yaml_lines(lines: Mapping[str, str]) -> str:

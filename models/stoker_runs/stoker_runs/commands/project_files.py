@@ -88,11 +88,14 @@ def _with_compute(configuration: dict[str, Any], compute: ComputeFile) -> dict[s
     environment = dict(configuration.get("environment", {}))
     if compute.image:
         environment.setdefault("image", compute.image)
-    if compute.user_managed and compute.python:
-        environment.pop("file", None)
-        environment["python"] = compute.python
-    elif compute.user_managed:
-        environment.pop("file", None)
+    if compute.user_managed:
+        if environment.pop("file", None) is not None:
+            note(
+                f"{compute.name}.compute has userManagedEnvironment: true: the script has the packages of the Python "
+                "there, without the conda file"
+            )
+        if compute.python:
+            environment["python"] = compute.python
     elif compute.python and "file" not in environment:
         environment.setdefault("python", compute.python)
     elif compute.python:

@@ -120,9 +120,11 @@ def read_compute(path: Path) -> ComputeFile:
 
 
 def _address(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    address, _, port = text(content.get("address")).partition(":")
+    address, port = _host_and_port(text(content.get("address")))
     if not address:
-        raise InvalidSettings(f"{path}: address is missing: the name of the machine, or HOST:PORT")
+        raise InvalidSettings(
+            f"{path}: address is missing: the name of the machine, HOST:PORT or [IPV6]:PORT"
+        )
     found: dict[str, Any] = {"address": address}
     if port:
         found["port"] = whole(port, f"{path}: the port of the address")
@@ -131,6 +133,17 @@ def _address(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     if text(content.get("privatekeyfile")):
         found["key_file"] = text(content["privatekeyfile"])
     return found
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    """The two parts; several colons outside of brackets are those of an IPv6 address without a port."""
+    if address.startswith("["):
+        host, _, port = address[1:].partition("]")
+        return host, port.removeprefix(":")
+    if address.count(":") > 1:
+        return address, ""
+    host, _, port = address.partition(":")
+    return host, port
 
 
 def _python(content: Mapping[str, Any], word: str) -> str:
@@ -153,8 +166,11 @@ def keep_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str],
         say(line)
     path = private_folder(workspace.create().targets_dir) / f"{compute.name}.yaml"
     before = read_yaml(path, "compute target", "its settings") if path.is_file() else {}
-    same_type = before.get("type", LOCAL) == compute.settings["type"]
-    content = {**(before if same_type else {}), **compute.settings}
+    # What was found out about a machine says nothing about another one.
+    same = before.get("type", LOCAL) == compute.settings["type"] and before.get(
+        "address"
+    ) == compute.settings.get("address")
+    content = {**(before if same else {}), **compute.settings}
     if content == before or (compute.name == LOCAL and content == {"type": LOCAL}):
         return
     old = path.read_bytes() if path.is_file() else None

@@ -104,7 +104,9 @@ class SshSettings:
     @property
     def host(self) -> str:
         """The machine as messages name it."""
-        return f"{self.address}:{self.port}" if self.port not in (None, 22) else self.address
+        if self.port in (None, 22):
+            return self.address
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
 def _secrets(path: Path) -> dict[str, Any]:
