@@ -48,7 +48,11 @@ def main() -> int:
     if not path.exists():
         sys.stderr.write(f"python -m stoker.azure: there is no file {path}\n")
         return 2
-    enter()
+    try:
+        enter()
+    except ImportError as error:
+        sys.stderr.write(f"python -m stoker.azure: {error}\n")
+        return 2
     sys.argv = [str(path), *arguments]
     # As for a script that Python is given: its folder in the place of the current one.
     sys.path[0] = str(path.absolute().parent)

@@ -38,12 +38,17 @@ def enter() -> None:
     """Prepare this process for code written for Azure's SDK; does nothing when it is called again.
 
     Raises:
-        ImportError: The variable `STOKER_AZURE` has another value than `stoker` and `real`.
+        ImportError: The variable `STOKER_AZURE` has another value than `stoker` and `real`, or asks for an
+            `azureml-core` that is not installed.
     """
     chosen = os.environ.get(VARIABLE, "stoker")
     if chosen not in ("stoker", "real"):
         raise ImportError(f"{VARIABLE} is {chosen!r}; it can be stoker or real")
     if chosen == "real":
+        if _CORE not in sys.modules and _installed_core() is None:
+            raise ImportError(
+                f"{VARIABLE} is real, but azureml-core is not installed; install it, or unset the variable"
+            )
         finder.uninstall()
         return
     finder.install()

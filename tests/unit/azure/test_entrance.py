@@ -74,6 +74,14 @@ def test_azure_can_be_meant(site: Path, by_import: bool) -> None:
     assert run(site, SEEN, by_import, STOKER_AZURE="real") == ("azureml.core None [np.float64(0.5)]", "")
     _, said = run(site, SEEN, by_import, STOKER_AZURE="reel")
     assert "STOKER_AZURE is 'reel'; it can be stoker or real" in said
+    assert by_import or len(said.splitlines()) == 1
+    (site / "azureml" / "core" / "__init__.py").unlink()
+    (site / "azureml" / "core").rmdir()
+    _, said = run(site, SEEN, by_import, STOKER_AZURE="real")
+    assert (
+        "STOKER_AZURE is real, but azureml-core is not installed; install it, or unset the variable" in said
+    )
+    assert by_import or len(said.splitlines()) == 1
 
 
 def test_what_was_imported_before_is_told(site: Path) -> None:

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import stoker.azure  # noqa: F401  # provides azureml
+
+# isort: split
 from azureml.core import (
     ContainerRegistry,
     Dataset,
@@ -19,7 +23,7 @@ from azureml.core import (
     Run,
     ScriptRunConfig,
     Workspace,
-)  # isort: skip
+)
 from azureml.core.compute import AmlCompute, BatchCompute, ComputeTarget
 from azureml.core.conda_dependencies import CondaDependencies
 from azureml.core.run import _OfflineRun
@@ -43,7 +47,6 @@ from azureml.train.dnn import TensorFlow
 from azureml.train.estimator import Estimator
 from azureml.widgets import RunDetails
 
-import stoker.azure  # noqa: F401  # provides azureml
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.finder import IMPORTS
 from stoker_azure.sdk.training import experiment as experiments
@@ -562,7 +565,7 @@ def test_a_target_of_containers_gets_the_image(ws: Workspace, asked: Asked) -> N
     assert asked(config).definition.container == {}
 
 
-# What is never made, and sections, which are printed with the configuration that has them.
+# What is never made.
 WITHOUT_REPR = {
     *(
         "Dataset",
@@ -573,8 +576,6 @@ WITHOUT_REPR = {
         "PipelineEndpoint",
         "PublishedPipeline",
     ),
-    *("DockerSection", "PythonSection", "AmlComputeSection", "DockerConfiguration"),
-    *("MpiConfiguration", "PyTorchConfiguration", "TensorflowConfiguration"),
 }
 
 

@@ -27,7 +27,7 @@ from stoker_runs.records.record import SWEEP, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.store import RunStore
 
-__all__ = ["FilesOfRun", "Run", "ScriptRun"]
+__all__ = ["Run", "ScriptRun"]
 
 
 # Files of a run, for the code that has submitted it.
