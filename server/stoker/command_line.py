@@ -220,7 +220,9 @@ def _add_all_commands(commands: Any) -> Iterator[str]:
 
 
 def _add_command(commands: Any, name: str, module: Any) -> None:
-    command = commands.add_parser(name, description=_sentence(module.SUMMARY))
+    from stoker.commands.printing import sentence
+
+    command = commands.add_parser(name, description=sentence(module.SUMMARY))
     command.set_defaults(run=module.run)
     module.add_arguments(command)
 
@@ -237,7 +239,3 @@ def _nearest(parser: argparse.ArgumentParser, words: Sequence[str], arguments: S
     options = (word.partition("=")[0] for word in words if word.startswith("--"))
     near = next((found[0] for option in options if (found := get_close_matches(option, known, 1))), None)
     return "" if near is None else f"; did you mean {near}?"
-
-
-def _sentence(summary: str) -> str:
-    return summary[0].upper() + summary[1:] + "."

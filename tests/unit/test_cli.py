@@ -36,6 +36,20 @@ def test_the_help_of_every_command_can_be_shown() -> None:
         assert not re.search(r"\(default[^()]*\)[.,;]? \(default", text), text
 
 
+def test_names_keep_their_capitals_where_a_help_becomes_a_sentence() -> None:
+    """A description that begins with the help of the command in its list of commands has all its letters."""
+    found = 0
+    for parser in parsers(_parser([])):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for listed in action._choices_actions:
+                    described = action.choices[listed.dest].description or ""
+                    if described.lower().startswith(help_text := (listed.help or "-").lower()):
+                        found += 1
+                        assert described[1 : len(help_text)] == str(listed.help)[1:]
+    assert found > 60
+
+
 def test_what_the_system_refuses_is_told_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from stoker.system.logs import escaped
 
-__all__ = ["size_text", "table"]
+__all__ = ["sentence", "size_text", "table"]
+
+
+def sentence(text: str) -> str:
+    """A help text as a sentence: its first letter alone becomes a capital, and names stay as they are."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def size_text(size_bytes: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.printing import table
+from stoker.commands.printing import sentence, table
 from stoker.errors import InvalidSettings, OperatorError, SubmissionRefused
 from stoker_azure.commands import az_actions
 from stoker_runs.commands.run_output import duration_text, time_text
@@ -372,11 +372,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs: dict[str, Any] = {}
     for (group, verb), (words, action, arguments) in ACTIONS.items():
         if group not in verbs:
-            of_group = groups.add_parser(
-                group, help=_GROUPS[group], description=_GROUPS[group].capitalize() + "."
-            )
+            of_group = groups.add_parser(group, help=_GROUPS[group], description=sentence(_GROUPS[group]))
             verbs[group] = of_group.add_subparsers(dest="verb", required=True, metavar="VERB")
-        one = verbs[group].add_parser(verb, help=words, description=words.capitalize() + ".")
+        one = verbs[group].add_parser(verb, help=words, description=sentence(words))
         for names, options in arguments:
             one.add_argument(*names, **options)
         one.set_defaults(az_run=action)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from stoker.commands.printing import sentence
+
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY: Final = "let compute targets of Azure's SDK stand for a Kubernetes cluster"
@@ -18,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     actions = parser.add_subparsers(dest="compute_action", required=True, metavar="ACTION")
     text = "deploy services of a compute target to a cluster"
-    binding = actions.add_parser("bind", help=text, description=f"{text.capitalize()} from now on.")
+    binding = actions.add_parser("bind", help=text, description=sentence(f"{text} from now on"))
     binding.add_argument("target", metavar="NAME", help="the compute target; it need not be there yet")
     binding.add_argument(
         "--context", metavar="NAME", help="context of the kubeconfig (default: the current one)"
@@ -26,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     binding.set_defaults(compute_run=_bind)
     add_plan_options(binding.add_argument_group("plan", "of each of its services"))
     text = "deploy services of a compute target to this machine again"
-    releasing = actions.add_parser("unbind", help=text, description=f"{text.capitalize()}.")
+    releasing = actions.add_parser("unbind", help=text, description=sentence(text))
     releasing.add_argument("target", metavar="NAME", help="the compute target")
     releasing.set_defaults(compute_run=_unbind)
     text = "list the compute targets that stand for a cluster"
-    listing = actions.add_parser("list", help=text, description=f"{text.capitalize()}.")
+    listing = actions.add_parser("list", help=text, description=sentence(text))
     listing.set_defaults(compute_run=_list)
     for action in (binding, releasing, listing):
         action.add_argument(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.printing import table
+from stoker.commands.printing import sentence, table
 from stoker.errors import InvalidSettings
 from stoker_runs.commands.run_output import found_workspace, note
 
@@ -81,7 +81,7 @@ def add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser)
 
     kinds = parser.add_subparsers(dest="made", required=True, metavar="TYPE")
     for word, (text, fixed) in _CREATED.items():
-        one = kinds.add_parser(word, parents=[common], help=text, description=f"{text.capitalize()}.")
+        one = kinds.add_parser(word, parents=[common], help=text, description=sentence(text))
         if word == LOCAL:
             one.set_defaults(target=LOCAL)
         else:

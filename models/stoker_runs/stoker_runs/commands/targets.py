@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from stoker.commands.printing import table
+from stoker.commands.printing import sentence, table
 from stoker_runs.commands import target_actions
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 
@@ -28,19 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
     check.set_defaults(targets_run=_check)
     text = "write the file of a new compute target, once it can be used"
-    target_actions.add_create(
-        actions.add_parser("create", help=text, description=f"{text.capitalize()}."), common
-    )
+    target_actions.add_create(actions.add_parser("create", help=text, description=sentence(text)), common)
     text = "have runs go to a machine besides this one"
-    target_actions.add_attach(actions.add_parser("attach", help=text, description=text.capitalize()), common)
+    target_actions.add_attach(actions.add_parser("attach", help=text, description=sentence(text)), common)
     text = "build an environment there, so that the first run does not wait for it"
-    prepare = actions.add_parser(
-        "prepare", parents=[common, one], help=text, description=f"{text.capitalize()}."
-    )
+    prepare = actions.add_parser("prepare", parents=[common, one], help=text, description=sentence(text))
     target_actions.add_prepare(prepare)
     text = "remove environments there that no run was given for long"
     target_actions.add_prune(
-        actions.add_parser("prune", parents=[common, one], help=text, description=f"{text.capitalize()}.")
+        actions.add_parser("prune", parents=[common, one], help=text, description=sentence(text))
     )
     detach = actions.add_parser("detach", parents=[common, one], help="forget one")
     detach.set_defaults(targets_run=target_actions.detach)

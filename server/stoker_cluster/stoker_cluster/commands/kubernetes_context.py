@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from stoker.commands.printing import sentence
 from stoker.system.logs import escaped, escaped_lines
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ def add_plan_actions(actions: _Actions, plan: argparse.ArgumentParser) -> None:
         plan: The arguments that make up a plan.
     """
     text = "make the objects of a service in a cluster what the plan says, and wait until its pods can score"
-    apply = actions.add_parser(
-        "apply", parents=[plan, _context()], help=text, description=f"{_sentence(text)}"
-    )
+    apply = actions.add_parser("apply", parents=[plan, _context()], help=text, description=sentence(text))
     apply.add_argument(
         "--force-conflicts", action="store_true", help="take over fields that others have changed"
     )
@@ -48,7 +47,7 @@ def add_plan_actions(actions: _Actions, plan: argparse.ArgumentParser) -> None:
     )
     apply.set_defaults(kubernetes_run=_apply)
     text = "print what apply would change; exit code 1 if that is something"
-    diff = actions.add_parser("diff", parents=[plan, _context()], help=text, description=_sentence(text))
+    diff = actions.add_parser("diff", parents=[plan, _context()], help=text, description=sentence(text))
     diff.set_defaults(kubernetes_run=_diff)
 
 
@@ -97,18 +96,14 @@ def add_actions(actions: _Actions) -> None:
     canary.add_argument("--default-version", metavar="VERSION", help="another default version")
     canary.set_defaults(kubernetes_run=_canary)
     text = "say what a cluster has that services need, and what the account may do"
-    check = actions.add_parser(
-        "check", parents=[_context(), _place()], help=text, description=_sentence(text)
-    )
+    check = actions.add_parser("check", parents=[_context(), _place()], help=text, description=sentence(text))
     check.set_defaults(kubernetes_run=_check)
 
 
 def _of_service(
     actions: _Actions, action: str, text: str, whose: str = "the service, or NAME-VERSION of an endpoint"
 ) -> argparse.ArgumentParser:
-    parser = actions.add_parser(
-        action, parents=[_context(), _place()], help=text, description=_sentence(text)
-    )
+    parser = actions.add_parser(action, parents=[_context(), _place()], help=text, description=sentence(text))
     parser.add_argument("name", metavar="NAME", help=whose)
     return parser
 
@@ -125,10 +120,6 @@ def _place() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of the context)")
     return parser
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
 
 
 # --- what they do ---

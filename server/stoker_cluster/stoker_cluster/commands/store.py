@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from stoker.commands.printing import sentence
+
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY: Final = "keep models as files named by their content: serve a store, push to it, fetch from it"
@@ -20,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     actions = parser.add_subparsers(dest="store_action", required=True, metavar="ACTION")
     text = "serve a store from a folder"
-    serve = actions.add_parser("serve", help=text, description=f"{text.capitalize()}.")
+    serve = actions.add_parser("serve", help=text, description=sentence(text))
     serve.add_argument("root", type=Path, metavar="DIR", help="the folder; it is made if it is not there")
     serve.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default 127.0.0.1)"
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.set_defaults(store_run=_serve)
     text = "bring files to a store, and print the address that pods fetch them by"
     push = actions.add_parser(
-        "push", help=text, description=f"{text.capitalize()}. What is there is not sent again."
+        "push", help=text, description=f"{sentence(text)} What is there is not sent again."
     )
     push.add_argument(
         "path", nargs="+", metavar="PATH", help="files and folders, relative to the current folder"
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     push.set_defaults(store_run=_push)
     text = "get what was pushed into a folder, every file verified"
-    fetch = actions.add_parser("fetch", help=text, description=f"{text.capitalize()}.")
+    fetch = actions.add_parser("fetch", help=text, description=sentence(text))
     fetch.add_argument(
         "address",
         metavar="ADDRESS",
@@ -54,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("folder", type=Path, metavar="DIR", help="the folder; it is made if it is not there")
     fetch.set_defaults(store_run=_fetch)
     text = "fetch whatever tree a file names, each time that it names another one"
-    follow = actions.add_parser(
-        "follow", help=text, description=f"{text.capitalize()}. What was there stays."
-    )
+    follow = actions.add_parser("follow", help=text, description=f"{sentence(text)} What was there stays.")
     follow.add_argument("file", type=Path, metavar="FILE", help="a file with an address, as push prints it")
     follow.add_argument("folder", type=Path, metavar="DIR", help="the folder; it is made if it is not there")
     follow.set_defaults(store_run=_follow)
