@@ -233,7 +233,8 @@ def test_wheels_work_in_an_empty_environment(
         environ = {"PATH": os.environ["PATH"]}
         return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
 
-    install(home, map(wheel, ("stoker", "stoker_client")))
+    needed = ("stoker", "stoker_client", "stoker_run")
+    install(home, map(wheel, needed))
     (packages,) = home.glob("lib/python3*/site-packages")
     version = run(home / "bin" / "stoker", "--version")
     assert (version.returncode, version.stdout, version.stderr) == (0, f"stoker {VERSION}\n", "")
@@ -246,7 +247,10 @@ def test_wheels_work_in_an_empty_environment(
         assert alone.returncode == 2, alone.stderr
         assert f"the command '{command.split()[0]}' is not installed; install " in alone.stderr
         assert missing in alone.stderr.split()
-    install(home, (wheel(name) for name in PROJECTS if name not in {"stoker", "stoker_client"}))
+    program = run(python, "-m", "stoker.azure", "deploy.py")
+    assert (program.returncode, len(program.stderr.splitlines())) == (2, 1), program.stderr
+    assert "./clients/stoker_azure" in program.stderr.split()
+    install(home, (wheel(name) for name in PROJECTS if name not in needed))
     bench = run(home / "bin" / "stoker", "bench", "--protocols", "--run", "outputs")
     assert "--run does not go with --protocols" in bench.stderr
     imported = run(python, "-c", INSTALLED)

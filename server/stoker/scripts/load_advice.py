@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Final
 
+from stoker.extensions import find_extension
+from stoker.system.extras import how_to_install
+
 __all__ = ["load_advice"]
 
 _AUTOML: Final = (
@@ -15,6 +18,7 @@ _AUTOML: Final = (
     "azureml.train.automl.runtime",
     "azureml.training",
 )
+_BY_EXTENSION: Final = ("azureml", "azureml_inference_server_http", "inference_schema")
 # As pickle says it, and as its older protocols do.
 _NO_CLASS: Final = re.compile(
     r"Can't get attribute .* on <module 'sklearn\.|module 'sklearn\.\S+' has no attribute"
@@ -36,7 +40,9 @@ def load_advice(error: BaseException) -> str:
                 "1.23, with which a device process does not run: export the model as ONNX (AutoML's "
                 "enable_onnx_compatible_models), or build the pipeline with scikit-learn, and serve that.\n"
             )
-        if isinstance(each, ModuleNotFoundError) and _is_below(name, ("azureml",)):
+        if isinstance(each, ModuleNotFoundError) and _is_below(name, _BY_EXTENSION):
+            if find_extension("azure") is None:
+                return f"Advice: {name} is provided by a distribution of Stoker; {how_to_install('azure')}\n"
             return (
                 f"Advice: {name} is a part of Azure's SDK that Stoker does not have: take it out of the script if it "
                 "is for training, or list its package in the environment of the script.\n"

@@ -116,6 +116,8 @@ def test_detach_removes_what_attach_has_written(project: Path, tmp_path: Path) -
         ("experiment submit -c box train.py --lr 0.1", "submit --config box train.py --lr 0.1"),
         ("experiment submit -c gpu --target box train.py", "submit --config gpu --target box train.py"),
         ("experiment submit -c bare train.py", "submit --target bare train.py"),
+        ("experiment submit -c local train.py", "submit --target local train.py"),
+        ("experiment submit -c gone train.py", "submit --config gone train.py"),
         ("run submit-script -c gpu -e e --async train.py", "submit --experiment e --config gpu --detach train.py"),
         ("history info --run-id R", "runs show R --json"),
         ("history download --run-id R", "runs download R "),

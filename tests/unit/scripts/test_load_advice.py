@@ -38,7 +38,7 @@ TREES = ValueError("node array from the pickle has an incompatible dtype:\n- exp
         ),
         pytest.param(TREES, "--environment FILE --system-managed", id="trees"),
         pytest.param(
-            raised_by(b"cazureml.automl.runtime.shared.model_wrappers\nPreFitted\n."),
+            ModuleNotFoundError("azureml.automl.runtime", name="azureml.automl.runtime"),
             "classes of Azure's AutoML (azureml.automl.runtime)",
             id="AutoML",
         ),
@@ -69,6 +69,16 @@ def test_what_many_meet_has_an_advice(error: Exception, advice: str) -> None:
 def test_other_failures_have_none(error: Exception) -> None:
     """A package that is missing altogether, or a mistake of the script, is told by its traceback."""
     assert load_advice(error) == ""
+
+
+@pytest.mark.parametrize("name", ["azureml", "inference_schema", "azureml_inference_server_http"])
+def test_modules_of_azure_come_with_a_distribution(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Where it is not installed the line says how it is, and not to change the script."""
+    error = ModuleNotFoundError(f"No module named '{name}'", name=name)
+    monkeypatch.setattr("stoker.scripts.load_advice.find_extension", lambda _: None)
+    said = load_advice(error)
+    assert said.startswith(f"Advice: {name} is provided by a distribution of Stoker; install ")
+    assert said.count("\n") == 1
 
 
 def test_the_reason_may_lie_deeper() -> None:

@@ -219,15 +219,20 @@ def detach(args: argparse.Namespace) -> int:
 
 def _submission(args: argparse.Namespace, *more: str) -> list[str]:
     """The words of `stoker submit` for a run configuration, or a compute target without one."""
+    from stoker.workspace import Workspace
     from stoker_runs.launch.compute_files import find_compute
     from stoker_runs.launch.run_config_files import find_run_config
+    from stoker_runs.targets.definitions import list_targets
 
     name = args.config or args.target
     if name is None:
         raise InvalidSettings("no run configuration is named; say which with -c NAME")
     has_file = find_run_config(Path.cwd(), name) is not None
-    # A compute target may have no run configuration of its name.
-    target = args.target or (name if not has_file and find_compute(Path.cwd(), name) is not None else None)
+    # A compute target may have no run configuration of its name, as `local` in a folder that Workbench has not made.
+    is_target = find_compute(Path.cwd(), name) is not None or name in list_targets(
+        Workspace.find().targets_dir
+    )
+    target = args.target or (name if not has_file and is_target else None)
     words = [*more, *(["--config", name] if has_file or target is None else [])]
     return [*words, *(["--target", target] if target is not None else [])]
 
