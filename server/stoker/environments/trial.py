@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stoker.errors import EnvironmentUnusable
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from stoker.environments.specification import Specification
 
 __all__ = ["import_failed", "import_script", "named_packages"]
+
+
+_NO_LIBRARY: Final = "cannot open shared object file"
 
 
 def named_packages(specification: Specification) -> set[str]:
@@ -33,6 +36,12 @@ def import_failed(specification: Specification, output: str, where: str = "") ->
     """
     said = (output.strip().splitlines() or ["it ended without a word"])[-1]
     installed = f"installed {where}" if where else "installed"
+    # No package of Python brings it, of whatever date.
+    library = (
+        "; that is a library of the system: install it there, or run in a container whose image has it (--image)"
+        if _NO_LIBRARY in said
+        else ""
+    )
     return EnvironmentUnusable(
-        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {said}"
+        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {said}{library}"
     )

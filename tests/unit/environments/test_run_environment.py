@@ -15,6 +15,7 @@ from stoker.environments.discovery import read_environment
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.run_interpreters import NoPython, choose_run_interpreter
 from stoker.environments.specification import Specification
+from stoker.environments.trial import import_failed
 from stoker.errors import EnvironmentUnusable
 from stoker_runs import run_environment
 from stoker_runs.run_environment import as_written, prepared_for_run, relaxed
@@ -265,6 +266,17 @@ def test_what_was_installed_and_cannot_be_imported_is_no_environment(
     with pytest.raises(EnvironmentUnusable, match="cannot be imported: ImportError: descriptors"):
         prepared(tmp_path, AskedEnvironment("exact", file="asked.txt"), commands, monkeypatch)
     assert [path for path in (tmp_path / "environments").iterdir() if path.is_dir()] == []
+
+
+def test_a_library_of_the_system_that_is_missing_is_told(tmp_path: Path) -> None:
+    """No package brings it, so what to do is another thing than for packages that do not fit."""
+    (tmp_path / "asked.txt").write_text("six\n")
+    specification = read_environment(tmp_path / "asked.txt")
+    lacking = "ImportError: libmpi_cxx.so.1: cannot open shared object file: No such file or directory"
+    for said, is_told in ((lacking, True), ("ImportError: descriptors", False)):
+        error = import_failed(specification, f"Traceback\n{said}\n")
+        assert f"cannot be imported: {said}" in str(error)
+        assert ("install it there, or run in a container whose image has it" in str(error)) is is_told
 
 
 def test_pins_that_fit_nothing_today_are_had_as_of_their_date(

@@ -24,7 +24,7 @@ from stoker_runs.targets.registry import LocalEngine
         (
             AskedEnvironment(python="/nope"),
             "there is no interpreter /nope",
-            "name another interpreter with --python, or none for that of Stoker",
+            "name another interpreter (--python, or pythonLocation of a .compute file), or none for that of Stoker",
         ),
         (
             AskedEnvironment("exact", file="gone.txt"),

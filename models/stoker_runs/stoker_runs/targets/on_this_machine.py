@@ -114,7 +114,7 @@ def as_failure(what: str) -> Iterator[None]:
 def environment_failure(error: EnvironmentUnusable, asked: AskedEnvironment) -> RunFailure:
     """The failure of a run whose packages or interpreter cannot be provided."""
     hint = (
-        "name another interpreter with --python, or none for that of Stoker"
+        "name another interpreter (--python, or pythonLocation of a .compute file), or none for that of Stoker"
         if asked.kind == "user"
         else "change the environment file, name a date with --as-of at which its packages fitted together, or take "
         "today's versions with --environment relaxed"
