@@ -45,7 +45,9 @@ def test_a_script_may_see_several_gpus(tmp_path: Path) -> None:
     scratch = tmp_path / "server"
     scratch.mkdir()
     variables = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path / "nvml"), os.environ.get("PYTHONPATH")]))
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path / "nvml"), os.environ.get("PYTHONPATH")])),
+        # Runtimes that other tests have loaded in this process may have hidden them all.
+        "CUDA_VISIBLE_DEVICES": "0,1",
     }
     options = ("--device", "cuda:1+cuda:0", "--frontends", "1")
     with LiveServer(scratch, script, *options, env=variables) as server:

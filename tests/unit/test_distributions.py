@@ -200,12 +200,14 @@ def install(home: Path, wheels: Iterable[Path]) -> None:
     uv("pip", "install", "--python", home / "bin" / "python", "--no-index", "--no-deps", *wheels)
 
 
+BASE = ("stoker", "stoker_client", "stoker_run")
+"""The server, and the distributions that it needs."""
 ALONE = """
 import sys
 def init():
     pass
 def run(raw_data):
-    return sorted(name for name in sys.modules if name.startswith(("azureml", "stoker_")))
+    return sorted(name for name in sys.modules if name.startswith(("azureml", "stoker_azure", "stoker_runs")))
 """
 
 
@@ -213,7 +215,7 @@ def test_the_wheel_of_the_server_serves_alone(
     environment: Path, wheel: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """An ONNX file and an entry script, where neither the modules of Azure nor those of runs are installed."""
-    install(environment, map(wheel, ("stoker", "stoker_client")))
+    install(environment, map(wheel, BASE))
     model, script = write_doubler(tmp_path / "doubler.onnx"), tmp_path / "score.py"
     script.write_text(ALONE)
     for served, answer in ((model, [[2.0, 4.0, 6.0, 8.0]]), (script, [])):
@@ -233,8 +235,7 @@ def test_wheels_work_in_an_empty_environment(
         environ = {"PATH": os.environ["PATH"]}
         return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
 
-    needed = ("stoker", "stoker_client", "stoker_run")
-    install(home, map(wheel, needed))
+    install(home, map(wheel, BASE))
     (packages,) = home.glob("lib/python3*/site-packages")
     version = run(home / "bin" / "stoker", "--version")
     assert (version.returncode, version.stdout, version.stderr) == (0, f"stoker {VERSION}\n", "")
@@ -250,7 +251,7 @@ def test_wheels_work_in_an_empty_environment(
     program = run(python, "-m", "stoker.azure", "deploy.py")
     assert (program.returncode, len(program.stderr.splitlines())) == (2, 1), program.stderr
     assert "./clients/stoker_azure" in program.stderr.split()
-    install(home, (wheel(name) for name in PROJECTS if name not in needed))
+    install(home, (wheel(name) for name in PROJECTS if name not in BASE))
     bench = run(home / "bin" / "stoker", "bench", "--protocols", "--run", "outputs")
     assert "--run does not go with --protocols" in bench.stderr
     imported = run(python, "-c", INSTALLED)
