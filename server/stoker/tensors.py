@@ -290,6 +290,11 @@ class Signature:
     method: str = ""
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether requests change the model, so that each runs once, and none but those of callers."""
+        return self.verdict is not None and self.verdict.keeps_state
+
+    @property
     def id_dtype(self) -> str:
         """The dtype of sequence ids as the model gets them: a numpy dtype, or `string`; empty if it does not."""
         return next((control.dtype for control in self.controls if control.kind == "id"), "")

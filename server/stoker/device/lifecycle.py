@@ -162,8 +162,7 @@ def _canary(
     sample: Mapping[str, np.ndarray] | None,
 ) -> Canary | None:
     """A canary for frameworks on GPUs; none for scripts, whose `run` may have side effects, and models with state."""
-    verdict = runtime.signature.verdict
-    has_effects = servable.framework == "script" or (verdict is not None and verdict.keeps_state)
+    has_effects = servable.framework == "script" or runtime.signature.keeps_state
     if device.kind == "cpu" or has_effects:
         return None
     canary = Canary(first_row(runtime.signature, sizes, sample))

@@ -295,7 +295,7 @@ class ModelThreads:
         verdict = loaded.signature.verdict
         if self._servable.framework == "script" or verdict is None or not verdict.batched:
             return None
-        if not self._audit_rate or loaded.signature.sequences or verdict.keeps_state:
+        if not self._audit_rate or loaded.signature.sequences or loaded.signature.keeps_state:
             return None
         schedule = AuditSchedule(self._audit_rate)
         return AuditPolicy(self._servable.name, verdict, schedule, self._on_verdict)

@@ -75,9 +75,12 @@ class SignaturesRuntime:
         self.watch = BatchWatch()
         for runtime in self._runtimes.values():
             runtime.watch = self.watch
-        self.signature = dataclasses.replace(
-            self._runtimes[self._default].signature, signatures=tuple(signatures)
-        )
+        first = self._runtimes[self._default].signature
+        verdict = first.verdict
+        if verdict is not None and any(one.signature.keeps_state for one in self._runtimes.values()):
+            # They share their variables.
+            verdict = dataclasses.replace(verdict, keeps_state=True)
+        self.signature = dataclasses.replace(first, signatures=tuple(signatures), verdict=verdict)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Run requests; those of one signature together, as far as they go together."""

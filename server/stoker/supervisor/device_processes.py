@@ -219,7 +219,7 @@ class DeviceProcesses:
         assert process.child is not None, "it is alive"
         assert process.report is not None, "it says which device it uses before it loads"
         try:
-            _check_image(process.group.model(message.number), message.signature)
+            _check_terms(process.group.model(message.number), message.signature)
             replica = self.replicas.add(
                 process.group,
                 message.number,
@@ -343,8 +343,13 @@ class DeviceProcesses:
         self._page.model(model.slot).set_ready_replicas(len(same_slot))
 
 
-def _check_image(model: Deployed, signature: Signature) -> None:
-    """Refuse a model whose image input does not fit its signature, which is known only now."""
+def _check_terms(model: Deployed, signature: Signature) -> None:
+    """Refuse a model whose settings do not fit its signature, which is known only now."""
+    if model.terms.cache_bytes and signature.keeps_state:
+        raise InvalidSettings(
+            f"{model.servable.name} keeps state between requests, so that the same one may have another answer: "
+            "leave cache_mb out"
+        )
     if model.terms.image is not None:
         try:
             image_layout(model.terms.image, signature)

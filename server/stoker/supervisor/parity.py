@@ -31,7 +31,7 @@ class Examiner(Protocol):
     """Compares two versions; see `Comparing`."""
 
     async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
-        """Run sampled requests through both; None if their tensors differ."""
+        """Run sampled requests through both; None if their answers cannot be compared."""
 
 
 class Comparing:
@@ -52,7 +52,7 @@ class Comparing:
             new: The version that is to replace it.
 
         Returns:
-            The differences; None if the tensors of the versions differ.
+            The differences; None if their tensors differ, or one keeps state.
         """
         before, after = self._replicas.of(old), self._replicas.of(new)
         if before and after and not alike(before[0].signature, after[0].signature):
@@ -98,7 +98,10 @@ async def prove(old: Deployed, new: Deployed, examiner: Examiner, events: Events
     against = f"version {old.servable.version}" if old.servable.version != number else "its files before"
     comparison = await examiner.compare(old, new)
     if comparison is None:
-        verdict = f"it takes or gives other tensors than {against}, so that their answers cannot be compared"
+        verdict = (
+            f"it takes or gives other tensors than {against}, or keeps state between requests, so that their answers "
+            "cannot be compared"
+        )
     elif not comparison.requests:
         verdict = (
             f"there was no request to compare its answers with those of {against}; give it a sample_input"

@@ -188,6 +188,13 @@ def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
     assert answers == [[[1.0, 2.0, 3.0]], [[2.0, 3.0, 4.0]]]
 
 
+def test_a_model_keeps_state_if_one_of_its_signatures_does(odd: Path) -> None:
+    """They share their variables, so the answers of the others may depend on it."""
+    verdict = load(odd, "positive", "counted").signature.verdict
+    assert verdict is not None
+    assert verdict.keeps_state
+
+
 def test_a_signature_that_calls_python_is_refused(odd: Path) -> None:
     """The function was in the program that wrote it; TensorFlow would only find out at the first request."""
     with pytest.raises(LoadFailed, match=r"the signature python of .* calls Python .* \(EagerPyFunc\)"):

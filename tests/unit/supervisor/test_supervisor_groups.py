@@ -694,6 +694,21 @@ def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene, exit_on_error=False)
 
 
+def test_answers_of_a_model_that_keeps_state_are_not_kept(play: Play) -> None:
+    """That it does is known once it is loaded: the start ends with what to do."""
+
+    async def scene(stage: Stage) -> None:
+        (device,) = stage.devices
+        device.load(replace(ROWS, verdict=Verdict(False, "read", "it counts", keeps_state=True)))
+        await until(lambda: device.killed)
+        device.die()
+
+    digits = model("digits", "cpu")
+    terms = replace(digits.terms, cache_bytes=1 << 20)
+    with pytest.raises(InvalidSettings, match=r"digits keeps state between requests, .*: leave cache_mb out"):
+        play([replace(digits, servable=replace(digits.servable, terms=terms))], scene)
+
+
 def test_the_first_broken_model_ends_a_server_that_needs_all(play: Play) -> None:
     """It does not wait for those behind it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 from stoker.errors import ServingError
 from stoker.takeover.answers import json_fields, packed_fields, script_fields
 from stoker.takeover.comparison import RESULTS, Comparison, FieldDifference, alike, compare
+from stoker.verdict import Verdict
 from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.packed import pack
 
@@ -148,7 +150,10 @@ def test_answers_of_scripts_are_compared_by_the_members_of_their_json() -> None:
 
 
 def test_only_versions_that_take_and_give_the_same_are_alike() -> None:
-    """How much room a text has is not part of that."""
+    """How much room a text has is not part of that; a model with state has no answers to compare."""
     assert alike(ROWS, ROWS)
+    counting = replace(ROWS, verdict=Verdict(False, "read", "it counts", keeps_state=True))
+    assert not alike(ROWS, counting)
+    assert not alike(counting, ROWS)
     assert not alike(ROWS, TEXTS)
     assert not alike(TEXTS, BODIES)

@@ -55,21 +55,25 @@ class LargerRows:
             exchange: The exchange that it was in.
 
         Returns:
-            False if there cannot be larger rows: the request is as it was.
+            False if there cannot be larger rows, or the model keeps what the request has changed in it: the request
+            is as it was.
         """
         signature = exchange.arena.signature
         size_bytes = _GROWTH * signature.outputs[0].row_bytes
         if self._ask is None or signature.takes != "tensors" or size_bytes > _MAX_ANSWER_BYTES:
             return False
+        if exchange not in self._replaced and exchange not in self._waiting:
+            self._waiting[exchange] = []
+            self._ask(exchange, size_bytes)
+        if signature.keeps_state:
+            # Later ones find room.
+            return False
         body = call.body()
         call.reopen()
         if exchange in self._replaced:
             submit_again(call, self._replaced[exchange], body)
-        elif exchange in self._waiting:
-            self._waiting[exchange].append((call, body))
         else:
-            self._waiting[exchange] = [(call, body)]
-            self._ask(exchange, size_bytes)
+            self._waiting[exchange].append((call, body))
         return True
 
     def replace(self, old: Exchange, new: Exchange) -> None:

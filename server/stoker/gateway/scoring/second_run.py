@@ -1,7 +1,7 @@
 """Requests that run a second time: their device process has died, or their rows were too small.
 
-A model computes and changes nothing, so its rows may run twice. The inputs are still in the arena, which outlives
-the device process.
+A model computes and changes nothing, so its rows may run twice, unless it keeps state. The inputs are still in the
+arena, which outlives the device process.
 """
 
 from __future__ import annotations

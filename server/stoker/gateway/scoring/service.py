@@ -358,14 +358,16 @@ class Service:
 
         False if that is not allowed or no other replica is left.
 
-        At most once, for the process may have died of this request. An entry script may have side effects, so its
-        requests fail instead.
+        At most once, for the process may have died of this request. Requests may change more than their answer by
+        an entry script or a model that keeps state, so those fail instead.
 
         Args:
             call: The request.
             body: What it was submitted with, if it is in no arena; otherwise only valid inside its `complete`.
         """
-        other = None if self.facts.framework == "script" or call.ran_again else self.least_loaded()
+        if self.facts.framework == "script" or (self.signature is not None and self.signature.keeps_state):
+            return False
+        other = None if call.ran_again else self.least_loaded()
         if other is None or not call.wanted:
             return False
         content = submitted_with(call) if body is None else body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 import pytest
@@ -15,6 +15,7 @@ from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.gateway.scoring.service import Service
 from stoker.tensors import Signature, TensorSpec
+from stoker.verdict import Verdict
 
 CAPACITY = 16
 WIDER = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
@@ -223,6 +224,19 @@ def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other
     served.settle()
     assert [status for status, _ in served.answers[3:]] == [200] * 4
     assert len(served.replicas[1].runtime.rows_run) == 4
+
+
+def test_a_lost_replica_of_a_model_that_keeps_state_costs_the_requests_that_it_held(serve) -> None:
+    """They may have changed it already: 503 device_lost, and no other replica has seen them."""
+    served = serve(2)
+    verdict = Verdict(True, "said", "batching: rows", keeps_state=True)
+    served.service.signature = replace(served.service.signature, verdict=verdict)
+    served.score()
+    held = served.leased().index(1)
+    served.lose(held)
+    assert [(status, answer["code"]) for status, answer in served.answers] == [(503, "device_lost")]
+    served.settle()
+    assert served.replicas[1 - held].runtime.rows_run == []
 
 
 def test_a_request_that_follows_a_lost_one_at_once_goes_to_the_other_replica(serve) -> None:

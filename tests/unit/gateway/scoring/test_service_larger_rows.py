@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.service import Service
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.verdict import Verdict
 from stoker.wire.packed import pack, unpack
 
 ROOM = 4096
@@ -193,6 +194,19 @@ def test_a_service_that_is_dismissed_answers_all(served: Served) -> None:
     assert [status for status, _ in served.answers] == [503]
     assert served.device.exchange.lost
     assert served.service.idle
+
+
+def test_a_model_that_keeps_state_runs_each_request_once(served: Served) -> None:
+    """The one whose answer has not fitted fails; those that come later find room."""
+    verdict = Verdict(False, "read", "it counts", keeps_state=True)
+    served.device.exchange.arena.signature = replace(PACKED, verdict=verdict)
+    served.score(2000)
+    ((status, answer),) = served.answers
+    assert (status, answer["code"]) == (500, "output_too_large")
+    served.enlarge()
+    assert len(served.device.runtime.batches) == 1
+    served.score(2000)
+    assert served.answers[1:] == [(200, [0.5] * 2000)]
 
 
 @pytest.mark.parametrize("most", [None, ROOM])
