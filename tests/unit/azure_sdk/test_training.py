@@ -588,7 +588,7 @@ def test_no_object_of_the_sdk_prints_its_address() -> None:
         silent |= {
             one.__name__ for one in classes if isinstance(one, type) and one.__repr__ is object.__repr__
         }
-    assert silent <= WITHOUT_REPR
+    assert silent == WITHOUT_REPR
 
 
 def test_configurations_say_what_they_ask_for(ws: Workspace) -> None:
@@ -605,6 +605,8 @@ def test_configurations_say_what_they_ask_for(ws: Workspace) -> None:
         "arguments=['--data', DataReference('workspaceblobstore', 'digits')], target='cpu', "
         "environment=Environment(name='default-environment', version=None))"
     )
+    assert repr(PyTorchConfiguration()) == "PyTorchConfiguration(communication_backend='Nccl', node_count=1)"
+    assert repr(MpiConfiguration(2)) == "MpiConfiguration(process_count_per_node=2, node_count=1)"
     registry = ContainerRegistry()
     registry.address, registry.password = "images.lab", "s3cret"
     assert repr(registry) == "ContainerRegistry(address='images.lab')"
