@@ -143,6 +143,7 @@ def test_a_machine_writes_nowhere_else(name: str) -> None:
         [["l", "d", "/etc"], ["d", "d"]],
         [["f", "a", 1, False], ["f", "./a", 1, False]],
         [["f", "a", 1, False], ["f", "a/b", 1, False]],
+        [["f", "a/b/c", 1, False], ["f", "a-b", 1, False], ["d", "a/b"], ["l", "a", "/etc"]],
         [["f", "a", -1, False]],
         [["f", "a"]],
         [["x", "a"]],
@@ -231,6 +232,15 @@ def test_what_came_before_a_cut_is_not_asked_for_again(ended: Job) -> None:
         "large": b"xxxxx",
         "other": b"xxxx",
     }
+
+
+def test_names_of_very_many_parts_are_looked_at_once() -> None:
+    """With a look at each folder above the name this takes minutes, in which no run of this machine is followed."""
+    deep = "a/" * 200_000
+    assert checked_entries([["d", deep]]) == [["d", deep]]
+    with pytest.raises(EngineFailure) as refused:
+        checked_entries([["l", "a", "/etc"], ["d", deep]])
+    assert len(str(refused.value)) < 300
 
 
 def test_links_and_odd_names_are_taken() -> None:
