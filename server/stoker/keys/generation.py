@@ -171,9 +171,13 @@ class Follower:
 
     def _run(self) -> None:
         while True:
-            heard = [self._ending] if self._socket is None else [self._ending, self._socket]
-            ready, _, _ = select.select(heard, [], [], self._look_s)
-            if self._ending in ready:
+            # Not `select`, which takes no descriptor above 1023.
+            heard = select.poll()
+            heard.register(self._ending, select.POLLIN)
+            if self._socket is not None:
+                heard.register(self._socket, select.POLLIN)
+            ready = [descriptor for descriptor, _ in heard.poll(self._look_s * 1000)]
+            if self._ending.fileno() in ready:
                 return
             try:
                 if ready:

@@ -1,8 +1,11 @@
 """How running servers learn that keys have changed."""
 
+import fcntl
 import logging
 import os
+import resource
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -152,6 +155,32 @@ def test_a_folder_with_a_long_path_is_followed(tmp_path: Path, number: memoryvie
     raise_generation(keys_dir)
     assert number[0] == 1
     follower.close()
+
+
+def test_a_server_with_many_descriptors_follows_on(
+    keyring: Keyring, number: memoryview, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket may have any number, also one above 1023."""
+    listen = Follower._listen
+
+    def listen_above(self: Follower) -> None:
+        listen(self)
+        assert self._socket is not None
+        above = fcntl.fcntl(self._socket, fcntl.F_DUPFD_CLOEXEC, 1030)
+        self._socket.close()
+        self._socket = socket.socket(fileno=above)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        monkeypatch.setattr(Follower, "_listen", listen_above)
+        follower = Follower(keyring.keys_dir, number, look_s=3600)
+        follower.start()
+        raise_generation(keyring.keys_dir)
+        assert number[0] == 1
+        follower.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_folder_that_comes_later_is_followed(tmp_path: Path, number: memoryview) -> None:
