@@ -399,6 +399,11 @@ class _Search:
         if id(estimator) in self._seen:
             return False
         self._seen.add(id(estimator))
+        places = self._places_of(estimator, places)
+        if getattr(estimator, "n_features_in_", len(places)) != len(places):
+            # A function before it has left columns out, or made others.
+            self._used.update(places)
+            return False
         for attribute, (kind, look) in self._parts().items():
             value = getattr(estimator, attribute, None)
             # Estimators of others may mean something else by these names.
@@ -411,6 +416,14 @@ class _Search:
             if value is not None:
                 return note(estimator, value, places)
         return type(estimator).__name__ == "FunctionTransformer"
+
+    def _places_of(self, estimator: Any, places: Sequence[int]) -> Sequence[int]:
+        """The columns that an estimator was fitted on, by their names where it knows these."""
+        names = getattr(estimator, "feature_names_in_", None)
+        called = {column.name: place for place, column in enumerate(self.columns)}
+        if names is None or not called.keys() >= set(map(str, names)):
+            return places
+        return [called[str(name)] for name in names]
 
     def _parts(self) -> dict[str, tuple[type, _Look]]:
         """How to look at what consists of others, by an attribute that it has, which is of this type."""
@@ -448,8 +461,11 @@ class _Search:
         if getattr(estimator, "passthrough", False) is True:
             # What stands behind them gets the columns too.
             self._used.update(places)
-        for part in parts:
-            self.look(part[1] if isinstance(part, tuple) else part, places)
+        # Bagging gives each only some of the columns.
+        chosen = getattr(estimator, "estimators_features_", None)
+        for number, part in enumerate(parts):
+            given = places if chosen is None else [places[index] for index in chosen[number]]
+            self.look(part[1] if isinstance(part, tuple) else part, given)
         return False
 
     def _look_at_calibrated(self, estimator: Any, parts: Any, places: Sequence[int]) -> bool:

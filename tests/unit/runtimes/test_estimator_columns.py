@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
-from sklearn.ensemble import HistGradientBoostingClassifier, VotingClassifier
+from sklearn.ensemble import BaggingClassifier, HistGradientBoostingClassifier, VotingClassifier
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -191,6 +191,37 @@ def test_columns_that_only_a_function_knows_are_tried(
     assert inputs_of(runtime.signature) == ["value string[?]"]
     asked = "2010-07-01" if function is years else "fives"
     assert answers(runtime, {"value": [asked]}) == [[pytest.approx(expected)]]
+
+
+def turned(table: Any) -> Any:
+    return table[["note", "city"]]
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        BaggingClassifier(
+            make_pipeline(OneHotEncoder(handle_unknown="ignore"), LogisticRegression()),
+            n_estimators=6,
+            max_features=2,
+            bootstrap=False,
+            random_state=0,
+        ),
+        make_pipeline(FunctionTransformer(turned), OneHotEncoder(), LogisticRegression()),
+    ],
+    ids=["bagging", "a function"],
+)
+def test_parts_that_were_fitted_on_some_columns_in_another_order(estimator: Any, tmp_path: Path) -> None:
+    """What they say is of those."""
+    table = CITIES.assign(note=["new", "old", "old", "new"])
+    estimator.fit(table, [0, 1, 1, 0])
+    (first, *_) = ways_to_take(estimator, tmp_path / "model.pkl", None)
+    assert [str(info) for info in first.inputs] == ["size float64[?]", "city string[?]", "note string[?]"]
+    assert {name: values[0] for name, values in first.examples().items()} == {
+        "size": 1.0,
+        "city": b"Bonn",
+        "note": b"new",
+    }
 
 
 def both(table: Any) -> Any:
