@@ -40,6 +40,8 @@ MAX_CHUNK_FRAMING_BYTES: Final = 1 << 14
 """Most that a chunked body may have beside its content and 16 bytes per chunk: extensions and trailers."""
 MAX_HEADERS: Final = 100
 """Most header lines."""
+_MAX_HOST_BYTES: Final = 260
+"""A name has at most 253 characters (RFC 1035), a port 6: so few are looked at, each with the names above it."""
 
 
 class AnsweredHosts:
@@ -54,6 +56,8 @@ class AnsweredHosts:
 
     def have(self, host: bytes) -> bool:
         """Whether a value of `Host` is one of them."""
+        if len(host) > _MAX_HOST_BYTES:
+            return False
         name = host.decode("latin-1").lower()
         if not name.endswith("]"):
             before, colon, port = name.rpartition(":")

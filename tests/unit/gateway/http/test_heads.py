@@ -41,6 +41,7 @@ def test_addresses_and_names_that_were_given_are_answered(host: bytes) -> None:
     "host",
     [
         b"",
+        b"a." * 30_000 + b"ml.svc",
         b":8080",
         b"evil.example",
         b"example.com",
