@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from stoker.gateway.doors.entrance import Entrance
 from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
@@ -22,10 +23,9 @@ from stoker.gateway.grpc.servicer import InferenceServicer
 from stoker.wire.http2.frames import ErrorCode
 from stoker.wire.http2.limits import PATIENCE, RESETS
 
-if TYPE_CHECKING:
-    from stoker.gateway.grpc.door import Door
-
 __all__ = ["GrpcServer", "Times", "Watch"]
+
+logger = logging.getLogger(__name__)
 
 
 # What is looked at on a connection each second: that it begins, that its peer is there and takes what is sent.
@@ -286,8 +286,13 @@ class GrpcServer:
     def _go_on(self) -> None:
         # One a turn: however many connections are flooded, others wait for the part of one.
         door = self._going_on.popleft()
-        if door.go_on():
-            self._going_on.append(door)
+        try:
+            if door.go_on():
+                self._going_on.append(door)
+        except Exception:
+            # As the loop does with what a connection raises when it is read.
+            logger.exception("a connection of gRPC failed; it is ended")
+            door.abort()
         if self._going_on:
             asyncio.get_running_loop().call_soon(self._go_on)
 

@@ -371,6 +371,23 @@ async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
     await server.stop(0)
 
 
+async def test_a_flood_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in the calls of one connection leaves no other one unread."""
+    server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
+    sent = b"".join(headers(number, call("/no/method"), END_STREAM) for number in range(1, 1001, 2))
+    doors, transports = [Door(server, handed=True) for _ in range(2)], [PuppetTransport(), PuppetTransport()]
+    for door, transport in zip(doors, transports, strict=True):
+        door.connection_made(transport)
+        door.data_received(PREFACE + settings({}) + sent)
+    monkeypatch.setattr(doors[0], "flush", lambda: 1 // 0)
+    for _ in range(20):
+        await turns(1)
+    assert transports[0].end == "aborted"
+    assert (doors[1].calls, transports[1].reads) == (500, True)
+    doors[0].connection_lost(None)
+    await server.stop(0)
+
+
 async def test_a_flood_that_leaves_is_forgotten(house: House) -> None:
     """What its connection had sent is not read once it has gone, or was ended."""
     left: list[Door] = []
