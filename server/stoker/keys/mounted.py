@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -102,6 +103,7 @@ class KeysFolder:
         self._lock = Lock()
         self._seen: object = _mark(folder)
         self._complained: set[str] = set()
+        self._is_due = False
         self._keys = MountedKeys.read(folder, signs=signs)
         self._texts, _ = _texts(folder)
         self._generation = self._keys.generation
@@ -139,6 +141,9 @@ class KeysFolder:
         """Publish the keys again if the files have changed since the last call; invalid files change nothing.
 
         A file that cannot be read or is empty is logged and counts as it was until the next call; others hold.
+
+        Raises:
+            OSError: The keys of a service cannot be written; the others hold, and the next call tries it again.
         """
         mark = _mark(self._folder)
         if mark == self._seen:
@@ -161,15 +166,25 @@ class KeysFolder:
             return
         self._texts = texts
         with self._lock:
-            if keys == self._keys:
+            if keys == self._keys and not self._is_due:
                 self._generation = keys.generation
                 return
-            self._keys = keys
-            for owner in self._owners:
-                self._publish(owner)
-            self.provide_admin_key()
+            self._keys, self._is_due = keys, True
+            self._publish_all()
+            self._is_due = False
             self._generation = keys.generation
         logger.info("the keys in %s have changed; from now on the new ones are valid", self._folder)
+
+    def _publish_all(self) -> None:
+        failed: OSError | None = None
+        for publish in (*(partial(self._publish, owner) for owner in self._owners), self.provide_admin_key):
+            try:
+                publish()
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            self._seen = None
+            raise failed
 
     def _publish(self, owner: str) -> None:
         keyring = Keyring(self._keys_dir, owner)

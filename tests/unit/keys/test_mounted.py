@@ -1,5 +1,6 @@
 """Keys in files that somebody else keeps."""
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import InvalidSettings
+from stoker.keys import keyring
 from stoker.keys.keyring import ADMIN, AdminKey, read_signing_secret
 from stoker.keys.mounted import KeysFolder, MountedKeys
 from stoker.keys.verifier import KeyVerifier
@@ -108,6 +110,33 @@ def test_what_cannot_be_a_key_changes_nothing(tmp_path: Path, caplog: pytest.Log
     written(tmp_path / "f", primary=NEW)
     folder.look()
     assert accepts(tmp_path / "keys", "a", NEW)
+
+
+def test_keys_that_cannot_be_written_are_written_by_a_later_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk a service goes on taking a replaced key until there is room; the others do not."""
+    given = written(tmp_path / "f", primary=OLD)
+    folder = KeysFolder(given, tmp_path / "keys", signs=False)
+    for owner in ("a", "b", "c"):
+        folder.provide(owner)
+    written(given, primary=NEW)
+    with monkeypatch.context() as full:
+        replace = keyring.replace_file
+
+        def replace_others(path: Path, *content: bytes) -> None:
+            if path.name == "b.verify":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            replace(path, *content)
+
+        full.setattr(keyring, "replace_file", replace_others)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                folder.look()
+        assert [accepts(tmp_path / "keys", owner, NEW) for owner in "abc"] == [True, False, True]
+    folder.look()
+    assert [accepts(tmp_path / "keys", owner, NEW) for owner in "abc"] == [True, True, True]
+    assert not accepts(tmp_path / "keys", "b", OLD)
 
 
 def test_one_key_is_the_only_one(tmp_path: Path) -> None:
