@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,7 +103,7 @@ class KeysFolder:
         self._lock = Lock()
         self._seen: object = _mark(folder)
         self._complained: set[str] = set()
-        self._is_due = False
+        self._unwritten = ""
         self._keys = MountedKeys.read(folder, signs=signs)
         self._texts, _ = _texts(folder)
         self._generation = self._keys.generation
@@ -140,10 +140,8 @@ class KeysFolder:
     def look(self) -> None:
         """Publish the keys again if the files have changed since the last call; invalid files change nothing.
 
-        A file that cannot be read or is empty is logged and counts as it was until the next call; others hold.
-
-        Raises:
-            OSError: The keys of a service cannot be written; the others hold, and the next call tries it again.
+        A file that cannot be read or is empty is logged and counts as it was until the next call; others hold. If the
+        keys of a service cannot be written, the next call tries it again.
         """
         mark = _mark(self._folder)
         if mark == self._seen:
@@ -166,25 +164,31 @@ class KeysFolder:
             return
         self._texts = texts
         with self._lock:
-            if keys == self._keys and not self._is_due:
+            if keys == self._keys and not self._unwritten:
                 self._generation = keys.generation
                 return
-            self._keys, self._is_due = keys, True
-            self._publish_all()
-            self._is_due = False
+            self._keys = keys
+            before, self._unwritten = self._unwritten, self._publish_all()
+            if self._unwritten:
+                self._seen = None
+                if self._unwritten != before:
+                    logger.warning(
+                        "the keys in %s do not hold for all services yet: %s", self._folder, self._unwritten
+                    )
+                return
             self._generation = keys.generation
         logger.info("the keys in %s have changed; from now on the new ones are valid", self._folder)
 
-    def _publish_all(self) -> None:
-        failed: OSError | None = None
-        for publish in (*(partial(self._publish, owner) for owner in self._owners), self.provide_admin_key):
+    def _publish_all(self) -> str:
+        """Publish the keys to all that can be reached; returns why others could not, or nothing."""
+        failed = ""
+        by_owner: list[Callable[[], None]] = [partial(self._publish, owner) for owner in self._owners]
+        for publish in (*by_owner, self.provide_admin_key):
             try:
                 publish()
             except OSError as error:
-                failed = error
-        if failed is not None:
-            self._seen = None
-            raise failed
+                failed = str(error)
+        return failed
 
     def _publish(self, owner: str) -> None:
         keyring = Keyring(self._keys_dir, owner)
