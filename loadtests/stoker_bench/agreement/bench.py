@@ -34,12 +34,9 @@ from stoker_bench.reports.tables import aligned, figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from stoker.simulation.devices import Curve
-    from stoker_bench.generators.scoring_request import ScoringRequest
 
 __all__ = [
     "CURVE",

@@ -15,8 +15,6 @@ from stoker.commands.option_values import number_option
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from stoker.device.planner import BatchPolicy
     from stoker.settings.lateness import Admission
     from stoker.simulation.arrivals import Requests

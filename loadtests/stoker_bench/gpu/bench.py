@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from stoker.servable import Device
     from stoker_bench.gpu.ceiling import Ceiling
-    from stoker_bench.gpu.faults import KillRun, MemoryShortage
+    from stoker_bench.gpu.faults import KillRun
     from stoker_bench.gpu.memory import MemoryRun
     from stoker_bench.gpu.models import GpuModel, Network
     from stoker_bench.gpu.poisson import PoissonSearch

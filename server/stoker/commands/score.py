@@ -29,8 +29,6 @@ from stoker.system.logs import escaped, escaped_json
 from stoker_run.trees import files_below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy as np
     from numpy.typing import NDArray
 

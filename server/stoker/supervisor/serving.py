@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from stoker.settings.server import ServerSettings
-    from stoker.workspace import Workspace
 
 __all__ = ["Stock", "serve"]
 

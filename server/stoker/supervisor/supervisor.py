@@ -60,16 +60,13 @@ from stoker.supervisor.watch import Watch
 from stoker.system.extras import how_to_install
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Collection
 
     from stoker.errors import OperatorError
     from stoker.models.offers import Offer
-    from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Background
     from stoker.supervisor.frontend_process import FrontendChild
     from stoker.supervisor.frontend_processes import FrontendProcesses
-    from stoker.supervisor.live_settings import LiveSettings
-    from stoker.supervisor.rollout import Rollout
     from stoker.supervisor.spans import Span
     from stoker.supervisor.version_manager import Stock
 

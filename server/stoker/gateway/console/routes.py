@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from stoker.gateway.gateway import Gateway
-    from stoker.metrics.past import Past
 
 __all__ = ["console_routes", "figures", "quantiles_ms", "remarkable_requests"]
 

@@ -42,17 +42,14 @@ if TYPE_CHECKING:
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.heads import CallHead
-    from stoker.gateway.grpc.inquiry import Inquiry
     from stoker.gateway.http.asgi import Answer
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.askers import Asker
     from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.service import Service
     from stoker.gateway.scoring.streams import ScriptStreams
     from stoker.keys.callers import CallerTerms
     from stoker.sequences import SequenceStep
-    from stoker.wire.envelope import RequestHead
     from stoker.wire.http2.fields import Fields
     from stoker.wire.http2.stream import Stream
     from stoker.wire.oip_requests import InferRequest

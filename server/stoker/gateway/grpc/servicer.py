@@ -65,7 +65,6 @@ from stoker.wire.tfs_examples import MAX_REPEATED, Verb, results_of, takes_examp
 
 if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.grpc.calls import RpcCall
     from stoker.gateway.grpc.inquiry import Inquiry
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer

@@ -20,9 +20,6 @@ from stoker.gateway.scoring.watched_calls import WatchedCall
 from stoker.pipelines.graph import Progress
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from stoker.errors import StokerError
     from stoker.gateway.pipelines.whole_calls import PipelineCall
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.service import Service

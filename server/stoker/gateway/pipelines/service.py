@@ -25,17 +25,13 @@ from stoker.wire.packed import pack, unpack
 if TYPE_CHECKING:
     import numpy as np
 
-    from stoker.errors import StokerError
-    from stoker.gateway.pipelines.whole_calls import PipelineCall
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import BodyT, Decode, Rows
     from stoker.gateway.scoring.call import Call
     from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
-    from stoker.gateway.scoring.service import Service
     from stoker.keys.access import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.pipelines.definition import Pipeline, Step
-    from stoker.pipelines.joined import JoinedPipeline
     from stoker.tensors import Signature
 
 __all__ = ["NUMBER", "PipelineExchange", "PipelineService"]

@@ -70,13 +70,10 @@ from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.piece_tensors import PIECE_OUTPUT
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from stoker.gateway.gateway import Gateway
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.scoring.call import Dialect
-    from stoker.gateway.scoring.service import Service
 
 __all__ = ["GenerateEndpoint", "SharedMemoryApi", "oip_routes", "spoken_extensions"]
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Ticket
     from stoker.gateway.scoring.call import Call, Scorer
-    from stoker.non_finite import NonFinite
     from stoker.script_form import ScriptForm
     from stoker.tensors import Signature
     from stoker.wire.envelope import RequestHead

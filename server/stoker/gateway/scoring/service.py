@@ -57,16 +57,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.rows.answer_cache import AnswerCache
-    from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Rows, Ticket
     from stoker.gateway.scoring.askers import Asker
-    from stoker.gateway.scoring.call import Call, Scorer, UnlockedReader
+    from stoker.gateway.scoring.call import Scorer, UnlockedReader
     from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
     from stoker.gateway.scoring.image_scoring import ImageScoring
     from stoker.gateway.scoring.load_reports import LoadReports
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
-    from stoker.wire.envelope import RequestHead
 
 __all__ = ["ImageDialect", "Service", "choose_replica", "count_refused"]
 
