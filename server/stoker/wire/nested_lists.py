@@ -88,14 +88,15 @@ def numbers(elements: Elements, kind: str, *, nullable: bool = False) -> np.ndar
     Args:
         elements: They are not coerced; see `fits_kind`.
         kind: The kind of a numpy dtype: `b`, `i`, `u` or `f`.
-        nullable: Whether None among numbers of the kind `f` becomes NaN.
+        nullable: Whether they are of a table: among numbers of the kind `f`, None becomes NaN, and booleans 1 and 0,
+            as for estimators that were fitted on such columns.
 
     Raises:
         TypeError: There are others among them.
         OverflowError: A number does not fit the dtype.
     """
     others = elements.types - _TYPES[kind]
-    if others and not (nullable and kind == "f" and others == {type(None)}):
+    if others and not (nullable and kind == "f" and others <= {type(None), bool}):
         raise TypeError("other elements than wanted")
     # numpy makes NaN of None where numbers are wanted.
     return np.array(elements.items, _WIDEST[kind])

@@ -206,7 +206,8 @@ def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
     try:
         return as_dtype(numbers(elements, kind, nullable=info.nullable), info)
     except TypeError:
-        other = next(i for i in elements.items if not fits_kind(i, kind) and not is_missing(i, info))
+        others = (i for i in elements.items if not fits_kind(i, kind) and not is_missing(i, info))
+        other = next(i for i in others if not (info.nullable and isinstance(i, bool)) or kind != "f")
         raise InvalidInput(
             f"JSON Value: {json_beginning(other)} Type: {_type(other)} is not of expected type: {info.dtype}"
         ) from None

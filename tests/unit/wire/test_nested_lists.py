@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from tests.puppets import STEADY
 
+from stoker.errors import InvalidInput
+from stoker.tensors import TensorInfo
+from stoker.wire import tfs
 from stoker.wire.nested_lists import RaggedLists, elements_of, fits_kind, numbers
 
 
@@ -105,3 +108,18 @@ def test_numbers_beyond_the_widest_dtype_overflow(kind: str, number: int) -> Non
 def test_neighbours_do_not_cost_a_large_integer_its_digits() -> None:
     """Beside integers above 2⁶³ numpy alone would take smaller ones for floats."""
     assert numbers(elements_of([2**64 - 1, 1]), "u").tolist() == [2**64 - 1, 1]
+
+
+def test_columns_of_numbers_take_booleans_and_nothing() -> None:
+    """As an estimator was fitted on them, which takes true for 1; texts are none, and nothing else changes."""
+    read = numbers(elements_of([True, None, 0.5, False]), "f", nullable=True)
+    np.testing.assert_array_equal(read, [1.0, np.nan, 0.5, 0.0])
+    for items, kind, nullable in (([True], "f", False), ([True, "x"], "f", True), ([True], "i", True)):
+        with pytest.raises(TypeError):
+            numbers(elements_of(items), kind, nullable=nullable)
+
+
+def test_the_value_that_is_no_number_is_named() -> None:
+    """Not a boolean beside it, where that counts as a number."""
+    with pytest.raises(InvalidInput, match='JSON Value: "x" Type: String is not of expected type: float64'):
+        tfs.tensor_of([True, "x"], TensorInfo("a", "float64", (-1,), nullable=True))
