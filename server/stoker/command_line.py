@@ -195,7 +195,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         return parser
     extra = next((extra for extra, names in _EXTRAS.items() if first in names), None)
     if extra is not None:
-        parser.error(f"the command '{first}' is not installed; {how_to_install(extra)}")
+        parser.error(f"the command '{first}' needs packages that are not installed; {how_to_install(extra)}")
     parser.epilog = "\n".join(_add_all_commands(commands))
     return parser
 
