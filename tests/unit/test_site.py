@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,14 +12,21 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "server" / "site"
 
 
-@pytest.fixture(scope="module")
-def build() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_build", FOLDER / "build.py")
+def loaded(name: str) -> ModuleType:
+    """A script of the folder, as a module."""
+    spec = importlib.util.spec_from_file_location(f"site_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def build() -> ModuleType:
+    return loaded("build")
 
 
 def repository(folder: Path, build: ModuleType, index: str, page: str = "") -> None:
@@ -83,3 +91,12 @@ def test_a_site_leads_somewhere_and_loads_nothing_from_elsewhere(build: ModuleTy
         "here.html loads https://example.com/x.js",
         "here.html loads //example.com/font.css",
     ]
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    """`make pictures` changes nothing, and every box lies within the picture."""
+    picture = loaded("architecture_picture")
+    assert picture.FILE.read_text(encoding="utf-8") == picture.draw()
+    assert all(
+        box.x + box.width <= picture.WIDTH and box.y + box.height <= picture.HEIGHT for box in picture.BOXES
+    )
