@@ -14,8 +14,16 @@ import pytest
 from tests.patience import PROGRAM_S
 
 import stoker
+import stoker_azure
+import stoker_cluster
+import stoker_runs
 
-MODULES = [module.name for module in pkgutil.walk_packages(stoker.__path__, "stoker.") if not module.ispkg]
+MODULES = [
+    module.name
+    for package in (stoker, stoker_azure, stoker_cluster, stoker_runs)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not module.ispkg
+]
 FRAMEWORKS = {"tensorflow", "onnxruntime", "onnx", "keras"}
 HTTP = {"starlette", "uvicorn", "httptools", "uvloop"}
 

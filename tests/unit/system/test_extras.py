@@ -13,6 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 
 import stoker
+import stoker_azure
+import stoker_cluster
+import stoker_runs
 from stoker.device.lifecycle import load_runtime
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import cpu_device
@@ -112,7 +115,8 @@ def test_no_command_names_stoker(extra: str) -> None:
 
 def test_no_message_has_a_command_of_its_own_for_an_extra() -> None:
     """What an extra is installed with is said in one place, which knows that Stoker is on no index."""
-    sources = Path(stoker.__file__).parent.rglob("*.py")
+    packages = (stoker, stoker_azure, stoker_cluster, stoker_runs)
+    sources = [file for package in packages for file in Path(str(package.__file__)).parent.rglob("*.py")]
     assert [source for source in sources if "stoker[" in source.read_text(encoding="utf-8")] == []
 
 

@@ -33,7 +33,7 @@ __all__ = ["Run", "ScriptRun"]
 # Files of a run, for the code that has submitted it.
 
 
-class FilesOfRun:
+class _FilesOfRun:
     """A run's logs, outputs, uploads, and the files that it was submitted with.
 
     Attributes:
@@ -123,7 +123,7 @@ _IN_SCRIPTS: Final = (
 )
 
 
-class Run(FilesOfRun):
+class Run(_FilesOfRun):
     """A run of an experiment.
 
     Args:
