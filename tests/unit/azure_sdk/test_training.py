@@ -547,8 +547,11 @@ def test_outside_of_a_run_the_context_prints(ws: Workspace) -> None:
     assert isinstance(Run.get_context(), _OfflineRun)
 
 
-def test_a_target_of_containers_gets_the_image(ws: Workspace, asked: Asked) -> None:
-    """Other targets run scripts as they did before, whatever image is named; Azure's default names none."""
+def test_a_target_of_containers_gets_the_image(
+    ws: Workspace, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a program for containers other targets run scripts without one; Azure's default image is none."""
+    monkeypatch.setenv("STOKER_CONTAINER_ENGINE", "no-such-program")
     ws.local.create().targets_dir.mkdir()
     (ws.local.targets_dir / "box.yaml").write_text("type: docker\n")
     config = ScriptRunConfig("src", "train.py", compute_target="box")
