@@ -38,12 +38,6 @@ nativeSharedDirectory: "{share}"
 """
 
 
-@pytest.fixture(autouse=True)
-def without_containers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The how-to enables docker: its images come from a registry, which a machine of tests may not reach."""
-    monkeypatch.setenv("STOKER_CONTAINER_ENGINE", "no-such-program")
-
-
 class Workbench:
     """A project folder, and the command line of its user."""
 

@@ -7,7 +7,7 @@ import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -57,6 +57,7 @@ from stoker_runs.records.failures import RunFailure
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
+from stoker_runs.targets.container_image import Image
 from stoker_runs.targets.container_program import ContainerProgram
 from stoker_runs.targets.engine import EngineFailure
 
@@ -288,20 +289,23 @@ def test_a_container_that_is_asked_for_is_had_where_there_is_a_program_for_it(
     asked(ScriptRunConfig("src", "train.py", run_config=config))
     assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
     setting(config)
-    monkeypatch.setattr(ContainerProgram, "find", lambda: ContainerProgram("docker", "docker"))
+    monkeypatch.setattr(ContainerProgram, "find", lambda _engine: ContainerProgram("docker", "docker"))
+    monkeypatch.setattr(Image, "had", lambda *_: None)
     request = asked(ScriptRunConfig("src", "train.py", run_config=config))
     assert request.definition.container == {"optional": True, **said}
     assert plan(request, ws.local).target.has_containers
     capsys.readouterr()
 
-    def missing() -> ContainerProgram:
-        raise EngineFailure(RunFailure("DockerUnavailable", "there is no docker", "install it"))
+    def missing(*_: object) -> NoReturn:
+        raise EngineFailure(RunFailure("DockerUnavailable", "it is not there", "install it"))
 
-    monkeypatch.setattr(ContainerProgram, "find", missing)
-    assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
-    assert capsys.readouterr().out == (
-        "a container is asked for, but the script runs without one: there is no docker; install it\n"
-    )
+    # An image that is not here and cannot be pulled, and then not even a program.
+    for kind, name in ((Image, "had"), (ContainerProgram, "find")):
+        monkeypatch.setattr(kind, name, missing)
+        assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
+        assert capsys.readouterr().out == (
+            "a container is asked for, but the script runs without one: it is not there; install it\n"
+        )
 
 
 def _set_docker(config: RunConfiguration) -> None:

@@ -20,6 +20,7 @@ from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
+from stoker_runs.targets.container_image import Image
 from stoker_runs.targets.container_program import ContainerProgram
 from stoker_runs.targets.definitions import Target, find_target
 from stoker_runs.targets.engine import EngineFailure
@@ -230,7 +231,8 @@ def test_a_container_of_an_azure_file_is_had_where_there_is_a_program_for_it(
     """Where the target has none of its own; without a program a line says that there is none."""
     content = f"script: train.py\ntarget: local\n{asks}\n"
     (project / "aml_config" / "sdk.runconfig").write_text(content)
-    monkeypatch.setattr(ContainerProgram, "find", lambda: ContainerProgram("docker", "docker"))
+    monkeypatch.setattr(ContainerProgram, "find", lambda _engine: ContainerProgram("docker", "docker"))
+    monkeypatch.setattr(Image, "had", lambda *_: None)
     assert main(["submit", "--dry-run", "--config", "sdk"]) == 0
     assert "target       local (docker)" in capsys.readouterr().out
     monkeypatch.undo()

@@ -102,13 +102,14 @@ def test_the_advice_about_a_host_key_can_be_run(
     [
         ("DockerUnavailable", {"optional": True}, True),
         ("DockerUnavailable", {"image": "lab/train:1"}, False),
-        ("ImageNotFound", {"optional": True}, False),
+        ("ImageNotFound", {"optional": True}, True),
+        ("ImageNotFound", {"image": "lab/train:1"}, False),
     ],
 )
 def test_a_run_of_azure_does_without_a_container_where_the_machine_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, container: dict[str, Any], does_without: bool
 ) -> None:
-    """With a line; one that names its image natively is refused, and so is one whose image cannot be had."""
+    """With a line, for lack of a program or of an image; one that names its image natively is refused."""
 
     def prepared(*_: object) -> None:
         raise EngineFailure(RunFailure(code, "on box: there is none", "install docker"))

@@ -140,14 +140,15 @@ def _kind_of_record(workspace: Workspace, name: str) -> str:
 
 def _choose_container(configuration: dict[str, Any], workspace: Workspace, *, asked: bool) -> None:
     """Azure's files always name an image: it counts where the target has containers, or one is asked for."""
-    from stoker_runs.targets.container_program import optional_container
+    from stoker_runs.targets.container_image import optional_container
     from stoker_runs.targets.definitions import find_target
 
     target = find_target(workspace.targets_dir, configuration["target"])
     if target.has_containers:
         return
     environment = configuration["environment"]
-    if asked and optional_container(target, note):
+    image, dockerfile = environment.get("image", ""), bool(environment.get("dockerfile"))
+    if asked and optional_container(target, workspace, note, image=image, dockerfile=dockerfile):
         environment["optional"] = True
         return
     for key in _OF_CONTAINERS:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.system.durable import private_folder, replace_file
+from stoker.workspace import Workspace
 from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.container_settings import ContainerSettings
+from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Say
 
-__all__ = ["FailedPulls", "Image", "Inside", "look_inside"]
+__all__ = ["FailedPulls", "Image", "Inside", "look_inside", "optional_container"]
 
 _AGAIN_S: Final = 3600.0
 """How long an image that could not be pulled, and that another one replaces, is not asked for again."""
@@ -260,3 +262,32 @@ def _no_python(image: Image, what: str) -> RunFailure:
         f"the image {image.name} has {what}, and scripts need Python {_OLDEST[0]}.{_OLDEST[1]} or newer",
         "name an image that has it, such as docker.io/library/python:3.11-slim, or add it in a Dockerfile",
     )
+
+
+def optional_container(
+    target: Target, workspace: Workspace, say: Say, *, image: str = "", dockerfile: bool = False
+) -> bool:
+    """Whether a run for which Azure's code or files ask for a container can have one on a target without.
+
+    It needs a program for containers, and an image that is here or can be pulled. What another machine has is only
+    known there.
+
+    Args:
+        target: The target.
+        workspace: Where pulls that failed are kept.
+        say: Is told in a line where the run does without.
+        image: The image that is asked for; empty for none.
+        dockerfile: Whether the image is built instead.
+    """
+    if not target.reads_files_here:
+        return True
+    try:
+        settings = ContainerSettings.of(target.settings, {"image": image})
+        program = ContainerProgram.find(settings.engine)
+        if not dockerfile:
+            Image.had(program, settings, Path(), say, FailedPulls(workspace.environments_dir))
+    except EngineFailure as error:
+        failure = error.failure
+        say(f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}")
+        return False
+    return True

@@ -15,10 +15,9 @@ from typing import Final
 
 from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.targets.container_settings import PROGRAMS
-from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure
 
-__all__ = ["Asked", "ContainerProgram", "last_line", "mount", "optional_container"]
+__all__ = ["Asked", "ContainerProgram", "last_line", "mount"]
 
 _ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
 """The environment variable that names the container program, where the target does not."""
@@ -183,26 +182,6 @@ def _asked(
         timeout=timeout_s,
         check=False,
     )
-
-
-def optional_container(target: Target, say: Callable[[str], None]) -> bool:
-    """Whether a run for which Azure's code or files ask for a container can have one on a target without.
-
-    What another machine has is only known there.
-
-    Args:
-        target: The target.
-        say: Is told in a line where the run does without.
-    """
-    if not target.reads_files_here:
-        return True
-    try:
-        ContainerProgram.find()
-    except EngineFailure as error:
-        failure = error.failure
-        say(f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}")
-        return False
-    return True
 
 
 def mount(here: Path, there: str, *, readonly: bool = False) -> list[str]:

@@ -25,7 +25,7 @@ from stoker_azure.sdk.workspace import Workspace
 from stoker_runs.launch.run_config_files import COMMUNICATORS, FRAMEWORKS
 from stoker_runs.launch.submission import Request
 from stoker_runs.records.definition import TARGET_VARIABLE, Definition
-from stoker_runs.targets.container_program import optional_container
+from stoker_runs.targets.container_image import optional_container
 from stoker_runs.targets.definitions import LOCAL, Target, find_target, list_targets
 
 __all__ = ["MODES", "MODE_VARIABLE", "requested"]
@@ -227,7 +227,12 @@ def _container(workspace: Workspace, target: str, run_config: RunConfiguration) 
     # Nobody has asked for the default image, which is Azure's.
     image = "" if docker.base_dockerfile or docker.base_image == DEFAULT_CPU_IMAGE else docker.base_image
     wanted = docker.enabled or run_config.docker.use_docker or image or docker.base_dockerfile
-    if not found.has_containers and not (wanted and optional_container(found, print)):
+    if not found.has_containers and not (
+        wanted
+        and optional_container(
+            found, workspace.local, print, image=image or "", dockerfile=bool(docker.base_dockerfile)
+        )
+    ):
         return {}
     asked = {
         "optional": not found.has_containers,

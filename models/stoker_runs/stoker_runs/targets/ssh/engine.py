@@ -316,7 +316,8 @@ class SshEngine:
             return containers.prepared(job, say)
         except EngineFailure as error:
             failure, optional = error.failure, job.record.definition.container.get("optional")
-            if failure.code != FailureCode.DOCKER_UNAVAILABLE or not optional:
+            missing = (FailureCode.DOCKER_UNAVAILABLE, FailureCode.IMAGE_NOT_FOUND)
+            if failure.code not in missing or not optional:
                 raise
             say(
                 f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}"
