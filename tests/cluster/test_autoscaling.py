@@ -163,8 +163,9 @@ def test_pods_that_are_marked_go_first(cluster: Cluster, control_plane: ControlP
     deployment = ClusterDeployment(cluster, "digits", namespace)
     assert deployment.scale(8, 1)
     until(control_plane, namespace, 8, 8)
+    # Addresses are of endpoints, which follow the pods.
+    wait_until(lambda: len(deployment.look().addresses) == 8, "all pods have addresses")
     names = sorted(deployment.look().addresses)
-    assert len(names) == 8
     deployment.mark([names[1], names[3], names[6]], [])
     deployment.mark([], [names[3]])
     assert not deployment.scale(6, 7), "somebody else has changed it"
