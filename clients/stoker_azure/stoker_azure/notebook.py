@@ -98,7 +98,7 @@ def _read_cell(path: Path, number: int, source: str) -> _Cell:
 
 
 def _as_python(name: str, source: str) -> str:
-    """Leave out what is for Jupyter alone. What Python cannot read otherwise is told when the cell is run."""
+    """Leave out the lines for Jupyter. Python reports other syntax errors when it runs the cell."""
     lines = source.splitlines()
     while True:
         text = "\n".join(lines)

@@ -141,7 +141,7 @@ _FINDER = _FormerNames()
 
 
 def provide_former_names(say: Callable[[str], None]) -> None:
-    """Let former names be imported; calling it again changes nothing but who is told.
+    """Let former names be imported; a second call changes only `say`.
 
     Args:
         say: Is told in a line of each name that is imported, once.

@@ -221,7 +221,7 @@ def _gpus(target: Target) -> int | None:
 
 
 def _container(workspace: Workspace, target: str, run_config: RunConfiguration) -> dict[str, Any]:
-    """The image and what else is said of a container; nothing where none is asked for, or there can be none."""
+    """The image and the settings of a container; empty if none is asked for, or none can be had."""
     docker = run_config.environment.docker
     found = find_target(workspace.local.targets_dir, target)
     # Nobody has asked for the default image, which is Azure's.
