@@ -45,6 +45,22 @@ def test_a_key_opens_it_and_stays_in_the_tab(page: Page, server: LiveServer) -> 
     assert page.evaluate("sessionStorage.length") == 0
 
 
+def test_it_opens_whatever_the_browser_calls_its_language(browser: Browser, server: LiveServer) -> None:
+    """One that was started with LANG=C.UTF-8 can say "en-US@posix", which is no language tag."""
+    context = browser.new_context(base_url=f"http://127.0.0.1:{server.port}")
+    context.add_init_script(
+        "Object.defineProperty(navigator, 'language', {value: 'en-US@posix', configurable: true})"
+    )
+    tab = context.new_page()
+    faults: list[str] = []
+    tab.on("pageerror", lambda error: faults.append(str(error)))
+    tab.goto("/console")
+    open_with(tab, server.key)
+    tab.get_by_role("heading", name="Latency").wait_for()
+    context.close()
+    assert faults == []
+
+
 def test_live_figures_show_what_is_asked(opened: Page, server: LiveServer) -> None:
     """Requests of others appear by their status within seconds, and the processes are named."""
     assert server.score([0.0] * 784).status == 200

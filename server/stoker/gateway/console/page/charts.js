@@ -1,5 +1,6 @@
 // Lines, stacked areas and the heat strip. What a chart shows is also said in words: its legend has the latest values,
 // and its label names them, so nobody has to see colours.
+import "./language.js";
 import uPlot from "./libraries/uplot.js";
 import { html, useEffect, useRef } from "./libraries.js";
 import { latest } from "./past.js";
