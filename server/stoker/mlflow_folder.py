@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.settings.yaml_file import parse_json, read_yaml, settings_text
+from stoker.settings.files import parse_json, read_yaml, settings_text
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 from stoker.declaration import Declaration
 from stoker.settings.acceleration import Acceleration
+from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.sequence import SequenceSettings
-from stoker.settings.values import TOGETHER
 from stoker.terms import Terms
 
 __all__ = [
@@ -67,7 +67,7 @@ class Device:
         if self.kind == "cpu":
             return "cpu"
         own = self.uuid if self.uuid.startswith("MIG-") else f"cuda:{self.index}"
-        return TOGETHER.join([own, *map(str, self.further)])
+        return DEVICE_SEPARATOR.join([own, *map(str, self.further)])
 
     @property
     def gpus(self) -> tuple[Device, ...]:

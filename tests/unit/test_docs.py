@@ -19,9 +19,9 @@ from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.fields import settings_of
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
+from stoker.settings.readers import settings_of
 from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser
 from stoker_bench.load import argument_parser as load_parser
@@ -248,7 +248,7 @@ def test_settings_table_is_complete() -> None:
         assert option.startswith(f"`--{name.replace('_', '-')}`")
         assert variable == f"`STOKER_{name.upper()}`"
         if default or settable[name].default is not None:
-            assert settable[name].metadata["convert"](default) == settable[name].default
+            assert settable[name].metadata["read"](default) == settable[name].default
 
 
 def test_table_of_model_keys_is_complete() -> None:

@@ -20,8 +20,8 @@ from stoker.extensions import find_extension, require_extension
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, store_canary, stored_canary, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
+from stoker.settings.readers import number_of
 from stoker.settings.takeover import Canary, read_percents, read_sticky, read_weights
-from stoker.settings.values import number_of
 from stoker.system.logs import escaped, escaped_lines
 from stoker.versions import DEFAULT_LABEL, VersionPolicy, check_named, read_labels
 

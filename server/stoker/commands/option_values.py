@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import Any, Final
 
-from stoker.settings.values import number_of
+from stoker.settings.readers import number_of
 
 __all__ = ["duration_s", "number_option"]
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from stoker.errors import LoadFailed, LoadTimeout, OperatorError, RepositoryError
 from stoker.models.frameworks import Detected
-from stoker.settings.fields import converted
 from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.readers import read_settings
 from stoker.settings.server import ServerSettings
 from stoker.system.memory import MemoryKills
 
@@ -187,7 +187,7 @@ def _probe_signature(
 def _load_timeout_s(environ: Mapping[str, str]) -> float:
     """How long a server of this environment would wait."""
     given = environ.get(_VARIABLE)
-    values = {} if not given else converted(ServerSettings, {"load_timeout_s": given}, _VARIABLE)
+    values = {} if not given else read_settings(ServerSettings, {"load_timeout_s": given}, _VARIABLE)
     return ServerSettings(**values).load_timeout_s
 
 

@@ -15,7 +15,7 @@ from stoker.environments.python_env import PYTHON_ENV, read_python_env
 from stoker.environments.requirements_file import PipLines, read_requirements, read_text
 from stoker.environments.specification import Entry, Place, Specification
 from stoker.errors import EnvironmentUnusable
-from stoker.settings.yaml_file import SettingsLoader
+from stoker.settings.files import SettingsLoader
 
 __all__ = ["LOOKED_FOR", "find_environment", "read_conda_file", "read_environment"]
 

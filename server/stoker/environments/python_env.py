@@ -9,7 +9,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from stoker.environments.requirements_file import PipLines
 from stoker.environments.specification import Place, Specification
 from stoker.errors import EnvironmentUnusable, InvalidSettings
-from stoker.settings.yaml_file import read_yaml
+from stoker.settings.files import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

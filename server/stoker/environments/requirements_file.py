@@ -16,7 +16,7 @@ from stoker.environments.conda_spec import conda_specifier
 from stoker.environments.package_names import CNTK, TENSORFLOW_GPU, translate
 from stoker.environments.specification import Entry, Place, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
-from stoker.settings.yaml_file import settings_text
+from stoker.settings.files import settings_text
 
 __all__ = ["PipLines", "read_requirements", "read_text"]
 

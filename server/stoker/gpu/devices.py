@@ -15,7 +15,7 @@ from stoker.gpu.nvml import gpus
 from stoker.gpu.probes import probe
 from stoker.gpu.visible import Visible, visible_devices
 from stoker.servable import Device
-from stoker.settings.values import TOGETHER, read_device
+from stoker.settings.readers import DEVICE_SEPARATOR, read_device
 from stoker.system.cgroup import usable_cores
 
 __all__ = ["choose_device", "confine", "cpu_device", "enter_device", "mig_hint"]
@@ -53,7 +53,7 @@ def choose_device(
     if setting == "cpu":
         return cpu_device(), "as asked for"
     try:
-        first, *further = (_find(name, environ) for name in setting.split(TOGETHER))
+        first, *further = (_find(name, environ) for name in setting.split(DEVICE_SEPARATOR))
         device = _together(first, further)
         _check(device, frameworks, problem)
     except DeviceUnavailable as error:

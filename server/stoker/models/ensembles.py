@@ -15,7 +15,7 @@ from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_config import CONFIG_FILE
 from stoker.names import checked_service
 from stoker.pipelines.definition import VERSION, Pipeline, Step, named_steps
-from stoker.settings.yaml_file import settings_text
+from stoker.settings.files import settings_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

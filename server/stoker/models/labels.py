@@ -12,8 +12,8 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
+from stoker.settings.files import parse_json, settings_text
 from stoker.settings.takeover import Canary
-from stoker.settings.yaml_file import parse_json, settings_text
 from stoker.system.durable import locked, replace_file
 from stoker.versions import read_labels
 

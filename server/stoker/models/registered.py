@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.errors import CorruptModel, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Framework
 from stoker.models.model_files import FileRecord, check_files
-from stoker.settings.yaml_file import parse_json, settings_text
+from stoker.settings.files import parse_json, settings_text
 from stoker.system.durable import lock_file
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_config import version_settings
 from stoker.names import SERVICE_RULE, is_service_name
+from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings
-from stoker.settings.yaml_file import settings_text
 
 __all__ = ["read_batching_parameters", "read_model_config"]
 

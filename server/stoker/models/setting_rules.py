@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings
-from stoker.settings.values import TOGETHER
+from stoker.settings.readers import DEVICE_SEPARATOR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,11 +69,11 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
 
 
 def _check_devices(devices: Sequence[str], source: ModelSource) -> None:
-    several = next((device for device in devices if TOGETHER in device), None)
+    several = next((device for device in devices if DEVICE_SEPARATOR in device), None)
     if several is not None and source.framework not in ("script", "mlflow"):
         raise InvalidSettings(
             f"{source.name} is no entry script, so a process of it uses one GPU alone, not {several}; "
-            f"for a replica on each write {several.replace(TOGETHER, ',')}"
+            f"for a replica on each write {several.replace(DEVICE_SEPARATOR, ',')}"
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import LoadFailed
-from stoker.settings.yaml_file import parse_json, settings_text
+from stoker.settings.files import parse_json, settings_text
 
 __all__ = ["find_swagger_files", "read_swagger_file"]
 

@@ -18,8 +18,8 @@ from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
 from stoker.models.pbtxt_fields import Fields, WrongField
 from stoker.models.triton_sequences import sequence_settings
 from stoker.servable import WarmUpInput, WarmUpRequest
+from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
-from stoker.settings.yaml_file import settings_text
 
 __all__ = ["CONFIG_FILE", "TritonConfig", "batching_settings", "read_triton_config", "version_settings"]
 

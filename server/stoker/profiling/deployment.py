@@ -11,7 +11,7 @@ import yaml
 from stoker.errors import InvalidSettings
 from stoker.models.layouts import likely_name
 from stoker.profiling.candidates import Candidate
-from stoker.settings.yaml_file import read_yaml
+from stoker.settings.files import read_yaml
 
 __all__ = ["check_output", "deployment_of", "only_model", "write_deployment"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from stoker.settings.fields import check_keys
+from stoker.settings.readers import check_keys
 
 __all__ = ["ImageInput", "Layout", "image_argument", "read_image_input"]
 

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import converted, settings_of
+from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.pipelines import read_pipelines
-from stoker.settings.server import ImportedSettings, ServerSettings
-from stoker.settings.values import (
+from stoker.settings.readers import (
+    read_settings,
     read_switch,
+    settings_of,
 )
-from stoker.settings.yaml_file import read_yaml
+from stoker.settings.server import ImportedSettings, ServerSettings
 
 __all__ = ["add_server_options", "load_settings"]
 
@@ -54,7 +55,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         option = "--" + name.replace("_", "-")
         # argparse takes a per cent sign for the beginning of a name.
         text = str(setting.metadata["help"]).replace("%", "%%")
-        if setting.metadata["convert"] is read_switch:
+        if setting.metadata["read"] is read_switch:
             group.add_argument(
                 option, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
@@ -94,7 +95,7 @@ def load_settings(
     settable = settings_of(ServerSettings)
     values: dict[str, Any] = {}
     for source in reversed(imported):
-        values.update(converted(ServerSettings, source.server, source.source))
+        values.update(read_settings(ServerSettings, source.server, source.source))
     if file is not None:
         content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
         listed = content.pop("models", [])
@@ -102,15 +103,15 @@ def load_settings(
         content.pop("kubernetes", None)
         values["pipelines"] = read_pipelines(content.pop("pipelines", {}), file)
         known = ["models", "pipelines"]
-        values.update(_relative_to(file.parent, converted(ServerSettings, content, str(file), known)))
+        values.update(_relative_to(file.parent, read_settings(ServerSettings, content, str(file), known)))
         values["models"] = _models(listed, file)
     for name in settable:
         for variable in (*_AZURE_VARIABLES.get(name, ()), f"STOKER_{name.upper()}"):
             # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
             if environ.get(variable) and not environ[variable].startswith("tcp://"):
-                values.update(converted(ServerSettings, {name: environ[variable]}, variable))
+                values.update(read_settings(ServerSettings, {name: environ[variable]}, variable))
     given = {name: arguments[name] for name in settable if name in arguments}
-    values.update(converted(ServerSettings, given, "command line"))
+    values.update(read_settings(ServerSettings, given, "command line"))
     if models:
         values["models"] = models
     values.update(_keys(environ, imported))

@@ -11,20 +11,9 @@ from typing import Any, Literal
 from stoker.collecting.collection import CollectionSettings, read_collection
 from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
-from stoker.settings.fields import converted, setting, settings_of
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.lateness import TIERS, Admission, Late, Tier
-from stoker.settings.sequence import SequenceSettings, read_sequence
-from stoker.settings.takeover import (
-    Bounds,
-    ParityMode,
-    read_parity,
-    read_percents,
-    read_rollback,
-    read_sticky,
-    read_weights,
-)
-from stoker.settings.values import (
+from stoker.settings.readers import (
     choice_of,
     number_of,
     read_audit,
@@ -34,10 +23,23 @@ from stoker.settings.values import (
     read_numbers,
     read_path,
     read_references,
+    read_settings,
     read_sizes,
     read_switch,
     read_text,
     read_variables,
+    setting,
+    settings_of,
+)
+from stoker.settings.sequence import SequenceSettings, read_sequence
+from stoker.settings.takeover import (
+    Bounds,
+    ParityMode,
+    read_parity,
+    read_percents,
+    read_rollback,
+    read_sticky,
+    read_weights,
 )
 from stoker.versions import read_labels, read_versions
 
@@ -319,5 +321,5 @@ def model_settings(values: Mapping[str, Any], source: str) -> ModelSettings:
     Raises:
         InvalidSettings: One is unknown or has a bad value.
     """
-    given = converted(ModelSettings, values, source)
+    given = read_settings(ModelSettings, values, source)
     return ModelSettings(**given, said=frozenset(given))

@@ -12,8 +12,7 @@ from stoker.errors import InvalidSettings
 from stoker.names import SERVICE_RULE, is_service_name
 from stoker.pipelines.definition import Pipeline, Step, named_steps
 from stoker.pipelines.joined import check_names
-from stoker.settings.fields import converted, setting
-from stoker.settings.values import number_of, read_text
+from stoker.settings.readers import number_of, read_settings, read_text, setting
 
 __all__ = ["read_pipelines"]
 
@@ -98,7 +97,7 @@ def _pipeline(name: Any, said: Any, place: str) -> Pipeline:
         raise InvalidSettings(f"{place} cannot be the name of a pipeline: it has to be {SERVICE_RULE}")
     if not isinstance(said, Mapping) or not said.get("steps"):
         raise InvalidSettings(f"{place} must have steps, a list of models")
-    settings = _PipelineSettings(**converted(_PipelineSettings, said, place))
+    settings = _PipelineSettings(**read_settings(_PipelineSettings, said, place))
     steps = [_step(step, f"{place}, steps[{number}]") for number, step in enumerate(settings.steps)]
     pipeline = Pipeline(
         name,
@@ -115,7 +114,7 @@ def _pipeline(name: Any, said: Any, place: str) -> Pipeline:
 def _step(said: Any, place: str) -> Step:
     if not isinstance(said, Mapping) or not said.get("model"):
         raise InvalidSettings(f"{place} must have a model, for instance: model: classify")
-    step = _StepSettings(**converted(_StepSettings, said, place))
+    step = _StepSettings(**read_settings(_StepSettings, said, place))
     if step.version is not None and step.label is not None:
         raise InvalidSettings(f"{place} has a version and a label; leave one out")
     return Step(step.name, step.model, step.version, step.label, step.inputs, step.outputs)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Final, cast, get_args
 
 from stoker.sequences import ControlKind
-from stoker.settings.fields import check_keys
-from stoker.settings.values import read_path
+from stoker.settings.readers import check_keys, read_path
 
 __all__ = ["ControlInput", "SequenceSettings", "StateTensor", "read_sequence"]
 

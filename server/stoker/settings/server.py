@@ -11,11 +11,9 @@ from stoker.errors import InvalidSettings
 from stoker.non_finite import WORDS, NonFinite
 from stoker.pipelines.definition import Pipeline
 from stoker.settings.endpoint import Endpoint
-from stoker.settings.fields import setting
 from stoker.settings.model import ModelSettings
 from stoker.settings.otlp import OtlpProtocol
-from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, read_parity
-from stoker.settings.values import (
+from stoker.settings.readers import (
     choice_of,
     number_of,
     read_audit,
@@ -28,7 +26,9 @@ from stoker.settings.values import (
     read_path,
     read_switch,
     read_text,
+    setting,
 )
+from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, read_parity
 from stoker.system.certificates import TlsFiles
 from stoker.system.cgroup import usable_cores
 from stoker.system.log_settings import LogFormat

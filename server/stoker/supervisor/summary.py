@@ -21,8 +21,8 @@ from stoker.models.deployed import Deployed
 from stoker.models.offers import left_out
 from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.endpoint import keys_owner
+from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
-from stoker.settings.values import TOGETHER
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.tls_ports import TlsPort, http_address
 from stoker.system.cgroup import usable_cores
@@ -180,7 +180,7 @@ def device_lines(devices: Sequence[DeviceReport]) -> list[str]:
         f"  device   {device.device}: {device.description} ({device.reason})"
         for device in dict.fromkeys(devices)
     ]
-    names = (name for device in devices for name in device.device.split(TOGETHER))
+    names = (name for device in devices for name in device.device.split(DEVICE_SEPARATOR))
     for device, processes in Counter(names).items():
         if processes > 1:
             shared = "the cores" if device == "cpu" else f"the memory of {device}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import setting
-from stoker.settings.values import number_of
+from stoker.settings.readers import number_of, setting
 from stoker_cluster.values import (
     read_claim,
     read_label,

@@ -11,12 +11,11 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.extensions import require_extension
 from stoker.models.layouts import likely_name
-from stoker.settings.fields import converted, settings_of
+from stoker.settings.files import read_yaml
 from stoker.settings.model import model_settings
 from stoker.settings.pipelines import read_pipelines
+from stoker.settings.readers import read_settings, read_switch, settings_of
 from stoker.settings.server import ServerSettings
-from stoker.settings.values import read_switch
-from stoker.settings.yaml_file import read_yaml
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.values import MODELS_FOLDER, read_object_name
 
@@ -39,7 +38,7 @@ def add_setting_options(group: argparse._ArgumentGroup, kind: type) -> None:
     """Add an option for each setting of a class; those not given stay out of the result."""
     for name, field in settings_of(kind).items():
         option, text = "--" + name.replace("_", "-"), str(field.metadata["help"])
-        if field.metadata["convert"] is read_switch:
+        if field.metadata["read"] is read_switch:
             group.add_argument(
                 option, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
             )
@@ -62,7 +61,7 @@ def settings_from(kind: type, arguments: Mapping[str, Any], file: Path | None) -
         {} if file is None else read_yaml(file, "settings file", "settings by name, for instance: port: 8000")
     )
     given = {name: arguments[name] for name in settings_of(kind) if name in arguments}
-    return {**converted(kind, content, str(file)), **converted(kind, given, "command line")}
+    return {**read_settings(kind, content, str(file)), **read_settings(kind, given, "command line")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def plan_from(
     """
     said = _read(file) if file is not None else _Files({}, {}, ())
     given = {name: arguments[name] for name in settings_of(ClusterPlan) if name in arguments}
-    fields = {**said.cluster, **converted(ClusterPlan, given, "command line")}
+    fields = {**said.cluster, **read_settings(ClusterPlan, given, "command line")}
     models = tuple({"path": path} for path in paths) or said.models
     fields["server"] = said.server
     fields["notes"] = said.notes
@@ -126,8 +125,8 @@ def _read(file: Path) -> _Files:
     read_pipelines(pipelines, file)
     if not isinstance(section, dict):
         raise InvalidSettings(f"{file}: {_SECTION} must hold settings by name, for instance: replicas: 2")
-    cluster = converted(ClusterPlan, section, f"{file}, {_SECTION}")
-    server = converted(ServerSettings, content, str(file), ["models", "pipelines", _SECTION])
+    cluster = read_settings(ClusterPlan, section, f"{file}, {_SECTION}")
+    server = read_settings(ServerSettings, content, str(file), ["models", "pipelines", _SECTION])
     for name in _FILES_OF_THE_SERVER:
         if name in server:
             raise InvalidSettings(

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import setting
-from stoker.settings.values import choice_of, number_of, read_switch
+from stoker.settings.readers import choice_of, number_of, read_switch, setting
 from stoker_cluster.routing import effective_weights
 from stoker_cluster.values import (
     read_claim,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import setting
-from stoker.settings.values import number_of, read_path, read_text
+from stoker.settings.readers import number_of, read_path, read_text, setting
 from stoker_cluster.values import read_object_name, read_traffic
 
 __all__ = ["CONNECT_TIMEOUT_MS", "RouterSettings"]

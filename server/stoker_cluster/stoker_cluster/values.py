@@ -1,6 +1,6 @@
 """What the values of a plan may be.
 
-As `stoker.settings.values`: a reader returns the value, or raises ValueError with words that follow the name. Values
+As `stoker.settings.readers`: a reader returns the value, or raises ValueError with words that follow the name. Values
 come as texts from the command line, and as numbers, lists and mappings from YAML.
 """
 

@@ -12,7 +12,7 @@ import yaml
 from tests.patience import PROGRAM_S
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import settings_of
+from stoker.settings.readers import settings_of
 from stoker_cluster.options import plan_from
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.render import objects_of

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from stoker.settings.fields import settings_of
+from stoker.settings.readers import settings_of
 from stoker_azure.config.fields import fields_of
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.router_settings import RouterSettings

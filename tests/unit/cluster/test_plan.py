@@ -6,7 +6,7 @@ import pytest
 from tests.unit.cluster.plans import plan
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import converted
+from stoker.settings.readers import read_settings
 from stoker_cluster.plan import ClusterPlan
 
 
@@ -106,7 +106,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], message: str) -> Non
 def test_values_that_cannot_be_are_refused(field: str, value: Any, message: str) -> None:
     """The message names the field and says what is allowed."""
     with pytest.raises(InvalidSettings, match=r"^test: ") as refused:
-        converted(ClusterPlan, {field: value}, "test")
+        read_settings(ClusterPlan, {field: value}, "test")
     assert message in str(refused.value)
 
 
@@ -126,7 +126,7 @@ def test_values_from_the_command_line_and_from_yaml_are_the_same() -> None:
         "hostnames": ["a.example.com", "*.example.com"],
         "max_unavailable": 2,
     }
-    assert converted(ClusterPlan, texts, "test") == converted(ClusterPlan, typed, "test")
+    assert read_settings(ClusterPlan, texts, "test") == read_settings(ClusterPlan, typed, "test")
 
 
 def test_keys_stay_out_of_what_is_printed() -> None:

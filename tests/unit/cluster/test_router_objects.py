@@ -7,7 +7,7 @@ import yaml
 from tests.unit.cluster.plans import objects, plan
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import converted
+from stoker.settings.readers import read_settings
 from stoker_cluster.objects.router import router_file
 from stoker_cluster.pod_file import pod_file
 from stoker_cluster.render import objects_of
@@ -20,7 +20,7 @@ LIMITED = {"max_concurrent_requests": 4, "max_queue_wait_ms": 700}
 def settings(**fields: Any) -> RouterSettings:
     """What the router in the cluster is told, read as it reads it."""
     (file,) = objects("router", router=True, **fields)["ConfigMap"]["data"].values()
-    return RouterSettings(**converted(RouterSettings, yaml.safe_load(file), "router.yaml"))
+    return RouterSettings(**read_settings(RouterSettings, yaml.safe_load(file), "router.yaml"))
 
 
 def test_callers_reach_the_router_by_the_name_of_the_service() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.settings.fields import converted
+from stoker.settings.readers import read_settings
 from stoker_cluster.router_settings import RouterSettings
 
 
@@ -20,14 +20,14 @@ from stoker_cluster.router_settings import RouterSettings
 )
 def test_servers_are_lists_or_lists_by_version(given: Any, read: dict[str, tuple[str, ...]]) -> None:
     """Each once; a list may be empty, as all servers may be gone."""
-    assert converted(RouterSettings, {"servers": given}, "here") == {"servers": read}
+    assert read_settings(RouterSettings, {"servers": given}, "here") == {"servers": read}
 
 
 @pytest.mark.parametrize("given", ["a", "a:0", "a:65536", "::1:80", "a b:1", {"A": ["h:1"]}, 5, [1]])
 def test_what_is_no_server_is_refused(given: Any) -> None:
     """The message names the setting."""
     with pytest.raises(InvalidSettings, match="here: servers must"):
-        converted(RouterSettings, {"servers": given}, "here")
+        read_settings(RouterSettings, {"servers": given}, "here")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_is_no_server_is_refused(given: Any) -> None:
 def test_other_bad_values_are_refused(name: str, value: Any) -> None:
     """Before they could become lines of another program's configuration."""
     with pytest.raises(InvalidSettings, match=f"here: {name} must"):
-        converted(RouterSettings, {name: value}, "here")
+        read_settings(RouterSettings, {name: value}, "here")
 
 
 @pytest.mark.parametrize(

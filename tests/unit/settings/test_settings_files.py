@@ -16,7 +16,7 @@ from stoker.models.registered import read_registered
 from stoker.models.serving_config import read_batching_parameters, read_model_config
 from stoker.models.swagger_files import read_swagger_file
 from stoker.models.triton_config import read_triton_config
-from stoker.settings.yaml_file import MOST_BYTES, parse_json, read_yaml
+from stoker.settings.files import MOST_BYTES, parse_json, read_yaml
 from stoker_azure.config.json_file import read_object
 
 DEEP = 100_000

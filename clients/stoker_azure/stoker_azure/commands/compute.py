@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bind(args: argparse.Namespace) -> int:
-    from stoker.settings.fields import settings_of
+    from stoker.settings.readers import settings_of
     from stoker.workspace import Workspace
     from stoker_azure.sdk.bindings import Binding, bind
     from stoker_cluster.access import Cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.yaml_file import parse_json, settings_text
+from stoker.settings.files import parse_json, settings_text
 
 __all__ = ["flatten", "read_object", "unknown"]
 

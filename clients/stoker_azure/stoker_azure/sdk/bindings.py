@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.names import checked_name, is_name
-from stoker.settings.fields import converted
+from stoker.settings.readers import read_settings
 from stoker.system.durable import private_folder, replace_file
 from stoker.workspace import Workspace
 from stoker_cluster.plan import ClusterPlan
@@ -58,7 +58,7 @@ class Binding:
         """
         fields = {name: value for name, value in self.fields.items() if (name, value) != ("models", STORE)}
         return {
-            **converted(ClusterPlan, fields, "the compute target"),
+            **read_settings(ClusterPlan, fields, "the compute target"),
             "namespace": self.namespace,
         }
 

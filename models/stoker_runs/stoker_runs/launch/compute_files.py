@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.names import checked_name
-from stoker.settings.yaml_file import read_yaml
+from stoker.settings.files import read_yaml
 from stoker.system.durable import private_folder, replace_file
 from stoker.workspace import Workspace
 from stoker_runs.launch.azure_keys import flag, known_keys, text, whole

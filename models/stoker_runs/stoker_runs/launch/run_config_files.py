@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.yaml_file import read_yaml
+from stoker.settings.files import read_yaml
 from stoker_runs.launch.azure_keys import flag, folded, known_keys, mapping, text, whole
 from stoker_runs.launch.compute_files import CONFIG_FOLDERS
 

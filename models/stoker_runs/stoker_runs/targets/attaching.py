@@ -136,7 +136,7 @@ def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -
 
 def _kept_settings(workspace: Workspace, name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of a target that is attached again; none where it is another machine now."""
-    from stoker.settings.yaml_file import read_yaml
+    from stoker.settings.files import read_yaml
 
     path = workspace.targets_dir / f"{name}.yaml"
     if not is_name(name) or not path.is_file():

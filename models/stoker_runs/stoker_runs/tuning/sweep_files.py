@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker.errors import InvalidSettings
-from stoker.settings.yaml_file import read_yaml
+from stoker.settings.files import read_yaml
 from stoker_runs.launch.compute_files import CONFIG_FOLDERS
 from stoker_runs.launch.configuration import SETTINGS, read_duration_s
 from stoker_runs.tuning.policies import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.errors import NotReady
 from stoker.gateway.pipelines.service import PipelineService
 from stoker.sequences import TEXT_IDS
-from stoker.settings.values import TOGETHER
+from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.piece_tensors import PIECE_TENSORS
 
@@ -190,7 +190,7 @@ def _instance_groups(name: str, hosting: Hosting) -> list[dict[str, Any]]:
         group: dict[str, Any] = {"name": f"{name}_{number}", "kind": _kind(device)}
         if hosting.instances is not None:
             group["count"] = replicas * hosting.instances
-        names = device.split(TOGETHER)
+        names = device.split(DEVICE_SEPARATOR)
         if all(name.startswith("cuda:") for name in names):
             group["gpus"] = [int(name.removeprefix("cuda:")) for name in names]
         groups.append(group)

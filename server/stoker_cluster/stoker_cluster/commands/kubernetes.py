@@ -166,14 +166,14 @@ def _kserve(args: argparse.Namespace) -> int:
 
 
 def _job(args: argparse.Namespace) -> int:
-    from stoker.settings.fields import converted, settings_of
+    from stoker.settings.readers import read_settings, settings_of
     from stoker_cluster.job_plan import JobPlan
     from stoker_cluster.objects.job import job
     from stoker_cluster.render import as_yaml
 
     given = {name: getattr(args, name) for name in settings_of(JobPlan) if hasattr(args, name)}
     plan = JobPlan(
-        **converted(JobPlan, given, "command line"),
+        **read_settings(JobPlan, given, "command line"),
         model=args.model,
         inputs=tuple(args.input),
         output=args.output,

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import yaml
 
-from stoker.settings.yaml_file import SettingsLoader, settings_text
+from stoker.settings.files import SettingsLoader, settings_text
 from stoker_azure.exceptions import UserErrorException
 
 __all__ = ["CondaDependencies", "pip_lines", "text_of"]

@@ -1,7 +1,7 @@
-"""Files with settings in them, YAML and JSON: reading without silent losses, and within bounds.
+"""Reading files with settings, YAML and JSON: nothing in them is lost silently, and what they can cost is bounded.
 
-Whoever reads such a file wants one sentence if it is wrong. So what parsers do without end (nesting, aliases of
-aliases, numbers of any length) has an end here, which no file with settings reaches.
+Whoever reads such a file wants one sentence if the file is wrong. So what parsers accept without bounds (nesting,
+aliases of aliases, numbers of any length) is bounded here; no file with settings comes near.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from stoker.errors import InvalidSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MOST_BYTES", "MOST_NUMBER", "SettingsLoader", "parse_json", "read_yaml", "settings_text"]
+__all__ = [
+    "MOST_BYTES",
+    "MOST_NUMBER",
+    "SettingsLoader",
+    "parse_json",
+    "read_json",
+    "read_yaml",
+    "settings_text",
+]
 
 MOST_BYTES: Final = 4 << 20
 """How long a file with settings may be."""
@@ -179,4 +187,21 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise InvalidSettings(f"{file} must hold {holds}")
+    return content
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        InvalidSettings: The file cannot be read, or holds something else.
+    """
+    try:
+        content = parse_json(settings_text(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{file} cannot be read: {error}") from error
+    except ValueError as error:
+        raise InvalidSettings(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidSettings(f"{file} must hold a JSON object, not {type(content).__name__}")
     return content

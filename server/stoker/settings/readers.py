@@ -1,0 +1,431 @@
+"""Reading and checking values, wherever they come from: options, variables, and files of Stoker and of Azure.
+
+A *reader* takes a value and returns the one to use, or raises ValueError with words that follow the setting's name:
+"must be ...". Values are texts where they come from the command line or the environment, and also numbers, lists and
+mappings where they come from YAML or JSON. `read_value` and `unknown_setting` make the error for the operator: every
+message says where the value is from, which setting has it, what is allowed, and what was given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker.names import parse_reference
+from stoker.non_finite import NON_FINITE, NonFinite
+
+__all__ = [
+    "DEVICE_SEPARATOR",
+    "as_text",
+    "check_keys",
+    "choice_of",
+    "listed_texts",
+    "number_of",
+    "read_audit",
+    "read_device",
+    "read_device_batches",
+    "read_devices",
+    "read_endpoint",
+    "read_flag",
+    "read_hosts",
+    "read_names",
+    "read_non_finite",
+    "read_numbers",
+    "read_origins",
+    "read_path",
+    "read_positive",
+    "read_references",
+    "read_settings",
+    "read_sizes",
+    "read_switch",
+    "read_text",
+    "read_texts",
+    "read_value",
+    "read_variables",
+    "setting",
+    "settings_of",
+    "suggestion",
+    "unknown_setting",
+    "whole_number",
+]
+
+_LIKENESS: Final = 0.6
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+DEVICE_SEPARATOR: Final = "+"
+"""Separates the GPUs that one process sees; a comma separates the devices of replicas."""
+_WHOLE_GPUS: Final = ("cuda:", "GPU-")
+_DEVICE: Final = re.compile(r"auto|cpu|cuda:[0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
+_MAX_BATCH_ROWS: Final = 65536
+
+
+# Settings are fields of frozen classes. A field knows how its value is read.
+
+
+def setting(default: Any, read: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
+    """Declare a field that can be set.
+
+    Args:
+        default: The value without a setting.
+        read: The reader.
+        text: The help text of `--help`.
+        metavar: The name of the value in `--help`.
+    """
+    return dataclasses.field(default=default, metadata={"read": read, "help": text, "metavar": metavar})
+
+
+def settings_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of a class that can be set, by name."""
+    return {field.name: field for field in dataclasses.fields(kind) if field.metadata}
+
+
+def read_settings(
+    kind: type, values: Mapping[str, Any], source: str, also: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Read the values of settings of a class.
+
+    Args:
+        kind: The class.
+        values: The values by the names of settings.
+        source: Where the values are from, for messages.
+        also: Further names that are known where the values come from, for messages.
+
+    Raises:
+        InvalidSettings: A name is unknown, or a value is not allowed.
+    """
+    settable = settings_of(kind)
+    result = {}
+    for name, value in values.items():
+        if name not in settable:
+            raise unknown_setting(name, (*settable, *also), source)
+        result[name] = read_value(name, value, settable[name].metadata["read"], source)
+    return result
+
+
+def read_value(
+    name: str, value: Any, read: Callable[[Any], Any], source: str, *, is_secret: bool = False
+) -> Any:
+    """Read one value.
+
+    Args:
+        name: The setting, as its source calls it.
+        value: The value.
+        read: The reader.
+        source: Where the value is from, for messages.
+        is_secret: Whether messages must not show the value.
+
+    Raises:
+        InvalidSettings: The value is not allowed.
+    """
+    try:
+        return read(value)
+    except ValueError as error:
+        shown = "" if is_secret else f", got {value!r}"
+        raise InvalidSettings(f"{source}: {name} {error}{shown}") from None
+
+
+def unknown_setting(name: object, known: Collection[str], source: str) -> InvalidSettings:
+    """Return the error for a name that is not a setting."""
+    hint = suggestion(name, known, f"known are: {', '.join(known)}")
+    return InvalidSettings(f"{source}: there is no setting {name!r}; {hint}")
+
+
+def suggestion(name: object, known: Collection[str], otherwise: str = "") -> str:
+    """Return `did you mean NEAR?` for the known name nearest to another one, or `otherwise` if none is near.
+
+    Dotted names are compared whole and by their last parts: some are only written into the wrong object.
+    """
+
+    def likeness(candidate: str) -> float:
+        return max(
+            difflib.SequenceMatcher(None, _letters(candidate), _letters(given)).ratio()
+            for candidate, given in (
+                (candidate, str(name)),
+                (candidate.rpartition(".")[2], str(name).rpartition(".")[2]),
+            )
+        )
+
+    near = max(known, key=likeness, default="")
+    return f"did you mean {near}?" if near and likeness(near) >= _LIKENESS else otherwise
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") -> None:
+    """Check the keys of a setting that is a mapping.
+
+    Args:
+        value: The mapping.
+        known: The allowed keys.
+        where: The mapping within the setting, as the message names it.
+
+    Raises:
+        ValueError: Another key is there. The message follows the setting's name.
+    """
+    for key in value:
+        if key not in known:
+            hint = suggestion(key, known, f"it has {', '.join(known)}")
+            raise ValueError(f"has {where}no {key!r}; {hint}")
+
+
+# Readers of any setting.
+
+
+def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:
+    """Return a reader of numbers from `low` to `high`, as numbers or texts; `kind` is `int` or `float`."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("must be a number")
+        try:
+            number = kind(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError("must be a whole number" if kind is int else "must be a number") from None
+        if not low <= number <= high or (kind is int and number != float(value)):
+            whole = "a whole number " if kind is int else ""
+            raise ValueError(f"must be {whole}between {low:.10g} and {high:.10g}")
+        return number
+
+    return read
+
+
+def whole_number(low: int, high: int) -> Callable[[Any], int]:
+    """Return a reader of whole numbers from `low` to `high` that takes no texts, as Azure does."""
+
+    def read(value: Any) -> int:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not float(value).is_integer() or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return int(value)
+
+    return read
+
+
+def read_positive(value: Any) -> float:
+    """Read a number above 0; texts are not taken."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ValueError("must be a number above 0")
+    return float(value)
+
+
+def read_flag(value: Any) -> bool:
+    """Read true or false; words for them are not taken."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def read_switch(value: Any) -> bool:
+    """Read true or false, or a word for them."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word not in ("true", "false", "1", "0", "yes", "no"):
+        raise ValueError("must be true or false")
+    return word in ("true", "1", "yes")
+
+
+def read_text(value: Any) -> str:
+    """Read a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text")
+    return value
+
+
+def read_texts(value: Any) -> dict[str, str]:
+    """Read a mapping of names to texts; numbers become texts."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be an object of names and texts")
+    if not all(isinstance(content, str | int | float) for content in value.values()):
+        raise ValueError("must have texts as values")
+    return {name: str(content) for name, content in value.items()}
+
+
+def choice_of(*words: str) -> Callable[[Any], str]:
+    """Return a reader of one of these words."""
+
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return str(value)
+
+    return read
+
+
+def listed_texts(value: Any, rule: str) -> list[str]:
+    """Split a text at its commas, or check a list of texts; both are returned without spaces around the texts.
+
+    Raises:
+        ValueError: It is something else; the message is `rule`.
+    """
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(rule)
+    return [text.strip() for text in texts]
+
+
+def as_text(value: object) -> str:
+    """Return a value as it would be typed: `true` for True."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# Readers of one kind of setting.
+
+
+def read_audit(value: Any) -> float:
+    """Read the share of batches that are audited: `off`, or a number up to 1; YAML reads a bare `off` as false."""
+    if value is False or str(value).lower() == "off":
+        return 0.0
+    rate: float = number_of(float, 0, 1)(value)
+    return rate
+
+
+def read_endpoint(value: Any) -> str:
+    """Read a URL of HTTP."""
+    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value):
+        raise ValueError("must be an address such as http://127.0.0.1:4318")
+    return value
+
+
+def read_path(value: Any) -> Path:
+    """Read a path; `~` is the home folder."""
+    try:
+        return Path(read_text(str(value) if isinstance(value, Path) else value)).expanduser()
+    except RuntimeError:
+        raise ValueError("names a home folder that does not exist") from None
+
+
+def read_device(value: Any) -> str:
+    """Read a device: `auto`, `cpu`, `cuda:N`, or the UUID of a GPU or MIG device; several GPUs joined by `+`."""
+    names = value.split(DEVICE_SEPARATOR) if isinstance(value, str) else []
+    if not names or not all(map(_DEVICE.fullmatch, names)):
+        raise ValueError(
+            "must be auto, cpu or cuda:N (for instance cuda:0), or the UUID of a GPU (GPU-…) or of a MIG device "
+            "(MIG-…); GPUs that one process is to see are joined by +: cuda:0+cuda:1"
+        )
+    if len(names) > 1 and not all(name.startswith(_WHOLE_GPUS) for name in names):
+        raise ValueError(
+            f"joins by + what is no whole GPU: {value}; a process sees several GPUs, or one other device"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"names a GPU twice: {value}")
+    return str(value)
+
+
+def read_device_batches(value: Any) -> int | None:
+    """Read how many batches compute on a device at once; None for `auto`."""
+    if value == "auto":
+        return None
+    try:
+        count: int = number_of(int, 1, 8)(value)
+    except ValueError:
+        raise ValueError("must be auto, or a whole number between 1 and 8") from None
+    return count
+
+
+def read_devices(value: Any) -> tuple[str, ...]:
+    """Read one device, or several."""
+    rule = "must name a device, or several with commas between them"
+    names = listed_texts(value, rule)
+    if not all(names):
+        raise ValueError(rule)
+    devices = tuple(map(read_device, names))
+    if not devices:
+        raise ValueError("must name at least one device")
+    if len(set(devices)) < len(devices):
+        raise ValueError("names a device twice; use replicas for several device processes on one device")
+    if "auto" in devices and len(devices) > 1:
+        raise ValueError("cannot have auto beside other devices")
+    return devices
+
+
+def read_references(value: Any) -> tuple[str, ...]:
+    """Read registered models as NAME[:VERSION]: one, or a list of them."""
+    references = [value] if isinstance(value, str) else value
+    if not isinstance(references, list | tuple) or not references:
+        raise ValueError("must name registered models, as a list of NAME or NAME:VERSION")
+    for reference in references:
+        try:
+            parse_reference(str(reference))
+        except InvalidSettings as error:
+            raise ValueError(f"must name registered models ({error})") from None
+    return tuple(map(str, references))
+
+
+def read_variables(value: Any) -> dict[str, str]:
+    """Read environment variables by name; numbers and booleans become what would be typed."""
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of names to values")
+    for name, content in value.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(f"must have names of letters, digits and '_', not {name!r}")
+        if not isinstance(content, str | int | float) or "\0" in str(content):
+            raise ValueError(f"must have texts as values, not {type(content).__name__} for {name}")
+    return {name: as_text(content) for name, content in value.items()}
+
+
+def read_sizes(value: Any) -> tuple[int, ...]:
+    """Read batch sizes in rows, one or a list; they are returned ascending, each once."""
+    sizes = [value] if isinstance(value, int) else value
+    if (
+        not isinstance(sizes, list | tuple)
+        or not sizes
+        or not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+        or not 1 <= min(sizes) <= max(sizes) <= _MAX_BATCH_ROWS
+    ):
+        raise ValueError(f"must be a list of whole numbers between 1 and {_MAX_BATCH_ROWS}")
+    return tuple(sorted(set(sizes)))
+
+
+def read_names(value: Any) -> tuple[str, ...]:
+    """Read one name, or several."""
+    rule = "must be a name, or several with commas between them"
+    names = listed_texts(value, rule)
+    if not names:
+        raise ValueError(rule)
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError("must be names, each of them once")
+    return tuple(names)
+
+
+def read_non_finite(value: Any) -> NonFinite:
+    """Read how NaN and infinities are written in JSON; YAML reads a bare `null` as None."""
+    word = "null" if value is None else value
+    if word not in NON_FINITE:
+        raise ValueError(f"must be {' or '.join(NON_FINITE)}")
+    return word
+
+
+def read_numbers(value: Any) -> dict[str, float]:
+    """Read numbers by the names of inputs."""
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a mapping of names of inputs to numbers")
+    for name, number in value.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError(f"must have numbers as values, not {number!r} for {name}")
+    return dict(value)
+
+
+def read_hosts(value: Any) -> tuple[str, ...]:
+    """Read hosts as requests have them in `Host`, without a port; `*.NAME` and `*` stand for several."""
+    hosts = tuple(name.lower() for name in read_names(value)) if value else ()
+    for host in hosts:
+        if re.fullmatch(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", host) is None:
+            raise ValueError("must be names of hosts such as score.example.com, *.example.com or *")
+    return hosts
+
+
+def read_origins(value: Any) -> tuple[str, ...]:
+    """Read origins of browsers, or `*`."""
+    origins = tuple(filter(None, listed_texts(value, "must be origins with commas between them, or *")))
+    for origin in origins:
+        if not origin.isascii() or not origin.isprintable() or " " in origin or origin.endswith("/"):
+            raise ValueError(f"must hold origins such as https://example.com, not {origin!r}")
+    return origins
