@@ -1,4 +1,4 @@
-"""What the pages for readers of the code say of it: its packages, its rooms, and the names that a request meets."""
+"""What the pages for readers of the code say of it: its rooms, and the names that a request meets."""
 
 import ast
 import re
@@ -12,7 +12,6 @@ import stoker_cluster
 import stoker_runs
 import stoker_training
 
-SERVER = Path(stoker.__file__).parent
 PACKAGES = [
     Path(str(package.__file__)).parent
     for package in (stoker, stoker_azure, stoker_bench, stoker_cluster, stoker_runs, stoker_training)
@@ -21,17 +20,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
 PAGE = DOCS / "architecture.md"
 MOST_NAMES = 15
-
-
-def test_the_table_of_packages_is_what_they_say_of_themselves() -> None:
-    """Each package of the server stands in the table of architecture.md with the first paragraph of its docstring."""
-    table = PAGE.read_text(encoding="utf-8").partition("| package | what it is |")[2]
-    shown = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE))
-    said = {}
-    for source in SERVER.glob("*/__init__.py"):
-        docstring = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
-        said[source.parent.name] = docstring.partition("\n\n")[0].replace("\n", " ")
-    assert shown == said
 
 
 def is_at_home(place: str) -> bool:

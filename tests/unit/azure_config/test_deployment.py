@@ -339,18 +339,20 @@ PAGE = (Path(__file__).parents[3] / "server" / "docs" / "azure-deployment.md").r
 
 
 def test_the_page_lists_every_setting() -> None:
-    """Each setting has its row: keyword, name in the file, deployments, and an effect where it has one."""
+    """Each setting with an effect has its row: keyword, name in the file, deployments, effect."""
     rows = re.findall(r"^\| `(\w+)` \|(.*?)\| ((?:aks|aci|local)[^|]*) \| (.+) \|$", PAGE, re.MULTILINE)
     shown = {keyword: (names, kinds, effect) for keyword, names, kinds, effect in rows}
     assert len(rows) == len(shown)
-    assert {
-        keyword: (tuple(re.findall(r"`([^`]+)`", names)), set(kinds.split(", ")))
-        for keyword, (names, kinds, _) in shown.items()
-    } == {field.keyword: (field.json_names, set(field.kinds)) for field in FIELDS}
-    for field in FIELDS:
-        effect = shown[field.keyword][2]
+    without_row = re.findall(r"`(\w+)`", PAGE.partition("Without effect here: ")[2].partition("\n\n")[0])
+    by_keyword = {field.keyword: field for field in FIELDS}
+    assert sorted([*shown, *without_row]) == sorted(by_keyword)
+    assert all(by_keyword[keyword].group != "here" for keyword in without_row)
+    for keyword, (names, kinds, effect) in shown.items():
+        field = by_keyword[keyword]
+        assert tuple(re.findall(r"`([^`]+)`", names)) == field.json_names
+        assert set(kinds.split(", ")) == set(field.kinds)
         without = effect.startswith("none") or effect.endswith("else none")
-        assert without is (field.group != "here"), field.keyword
+        assert without is (field.group != "here"), keyword
 
 
 def test_the_page_lists_every_variable() -> None:
