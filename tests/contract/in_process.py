@@ -30,11 +30,11 @@ from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.gateway.describing.swagger import Naming
-from stoker.gateway.doors.app import create_app
-from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.server import GrpcServer
-from stoker.gateway.http.cors import Cors
+from stoker.gateway.http.requests import Cors
+from stoker.gateway.listeners.app import create_app
+from stoker.gateway.listeners.listener import Listener
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency

@@ -16,9 +16,9 @@ from tests.http.raw_http import AsyncConnection, Headers, bearer, request, scori
 from tests.patience import PATIENCE_S
 from tests.puppets import BODIES, metric_memory, puppet_service
 
-from stoker.gateway.doors.listener import Listener
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
+from stoker.gateway.listeners.listener import Listener
 from stoker.gateway.scoring.loaded_dialect import ScriptDialect
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys

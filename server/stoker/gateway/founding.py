@@ -6,10 +6,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from stoker.gateway.describing.swagger import Naming
-from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.cors import Cors
-from stoker.gateway.http.heads import AnsweredHosts
+from stoker.gateway.http.requests import AnsweredHosts, Cors
+from stoker.gateway.listeners.connections import Siblings
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import RegionTable
 from stoker.gateway.rows.quotas import Quotas

@@ -47,14 +47,13 @@ from stoker.control.frontend_messages import (
 )
 from stoker.control.frontend_rules import Sampling
 from stoker.gateway.administration import Administration, admin_access
-from stoker.gateway.doors.app import create_app
-from stoker.gateway.doors.descriptors import allow_many
-from stoker.gateway.doors.listener import Listener
-from stoker.gateway.doors.secure_port import SecurePort
-from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.founding import gateway_of, siblings_of
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
+from stoker.gateway.listeners.app import create_app
+from stoker.gateway.listeners.connections import Siblings, allow_many
+from stoker.gateway.listeners.listener import Listener
+from stoker.gateway.listeners.tls import SecurePort
 from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.leftovers import Leftovers

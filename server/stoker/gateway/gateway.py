@@ -11,9 +11,8 @@ from stoker.echo import cut, quoted
 from stoker.errors import NotReady, UnknownService
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.http.body_budget import BodyBudget
-from stoker.gateway.http.cors import Cors
-from stoker.gateway.http.heads import AnsweredHosts
 from stoker.gateway.http.request_ids import ids_of_refused
+from stoker.gateway.http.requests import AnsweredHosts, Cors
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.streams import ScriptStreams
 from stoker.gateway.served_models import ServedModel, ServedVersion

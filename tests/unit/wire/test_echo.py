@@ -10,7 +10,7 @@ import pytest
 from stoker.echo import cut, json_beginning, quoted, quoted_names
 from stoker.errors import MalformedBody, StokerError, UnsupportedEncoding
 from stoker.gateway.http.encodings import inflater_for
-from stoker.gateway.http.query import query_body
+from stoker.gateway.http.requests import query_body
 from stoker.gateway.protocols.infer_dialect import InferDialect
 from stoker.gateway.protocols.load_wishes import read_config
 from stoker.gateway.protocols.repository_api import check_unload_parameters

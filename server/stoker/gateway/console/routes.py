@@ -14,10 +14,10 @@ from stoker import __version__
 from stoker.errors import RequestError
 from stoker.gateway.console.files import ConsoleFiles
 from stoker.gateway.console.models import describe_models
-from stoker.gateway.http.answers import split_lines
-from stoker.gateway.http.asgi import authorization_of
-from stoker.gateway.http.compression import compressed
-from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.http.encodings import compressed
+from stoker.gateway.http.requests import authorization_of
+from stoker.gateway.http.responses import split_lines
+from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.metadata_access import check_caller
 from stoker.metrics.journal import Journal, Kind
 from stoker.metrics.layout import (
@@ -294,7 +294,7 @@ class _Figures:
             if not names or name in names
             for version in model.versions.values()
         ]
-        found = await beside_the_loop(figures, self._past, slots, _number(request, "since"))
+        found = await run_in_thread(figures, self._past, slots, _number(request, "since"))
         return await _json(request, found)
 
     async def models(self, request: Request) -> Response:
@@ -321,7 +321,7 @@ class _Figures:
             for name, model in self._gateway.models.items()
             for number, version in model.versions.items()
         }
-        return await _json(request, await beside_the_loop(remarkable_requests, journal, self._past, slots))
+        return await _json(request, await run_in_thread(remarkable_requests, journal, self._past, slots))
 
     def _check(self, request: Request) -> None:
         if not self._gateway.keyless:

@@ -12,9 +12,8 @@ from stoker.errors import BodyTooLarge, DeadlineExceeded, NotReady, RequestTimeo
 from stoker.errors.serving import unforeseen
 from stoker.gateway.grpc.framing import Message, MessageReader, inflated, prefixed
 from stoker.gateway.grpc.heads import ANSWER_HEAD, CallHead, ok_trailers, refusal_fields, trailers_alone
-from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.http.side_threads import beside_the_loop
-from stoker.gateway.http.traceparent import TRACEPARENT
+from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
+from stoker.gateway.http.threads import run_in_thread
 from stoker.wire.http2.fields import Fields, encoded
 
 if TYPE_CHECKING:
@@ -270,7 +269,7 @@ async def inflated_message(call: RpcCall, message: Message) -> Message:
     if len(message.content) <= _INLINE_BYTES:
         content = inflated(*work)
     else:
-        content = await beside_the_loop(inflated, *work)
+        content = await run_in_thread(inflated, *work)
     return Message(content, False, call.line.room.take(len(content)))
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from stoker.errors import MalformedBody, NotSupported, StokerError, UnsupportedEncoding
 from stoker.gateway.grpc.statuses import status_of
-from stoker.gateway.http.answers import comeback_fields
+from stoker.gateway.http.responses import comeback_fields
 from stoker.wire.http2.fields import Fields, encoded
 
 __all__ = [

@@ -22,8 +22,8 @@ from stoker.gateway.grpc.request_messages import RequestMessage, RequestReader
 from stoker.gateway.grpc.requests import FINAL_ASKED, RequestDecoder
 from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter
 from stoker.gateway.grpc.unary import UnaryCall
-from stoker.gateway.http.answers import told_error
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
+from stoker.gateway.http.responses import told_error
 from stoker.gateway.protocols.endpoint import ScoringRequest
 from stoker.gateway.protocols.infer_dialect import submit_request, tell_urgency, tensors_of
 from stoker.gateway.protocols.streaming import piecewise
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.heads import CallHead
-    from stoker.gateway.http.asgi import Answer
+    from stoker.gateway.http.responses import Answer
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer

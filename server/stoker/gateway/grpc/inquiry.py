@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from stoker.errors import StokerError
 from stoker.gateway.grpc.calls import RpcCall, fault
 from stoker.gateway.grpc.heads import refusal_fields, shown
-from stoker.gateway.http.answers import split_lines
+from stoker.gateway.http.responses import split_lines
 
 if TYPE_CHECKING:
     from stoker.gateway.grpc.request_messages import RequestMessage

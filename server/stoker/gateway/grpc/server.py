@@ -12,14 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from stoker.gateway.doors.entrance import Entrance
-from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
-from stoker.gateway.doors.secure_port import SecurePort
-from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.calls import Method
 from stoker.gateway.grpc.door import Door, call_of
 from stoker.gateway.grpc.servicer import InferenceServicer
+from stoker.gateway.listeners.connections import HANDSHAKE_S, Entrance, Siblings, drop_new_connections
+from stoker.gateway.listeners.tls import SecurePort
 from stoker.wire.http2.frames import ErrorCode
 from stoker.wire.http2.limits import PATIENCE, RESETS
 

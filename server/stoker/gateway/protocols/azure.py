@@ -13,14 +13,18 @@ from starlette.types import Receive, Scope, Send
 
 from stoker.errors import MethodNotAllowed, StokerError
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.answers import failed_line
-from stoker.gateway.http.asgi import Answer, content_encodings, refusal, request_head, send_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
-from stoker.gateway.http.cors import is_preflight
 from stoker.gateway.http.encodings import inflater_for
-from stoker.gateway.http.heads import NOT_ALLOWED, SCORING_METHODS
-from stoker.gateway.http.query import query_body
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
+from stoker.gateway.http.requests import (
+    NOT_ALLOWED,
+    SCORING_METHODS,
+    content_encodings,
+    is_preflight,
+    query_body,
+    request_head,
+)
+from stoker.gateway.http.responses import Answer, failed_line, refusal, send_answer
 from stoker.gateway.protocols.binary_dialect import BinaryDialect
 from stoker.gateway.protocols.endpoint import (
     ScoringRequest,

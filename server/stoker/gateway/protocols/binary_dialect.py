@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from stoker.errors import InvalidInput, StokerError
-from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line, error_body, failed_line
+from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_body, failed_line
 from stoker.gateway.protocols.infer_dialect import tensors_of
 from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.json_dialects import JsonDialect

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from stoker.echo import cut
 from stoker.errors import MalformedBody, NotFound
-from stoker.gateway.http.asgi import authorization_of
-from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.http.requests import authorization_of
+from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.region_access import CUDA_SHARED_MEMORY, regions_to_change
 from stoker.gateway.protocols.repository_api import json_content
@@ -116,7 +116,7 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
     regions.check_new(name, size_bytes)
     place = CudaPlace(base64.b64encode(handle).decode(), device_id)
     # The first one in a process creates the CUDA context, which takes some tenths of a second.
-    regions.register_cuda(name, await beside_the_loop(regions.cuda.open, place, size_bytes))
+    regions.register_cuda(name, await run_in_thread(regions.cuda.open, place, size_bytes))
 
 
 class CudaMemoryApi:

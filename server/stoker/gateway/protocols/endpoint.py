@@ -11,11 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from stoker.errors import StokerError
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.asgi import Answer, content_encodings, refusal, request_head, send_answer
-from stoker.gateway.http.bodies import content_length, receive_body
 from stoker.gateway.http.body_budget import Allowance, Caller
 from stoker.gateway.http.encodings import Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
+from stoker.gateway.http.requests import content_encodings, content_length, receive_body, request_head
+from stoker.gateway.http.responses import Answer, refusal, send_answer
 from stoker.gateway.scoring.askers import Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.service import Service

@@ -13,8 +13,8 @@ import numpy as np
 
 from stoker.echo import cut
 from stoker.errors import InvalidInput, MalformedBody, StokerError
-from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
+from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line
 from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec

@@ -24,25 +24,20 @@ from stoker.errors import (
 )
 from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.answers import (
+from stoker.gateway.http.encodings import compressed, inflater_for
+from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
+from stoker.gateway.http.requests import authorization_of, content_encodings, request_head
+from stoker.gateway.http.responses import (
+    Answer,
     code_line,
     error_body,
     error_lines,
     json_lines,
+    refusal,
+    send_answer,
     split_lines,
     told_error,
 )
-from stoker.gateway.http.asgi import (
-    Answer,
-    authorization_of,
-    content_encodings,
-    refusal,
-    request_head,
-    send_answer,
-)
-from stoker.gateway.http.compression import compressed
-from stoker.gateway.http.encodings import inflater_for
-from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.protocols.cuda_memory import CudaMemoryApi
 from stoker.gateway.protocols.endpoint import (
     DialectEndpoint,

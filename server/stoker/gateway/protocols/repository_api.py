@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from stoker.echo import cut
 from stoker.errors import BodyTooLarge, MalformedBody, NotFound, NotSupported
-from stoker.gateway.http.asgi import authorization_of
+from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.protocols.load_wishes import load_wish
 from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.settings.takeover import Canary

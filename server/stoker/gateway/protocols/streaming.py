@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from stoker.gateway.http.answers import split_lines
-from stoker.gateway.http.asgi import Answer
+from stoker.gateway.http.responses import Answer, split_lines
 from stoker.gateway.protocols.endpoint import ScoringRequest, begin_scoring, disconnected
 from stoker.gateway.scoring.piecewise import PiecewiseAnswer
 

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from stoker.echo import cut
 from stoker.errors import InvalidInput, MalformedBody, StokerError
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.answers import JSON_TYPE_LINE, code_line, error_lines, split_lines
-from stoker.gateway.http.asgi import authorization_of
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
+from stoker.gateway.http.requests import authorization_of
+from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_lines, split_lines
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer_dialect import signatures_of
 from stoker.gateway.protocols.metadata_access import check_metadata_access

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.gateway.http.answers import error_body
+from stoker.gateway.http.responses import error_body
 from stoker.gateway.scoring.call import Dialect
 
 if TYPE_CHECKING:

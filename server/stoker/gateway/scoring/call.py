@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
 from stoker.errors.serving import unforeseen
-from stoker.gateway.http.answers import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
+from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.rows.ticket import Ticket
 from stoker.gateway.rows.urgency import USUAL, Urgency
 from stoker.gateway.scoring.call_facts import facts_of

@@ -23,7 +23,7 @@ import simdjson
 
 from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.record_files import RecordFiles
-from stoker.gateway.http.answers import Respond
+from stoker.gateway.http.responses import Respond
 from stoker.metrics.counters import ModelMetrics
 
 __all__ = ["LARGEST_BODY_BYTES", "Collector"]

@@ -12,7 +12,7 @@ import numpy as np
 import simdjson
 
 from stoker.errors import UnsupportedEncoding
-from stoker.gateway.http.answers import JSON_TYPE_LINE, failed_line
+from stoker.gateway.http.responses import JSON_TYPE_LINE, failed_line
 from stoker.gateway.scoring.azure_dialect import AzureDialect
 from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, RowsDialect
 from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors

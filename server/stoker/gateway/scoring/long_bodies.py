@@ -20,7 +20,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.errors import Overloaded, StokerError
-from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.scoring.long_body import task_for
 from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
@@ -146,7 +146,7 @@ class LongBodies:
     async def _read(
         self, call: Call, body: bytes, head: RequestHead | None, unlocked: UnlockedReader | None
     ) -> Parcel | Rows:
-        if unlocked is not None and (rows := await beside_the_loop(unlocked, body)) is not None:
+        if unlocked is not None and (rows := await run_in_thread(unlocked, body)) is not None:
             return rows
         try:
             self._reader = reader = self._reader or self._start()

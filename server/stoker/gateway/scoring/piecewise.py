@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import ScoringTimeout
-from stoker.gateway.http.answers import error_body
-from stoker.gateway.http.asgi import Answer
+from stoker.gateway.http.responses import Answer, error_body
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call

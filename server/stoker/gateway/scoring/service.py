@@ -30,9 +30,9 @@ from stoker.errors import (
     TooManySequences,
     Unauthorized,
 )
-from stoker.gateway.http.answers import Respond
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.request_ids import RequestIds
+from stoker.gateway.http.responses import Respond
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.failures import device_lost
 from stoker.gateway.rows.routing import CHOICES, earliest_end, fewest_rows

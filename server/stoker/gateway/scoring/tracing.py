@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from stoker.gateway.http.traceparent import SpanContext
+from stoker.gateway.http.request_ids import SpanContext
 from stoker.gateway.scoring.watched_calls import WatchedCall, Watcher
 from stoker.metrics.traced import TracedRequest, TraceWriter
 

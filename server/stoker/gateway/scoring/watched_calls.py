@@ -6,14 +6,13 @@ import dataclasses
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.http.traceparent import TRACEPARENT
+from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.scoring.call import Call
 
 if TYPE_CHECKING:
     from stoker.control.frontend_rules import Sampling
     from stoker.errors import StokerError
-    from stoker.gateway.http.traceparent import SpanContext
+    from stoker.gateway.http.request_ids import SpanContext
     from stoker.gateway.scoring.call import Scorer
     from stoker.wire.envelope import RequestHead
 

@@ -28,13 +28,13 @@ from stoker import errors
 from stoker.control.asks import AskIndex, AskLoad, AskUnload, Refusal
 from stoker.errors import DeadlineExceeded, InvalidInput, ModelFailed, Overloaded, StokerError
 from stoker.errors.refusals import Refusal as ToldRefusal
-from stoker.gateway.doors.secure_port import SecurePort
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import server, servicer, streams
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.http.body_budget import BodyBudget
+from stoker.gateway.listeners.tls import SecurePort
 from stoker.gateway.rows.quotas import Quotas
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion

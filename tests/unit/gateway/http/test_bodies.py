@@ -10,7 +10,6 @@ from tests.puppets import metric_memory, puppet_service
 
 from stoker.errors import BodyTooLarge, Overloaded
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.bodies import receive_body
 from stoker.gateway.http.body_budget import (
     LARGE_BODY_BYTES,
     Allowance,
@@ -19,6 +18,7 @@ from stoker.gateway.http.body_budget import (
     least_budget_bytes,
 )
 from stoker.gateway.http.encodings import inflater_for
+from stoker.gateway.http.requests import receive_body
 
 MIB = 1 << 20
 LIMIT_BYTES = 16 * MIB

@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from stoker.gateway.http import compression
-from stoker.gateway.http.compression import compressed
+from stoker.gateway.http import encodings
+from stoker.gateway.http.encodings import compressed
 
 JSON = b"[" + b",".join(b"%.7f" % random.Random(7).random() for _ in range(1000)) + b"]"
 NUMBERS = random.Random(8).randbytes(20_000)
@@ -76,12 +76,12 @@ def test_long_answers_are_compressed_beside_the_loop(
 ) -> None:
     """Other requests are served meanwhile."""
     threads = []
-    compress = getattr(compression, f"_{coding}")
+    compress = getattr(encodings, f"_{coding}")
 
     def noting(body: bytes) -> bytes:
         threads.append(threading.current_thread())
         return bytes(compress(body))
 
-    monkeypatch.setattr(compression, f"_{coding}", noting)
+    monkeypatch.setattr(encodings, f"_{coding}", noting)
     answer(b"a" * size_bytes, coding.encode())
     assert [thread is threading.main_thread() for thread in threads] == [not beside]

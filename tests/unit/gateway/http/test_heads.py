@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gateway.http.heads import AnsweredHosts
+from stoker.gateway.http.requests import AnsweredHosts
 from stoker.settings.loading import load_settings
 from stoker.supervisor.frontend_processes import answered_hosts
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import MalformedBody
-from stoker.gateway.http.query import query_body
+from stoker.gateway.http.requests import query_body
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from tests.puppets import metric_memory
 
-from stoker.gateway.doors import app
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.http.threads import run_in_thread
+from stoker.gateway.listeners import app
 
 
 def test_work_is_done_on_another_thread() -> None:
     """Its result comes back to the loop, and so does what it raises."""
-    assert asyncio.run(beside_the_loop(threading.current_thread)) is not threading.main_thread()
+    assert asyncio.run(run_in_thread(threading.current_thread)) is not threading.main_thread()
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(beside_the_loop(divmod, 1, 0))
+        asyncio.run(run_in_thread(divmod, 1, 0))
 
 
 def test_metrics_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

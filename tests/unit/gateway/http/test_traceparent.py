@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.gateway.http.request_ids import RequestIds, sent_ids
-from stoker.gateway.http.traceparent import SpanContext, span_context_of
+from stoker.gateway.http.request_ids import RequestIds, SpanContext, sent_ids, span_context_of
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 VALID = f"00-{TRACE}-00f067aa0ba902b7-01".encode()

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from tests.puppets import Joined, PuppetRuntime, puppet_service
 
-from stoker.gateway.http.answers import Respond
+from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.gateway.scoring.service import Service

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory, puppet_service
 
-from stoker.gateway.doors.bounded import _BEGUN_A_TURN
-from stoker.gateway.doors.listener import _CLOSED_A_TURN, Listener
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.listeners.bounded import _BEGUN_A_TURN
+from stoker.gateway.listeners.listener import _CLOSED_A_TURN, Listener
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gateway.doors.direct import STRAIGHT_BODY_BYTES, BodyReceiver, room_for
+from stoker.gateway.listeners.direct import STRAIGHT_BODY_BYTES, BodyReceiver, room_for
 
 
 class PuppetTransport:

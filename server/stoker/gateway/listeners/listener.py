@@ -18,18 +18,15 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stoker import __version__
-from stoker.gateway.doors.bounded import AppTurns
-from stoker.gateway.doors.direct import DirectProtocol
-from stoker.gateway.doors.entrance import Entrance
-from stoker.gateway.doors.handshakes import HANDSHAKE_S, drop_new_connections
-from stoker.gateway.doors.secure_port import SecurePort
-from stoker.gateway.doors.sharing import Siblings
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.listeners.bounded import AppTurns
+from stoker.gateway.listeners.connections import HANDSHAKE_S, Entrance, Siblings, drop_new_connections
+from stoker.gateway.listeners.direct import DirectProtocol
+from stoker.gateway.listeners.tls import SecurePort
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 
 __all__ = ["Listener", "SecureProtocol"]
-
 
 # HTTP over TLS: the same protocol, where the transport is not the socket.
 #

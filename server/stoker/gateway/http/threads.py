@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Final, TypeVar
 
-__all__ = ["beside_the_loop"]
+__all__ = ["run_in_thread"]
 
 _THREADS: Final = 2
 _Result = TypeVar("_Result")
 
 
-async def beside_the_loop(work: Callable[..., _Result], *arguments: object) -> _Result:
+async def run_in_thread(work: Callable[..., _Result], *arguments: object) -> _Result:
     """Run a function on one of the threads and return its result; it must not touch objects of the loop."""
     return await asyncio.get_running_loop().run_in_executor(_threads(), work, *arguments)
 

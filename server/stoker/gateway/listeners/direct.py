@@ -29,14 +29,12 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from stoker.errors import Overloaded, StokerError
-from stoker.gateway.doors.bounded import BoundedProtocol
 from stoker.gateway.gateway import Gateway, PlainHead
-from stoker.gateway.http.answers import CLOSE_LINE
-from stoker.gateway.http.asgi import refusal
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
-from stoker.gateway.http.heads import MAX_HEADERS
-from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.http.traceparent import TRACEPARENT
+from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
+from stoker.gateway.http.requests import MAX_HEADERS
+from stoker.gateway.http.responses import CLOSE_LINE, refusal
+from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.protocols.binary_dialect import is_array
 from stoker.gateway.protocols.infer_dialect import JSON_LENGTH, InferDialect
 from stoker.gateway.protocols.region_dialect import RegionDialect
@@ -60,10 +58,7 @@ __all__ = [
     "room_for",
 ]
 
-
 # The headers of plain scoring requests: which the direct door reads, and which it leaves to the app.
-
-
 (
     _AUTHORIZATION,
     _LENGTH,
@@ -125,8 +120,6 @@ def is_whole(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
 # the loop reads, and out of the parser. So a connection whose request has a long body hands its transport over to a
 # receiver, which lets the kernel write into the body itself, and takes it back when a request comes that is shorter.
 # Short bodies are better off without: a receiver is asked for memory before each read.
-
-
 STRAIGHT_BODY_BYTES: Final = 1 << 18
 """Bodies from this size on are received so; of those of half the size it saves nothing."""
 

@@ -34,14 +34,14 @@ from stoker.errors import (
     TargetTooLong,
 )
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.answers import CLOSE_LINE, error_body, error_lines, json_lines
-from stoker.gateway.http.heads import (
+from stoker.gateway.http.requests import (
     MAX_CHUNK_FRAMING_BYTES,
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
     NOT_ALLOWED,
     SCORING_METHODS,
 )
+from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, json_lines
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope

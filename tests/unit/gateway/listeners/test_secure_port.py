@@ -17,11 +17,11 @@ from tests.certificates import Authority, client_context, make_pair, replace_pai
 from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory
 
-from stoker.gateway.doors import listener as secure_protocol
-from stoker.gateway.doors import secure_port
-from stoker.gateway.doors.listener import _UNREAD_AT_END_S, Listener
-from stoker.gateway.doors.secure_port import SecurePort
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.listeners import listener as secure_protocol
+from stoker.gateway.listeners import tls
+from stoker.gateway.listeners.listener import _UNREAD_AT_END_S, Listener
+from stoker.gateway.listeners.tls import SecurePort
 from stoker.system.certificates import TlsFiles
 
 pytestmark = pytest.mark.anyio
@@ -182,12 +182,12 @@ async def test_a_handshake_that_does_not_end_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody holds a connection by saying nothing; who goes away by himself is counted as such."""
-    monkeypatch.setattr(secure_port, "_HANDSHAKE_S", 0.01)
+    monkeypatch.setattr(tls, "_HANDSHAKE_S", 0.01)
     async with staged(make_pair(tmp_path)) as stage:
         with await stage.silent() as sock:
             assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
         await until(lambda: stage.failures() == {"timeout": 1}, "it was counted")
-        monkeypatch.setattr(secure_port, "_HANDSHAKE_S", PATIENCE_S)
+        monkeypatch.setattr(tls, "_HANDSHAKE_S", PATIENCE_S)
         (await stage.silent()).close()
         await until(lambda: stage.failures() == {"timeout": 1, "closed": 1}, "so was this one")
         assert not stage.port.pending

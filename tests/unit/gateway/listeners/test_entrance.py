@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.doors.entrance import Entrance
-from stoker.gateway.doors.sharing import ConnectionShare, Siblings
+from stoker.gateway.listeners.connections import ConnectionShare, Entrance, Siblings
 
 
 class PuppetSiblings:

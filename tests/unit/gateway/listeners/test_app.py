@@ -12,8 +12,8 @@ from starlette.types import Message
 from tests.puppets import metric_memory
 
 from stoker.gateway.administration import AdminAccess, Administration
-from stoker.gateway.doors.app import create_app
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.listeners.app import create_app
 
 
 async def ask(

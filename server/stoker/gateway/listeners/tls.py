@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Final
 
 from stoker.errors import MalformedBody
-from stoker.gateway.doors.entrance import Entrance
-from stoker.gateway.http.answers import CLOSE_LINE, error_body, error_lines, json_lines
+from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, json_lines
+from stoker.gateway.listeners.connections import Entrance
 from stoker.metrics.memory import MetricPage
 from stoker.system.certificates import FollowedCertificate, TlsFiles
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.doors.sharing import ConnectionShare, Siblings, fewest
+from stoker.gateway.listeners.connections import ConnectionShare, Siblings, fewest
 
 
 @given(

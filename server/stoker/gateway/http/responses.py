@@ -1,20 +1,26 @@
-"""Answers as both doors write them: a status, a block of header lines, a body.
+"""Answers as all protocols write them: a status, a block of header lines, a body.
 
-The block is what the direct door writes to the socket as it is, and what the ASGI door splits into header
-pairs; so both give the same bytes.
+The direct protocol writes the block to the socket as it is. For ASGI it is split into pairs, so both give the same
+bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.errors import MethodNotAllowed, StokerError, Unauthorized, UnsupportedEncoding
+from stoker.gateway.http.request_ids import refusal_id_lines, sent_ids
+from stoker.gateway.http.requests import content_length
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Send
 
 __all__ = [
     "CLOSE_LINE",
     "JSON_TYPE_LINE",
+    "Answer",
     "Respond",
     "code_line",
     "comeback_fields",
@@ -22,6 +28,8 @@ __all__ = [
     "error_lines",
     "failed_line",
     "json_lines",
+    "refusal",
+    "send_answer",
     "split_lines",
     "told_error",
 ]
@@ -98,3 +106,48 @@ def split_lines(lines: bytes) -> list[tuple[bytes, bytes]]:
         name, _, value = line.partition(b": ")
         pairs.append((name, value))
     return pairs
+
+
+_SHORT_BODY_BYTES: Final = 1 << 16
+
+
+class Answer(NamedTuple):
+    """Status, header lines and body."""
+
+    status: int
+    lines: bytes
+    body: bytes
+
+
+def refusal(
+    error: StokerError, headers: Mapping[bytes, bytes], status: int | None = None, body: bytes | None = None
+) -> Answer:
+    """Return the answer to a request whose body is not read, with these headers.
+
+    The error is in Azure's JSON by default.
+    """
+    foreign = body is not None
+    if body is None:
+        body = error_body(error)
+    lines = json_lines(body) + refusal_id_lines(sent_ids(headers)) + error_lines(error)
+    if foreign:
+        lines += code_line(error)
+    length = content_length(headers)
+    nothing_follows = length <= 0 and b"transfer-encoding" not in headers
+    if not nothing_follows and (b"expect" in headers or not 0 <= length <= _SHORT_BODY_BYTES):
+        # The connection is closed rather than receiving a long body only to drop it. A client that has sent
+        # `Expect: 100-continue` must not send its body after the refusal.
+        lines += CLOSE_LINE
+    return Answer(status or error.status, lines, body)
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer by ASGI."""
+    start: Message = {
+        "type": "http.response.start",
+        "status": answer.status,
+        "headers": split_lines(answer.lines),
+    }
+    await send(start)
+    content: dict[str, Any] = {"type": "http.response.body", "body": answer.body}
+    await send(content)

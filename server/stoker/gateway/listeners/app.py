@@ -22,11 +22,10 @@ from stoker.gateway.console.routes import console_routes
 from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render, render_load
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
-from stoker.gateway.http.answers import CLOSE_LINE, failed_line, split_lines
-from stoker.gateway.http.asgi import authorization_of, refusal, send_answer
-from stoker.gateway.http.heads import NOT_ALLOWED, check_head
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
-from stoker.gateway.http.side_threads import beside_the_loop
+from stoker.gateway.http.requests import NOT_ALLOWED, authorization_of, check_head
+from stoker.gateway.http.responses import CLOSE_LINE, failed_line, refusal, send_answer, split_lines
+from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.azure import ScoringEndpoint
 from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.mlflow import mlflow_routes
@@ -163,11 +162,11 @@ async def _metrics(request: Request) -> Response:
             raise services[0].access.refusal(authorization)
     models = dict(gateway.models)
     if request.query_params.getlist("only") == ["load"]:
-        text = await beside_the_loop(render_load, models, gateway.load)
+        text = await run_in_thread(render_load, models, gateway.load)
     else:
         gateway.flush_metrics()
         callers = ONLY_DEFAULT if gateway.quotas is None else gateway.quotas.names
-        text = await beside_the_loop(render, gateway.metrics, models, gateway.load, callers)
+        text = await run_in_thread(render, gateway.metrics, models, gateway.load, callers)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
