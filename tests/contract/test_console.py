@@ -12,7 +12,7 @@ from tests.contract.in_process import KEY, InProcessServer
 from tests.http.raw_http import request
 from tests.puppets import PuppetRuntime
 
-from stoker.gateway.console.files import ConsoleFiles
+from stoker.gateway.console.routes import ConsoleFiles
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.past import Past
 

@@ -27,7 +27,7 @@ from stoker.gateway.grpc.requests import RequestDecoder
 from stoker.gateway.grpc.serving_requests import ExamplesMessage, PredictMessage
 from stoker.gateway.grpc.tensor_protos import read_tensor, tensor_bytes
 from stoker.gateway.http.encodings import PIECE_BYTES, inflater_for
-from stoker.gateway.protocols.infer_dialect import InferDialect
+from stoker.gateway.protocols.infer import InferDialect
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy, decode_octets
 from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest

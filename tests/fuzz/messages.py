@@ -11,7 +11,7 @@ from tests.contract.protocol_models import DATATYPES
 from tests.fuzz.bodies import Info, damaged, sizes_of
 
 from stoker.gateway.grpc.messages import SERVING, ModelInferRequest, message
-from stoker.gateway.protocols.tfs_describing import DTYPES
+from stoker.gateway.protocols.tfs import DTYPES
 
 __all__ = ["infer_messages", "predict_messages"]
 

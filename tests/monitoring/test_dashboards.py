@@ -26,7 +26,7 @@ from tests.live_server import PRIMARY, LiveServer, free_port, wait_until
 from tests.patience import PROGRAM_S
 from tests.tiny_models import write_mlp
 
-from stoker.gateway.describing.gpu_exposition import gpu_metrics
+from stoker.gateway.describing.triton_exposition import gpu_metrics
 from stoker.gpu.facts import GpuReading
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

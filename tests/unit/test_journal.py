@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from stoker.errors import Overloaded
-from stoker.gateway.console.routes import remarkable_requests
+from stoker.gateway.console.figures import remarkable_requests
 from stoker.metrics.batch_facts import BatchFacts
 from stoker.metrics.journal import Journal
 from stoker.metrics.memory import MetricMemory

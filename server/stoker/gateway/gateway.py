@@ -64,7 +64,7 @@ class Gateway:
         keyless: Whether no service asks for keys; the console asks for none then either.
         metrics_need_key: Whether `/metrics` needs a key of some service.
         metadata_need_key: Whether the metadata of models need a key; see
-            `stoker.gateway.protocols.metadata_access`.
+            `stoker.gateway.protocols.access`.
         draining: Set once, when the server shuts down: it is not ready from then on.
         closes: Set once, when connections are to end: each answer then closes its connection.
         bodies: The memory budget of large bodies.

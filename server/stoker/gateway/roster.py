@@ -25,9 +25,7 @@ from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceRepl
 from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.load_reports import LoadReports
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.gateway.takeover.replay import compare_versions, sample_of_file
-from stoker.gateway.takeover.samples import Samples
-from stoker.gateway.takeover.shadow import Shadow
+from stoker.gateway.takeover import Samples, Shadow, compare_versions, sample_of_file
 from stoker.settings.takeover import PARITY_TOLERANCE
 from stoker.takeover.comparison import Comparison
 from stoker.takeover.weights import Split

@@ -11,9 +11,8 @@ from stoker.echo import cut, json_beginning, quoted, quoted_names
 from stoker.errors import MalformedBody, StokerError, UnsupportedEncoding
 from stoker.gateway.http.encodings import inflater_for
 from stoker.gateway.http.requests import query_body
-from stoker.gateway.protocols.infer_dialect import InferDialect
-from stoker.gateway.protocols.load_wishes import read_config
-from stoker.gateway.protocols.repository_api import check_unload_parameters
+from stoker.gateway.protocols.infer import InferDialect
+from stoker.gateway.protocols.repository import check_unload_parameters, read_config
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_octets
 from stoker.wire.oip_answers import encode_infer

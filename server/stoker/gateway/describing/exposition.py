@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.gateway.describing.gpu_exposition import gpu_metrics
-from stoker.gateway.describing.triton_exposition import as_triton_writes, inference_metrics
+from stoker.gateway.describing.triton_exposition import as_triton_writes, gpu_metrics, inference_metrics
 from stoker.gateway.served_models import ServedModel
 from stoker.keys.callers import ONLY_DEFAULT
 from stoker.metrics.load import Load, LoadMeter, load_of_all
@@ -19,19 +18,7 @@ from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import CacheTotals, ModelTotals, Totals
 from stoker.verdict import Verdict
 
-__all__ = [
-    "CONTENT_TYPE_LATEST",
-    "cache_metrics",
-    "caller_metric",
-    "device_metrics",
-    "render",
-    "render_load",
-    "sequence_metrics",
-]
-
-
-# Metrics of the sequences of models with state.
-
+__all__ = ["cache_metrics", "caller_metric", "device_metrics", "render", "render_load", "sequence_metrics"]
 
 _LABELS = ["model", "version"]
 
@@ -55,9 +42,6 @@ def sequence_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator
             over.add_metric([*labels, "end"], sequences.ended)
             over.add_metric([*labels, "idle"], sequences.expired)
     yield from (live, started, over)
-
-
-# Metrics of how models share devices, and of what their batches take there.
 
 
 def device_metrics(
@@ -123,9 +107,6 @@ def caller_metric(memory: MetricMemory, names: Mapping[int, str]) -> Metric:
         if elapsed_ns and caller in names:
             times.add_metric([names[caller]], elapsed_ns / 1e9)
     return times
-
-
-# Metrics of answers that frontends keep, under Stoker's names and Triton's.
 
 
 class _Quantity(NamedTuple):

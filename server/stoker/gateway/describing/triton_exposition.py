@@ -1,7 +1,7 @@
-"""What is counted of models under the names that Triton gives it, for dashboards and tools that were made for those.
+"""Counters and readings of GPUs under the names that Triton gives them, for tools that were made for those.
 
-Source: docs/user_guide/metrics.md of Triton, "Inference Request Metrics". Sums that only grow, as counters must: the
-statistics extension has times by request, which means of rows make and which may become less.
+Source: docs/user_guide/metrics.md of Triton, "Inference Request Metrics". Sums only grow, as counters must: the
+statistics extension has times by request, which are made of means of rows and may become less.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stoker.gpu.facts import Gpu, GpuReading
 from stoker.gpu.visible import visible_devices
 from stoker.metrics.totals import ModelTotals
 
-__all__ = ["as_triton_writes", "inference_metrics"]
+__all__ = ["as_triton_writes", "gpu_metrics", "inference_metrics"]
 
 _FAILURES: Final = "nv_inference_request_failure"
 _REASONS: Final = {429: "REJECTED", 499: "CANCELED", 500: "BACKEND", 503: "REJECTED", 504: "REJECTED"}
@@ -158,3 +159,110 @@ def _failures(totals: ModelTotals) -> dict[str, int]:
         if status != 200:
             counts[_REASONS.get(status, "OTHER")] += count
     return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuQuantity:
+    """A number that is read of each GPU.
+
+    Attributes:
+        name: Its name; a counter's is without `_total`.
+        text: What it is.
+        read: The number of a reading, None where its driver does not say.
+        alias: Triton's name for it.
+        counter: Whether it only grows.
+    """
+
+    name: str
+    text: str
+    read: Callable[[GpuReading], float | None]
+    alias: str | None = None
+    counter: bool = False
+
+
+def _scaled(field: str, unit: float) -> Callable[[GpuReading], float | None]:
+    def read(reading: GpuReading) -> float | None:
+        value = getattr(reading, field)
+        return None if value is None else value / unit
+
+    return read
+
+
+_GPU_QUANTITIES: Final = (
+    _GpuQuantity(
+        "stoker_gpu_memory_used_bytes",
+        "GPU memory in use, by NVML.",
+        _scaled("memory_used_bytes", 1),
+        "nv_gpu_memory_used_bytes",
+    ),
+    _GpuQuantity(
+        "stoker_gpu_memory_total_bytes",
+        "GPU memory, by NVML.",
+        _scaled("memory_total_bytes", 1),
+        "nv_gpu_memory_total_bytes",
+    ),
+    _GpuQuantity(
+        "stoker_gpu_memory_free_bytes",
+        "GPU memory that nothing holds, by NVML.",
+        _scaled("memory_free_bytes", 1),
+    ),
+    _GpuQuantity(
+        "stoker_gpu_utilization_ratio",
+        "Share of time in which a kernel ran, by NVML.",
+        _scaled("utilization_percent", 100),
+        "nv_gpu_utilization",
+    ),
+    _GpuQuantity(
+        "stoker_gpu_power_watts",
+        "Power that the GPU draws, by NVML.",
+        _scaled("power_mw", 1000),
+        "nv_gpu_power_usage",
+    ),
+    _GpuQuantity(
+        "stoker_gpu_power_limit_watts",
+        "Power that the driver lets the GPU draw, by NVML.",
+        _scaled("power_limit_mw", 1000),
+        "nv_gpu_power_limit",
+    ),
+    _GpuQuantity(
+        "stoker_gpu_temperature_celsius", "Temperature of the GPU, by NVML.", _scaled("temperature_c", 1)
+    ),
+    _GpuQuantity(
+        "stoker_gpu_energy_joules",
+        "Energy that the GPU took since its driver was loaded, by NVML.",
+        _scaled("energy_mj", 1000),
+        "nv_energy_consumption",
+        counter=True,
+    ),
+)
+
+
+def gpu_metrics(readings: Sequence[GpuReading]) -> Iterator[Metric]:
+    """All metrics of GPUs; what was not read is left out, and is not 0."""
+    for quantity in _GPU_QUANTITIES:
+        values = [(reading, quantity.read(reading)) for reading in readings]
+        yield from _families(quantity, [(reading, value) for reading, value in values if value is not None])
+    throttled = GaugeMetricFamily(
+        "stoker_gpu_throttle_reason",
+        "1 for each reason why the clocks of the GPU are below their maximum, by NVML.",
+        labels=["gpu", "uuid", "reason"],
+    )
+    for reading in readings:
+        for reason, holds in reading.throttle_reasons().items():
+            throttled.add_metric([str(reading.index), reading.uuid, reason], float(holds))
+    yield throttled
+
+
+def _families(quantity: _GpuQuantity, values: Sequence[tuple[GpuReading, float]]) -> Iterator[Metric]:
+    kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
+    own = kind(quantity.name, quantity.text, labels=["gpu", "uuid"])
+    for reading, value in values:
+        own.add_metric([str(reading.index), reading.uuid], value)
+    yield own
+    if quantity.alias is not None:
+        # prometheus_client would end the name of a counter in _total, which Triton's names do not.
+        kind_of_alias, ending = ("unknown", "_total") if quantity.counter else ("gauge", "")
+        alias = Metric(quantity.alias, f"Triton's name of {quantity.name}{ending}.", kind_of_alias)
+        for reading, value in values:
+            alias.add_sample(quantity.alias, {"gpu_uuid": reading.uuid}, value)
+        yield alias

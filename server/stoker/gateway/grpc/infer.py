@@ -24,11 +24,9 @@ from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter
 from stoker.gateway.grpc.unary import UnaryCall
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
 from stoker.gateway.http.responses import told_error
-from stoker.gateway.protocols.endpoint import ScoringRequest
-from stoker.gateway.protocols.infer_dialect import submit_request, tell_urgency, tensors_of
-from stoker.gateway.protocols.streaming import piecewise
-from stoker.gateway.regions.outputs import Places
-from stoker.gateway.regions.regions import Reader
+from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
+from stoker.gateway.protocols.infer import submit_request, tell_urgency, tensors_of
+from stoker.gateway.regions.regions import Places, Reader
 from stoker.gateway.scoring.askers import TIER_HEADER, Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.tensor_dialect import TensorDialect

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.gateway.grpc.responses import AnswerWriter
     from stoker.gateway.grpc.room import Hold
     from stoker.gateway.http.body_budget import Allowance
-    from stoker.gateway.regions.outputs import Places
+    from stoker.gateway.regions.regions import Places
     from stoker.wire.http2.fields import Fields
     from stoker.wire.oip_requests import InferRequest
 

@@ -9,10 +9,8 @@ from google.protobuf import json_format
 from stoker.errors import NotSupported
 from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
 from stoker.gateway.grpc.messages import message
-from stoker.gateway.protocols.load_wishes import load_wish
-from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.gateway.protocols.repository_api import check_unload_parameters
-from stoker.gateway.protocols.statistics import statistics
+from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.protocols.repository import check_unload_parameters, load_wish, statistics
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration

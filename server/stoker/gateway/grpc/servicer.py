@@ -48,12 +48,12 @@ from stoker.gateway.grpc.streams import InferStream, Streams
 from stoker.gateway.grpc.tensor_protos import read_tensor, tensor_bytes
 from stoker.gateway.grpc.unary import CoroutineCall
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
-from stoker.gateway.protocols.cuda_memory import CudaMemoryAccess, register
-from stoker.gateway.protocols.infer_dialect import signatures_of
+from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.protocols.live_settings import LiveSettings
-from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.oip import spoken_extensions
-from stoker.gateway.protocols.tfs_describing import described_signatures, described_versions, service_of
+from stoker.gateway.protocols.shared_memory import CudaMemoryAccess, register
+from stoker.gateway.protocols.tfs import described_signatures, described_versions, service_of
 from stoker.gateway.scoring.askers import asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.tensor_dialect import submit_tensors

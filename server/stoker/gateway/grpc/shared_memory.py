@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
 from stoker.gateway.grpc.messages import message
-from stoker.gateway.protocols.region_access import regions_to_change, regions_to_see
+from stoker.gateway.protocols.shared_memory import regions_to_change, regions_to_see
 
 if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway

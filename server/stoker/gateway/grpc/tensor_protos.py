@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from stoker.echo import cut
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.gateway.grpc.messages import SERVING, message
-from stoker.gateway.protocols.tfs_describing import DTYPES
+from stoker.gateway.protocols.tfs import DTYPES
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import MAX_AXES, check_fit, from_raw
 from stoker.wire.packed import check_string_count, has_too_many_elements

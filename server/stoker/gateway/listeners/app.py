@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -19,15 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
 from stoker.errors.serving import unforeseen
 from stoker.gateway.console.routes import console_routes
-from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render, render_load
+from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import NOT_ALLOWED, authorization_of, check_head
 from stoker.gateway.http.responses import CLOSE_LINE, failed_line, refusal, send_answer, split_lines
 from stoker.gateway.http.threads import run_in_thread
+from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.azure import ScoringEndpoint
-from stoker.gateway.protocols.metadata_access import check_metadata_access
 from stoker.gateway.protocols.mlflow import mlflow_routes
 from stoker.gateway.protocols.oip import oip_routes
 from stoker.gateway.protocols.tfs import tfs_routes

@@ -35,9 +35,8 @@ from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.http.requests import MAX_HEADERS
 from stoker.gateway.http.responses import CLOSE_LINE, refusal
 from stoker.gateway.listeners.bounded import BoundedProtocol
-from stoker.gateway.protocols.binary_dialect import is_array
-from stoker.gateway.protocols.infer_dialect import JSON_LENGTH, InferDialect
-from stoker.gateway.protocols.region_dialect import RegionDialect
+from stoker.gateway.protocols.azure import is_array
+from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect, RegionDialect
 from stoker.gateway.scoring.askers import GATEWAY_HEADERS, PATIENCE_HEADERS, Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.traffic import DEPLOYMENT_HEADER

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from stoker.echo import cut, quoted
 from stoker.errors import MalformedBody, MethodNotAllowed, NotSupported, UnknownService
 from stoker.gateway.http.requests import authorization_of
-from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.gateway.protocols.repository_api import json_content
+from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.protocols.repository import json_content
 from stoker.keys.keyring import BEARER_HEADER
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from stoker.errors import NotFound, StokerError, UnsupportedEncoding
 from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_body
 from stoker.gateway.protocols.endpoint import DialectEndpoint
-from stoker.gateway.protocols.infer_dialect import signatures_of
+from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
 from stoker.wire.mlflow import Invocation, decode_invocation, encode_invocation
 

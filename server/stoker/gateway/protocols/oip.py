@@ -14,14 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stoker import __version__
-from stoker.errors import (
-    MalformedBody,
-    MethodNotAllowed,
-    NotFound,
-    NotReady,
-    NotSupported,
-    StokerError,
-)
+from stoker.errors import MethodNotAllowed, NotFound, NotReady, NotSupported, StokerError
 from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.encodings import compressed, inflater_for
@@ -38,27 +31,25 @@ from stoker.gateway.http.responses import (
     split_lines,
     told_error,
 )
-from stoker.gateway.protocols.cuda_memory import CudaMemoryApi
+from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import (
     DialectEndpoint,
+    EventFormat,
     ScoringRequest,
     allowance_of,
     read_body,
+    score_and_stream,
     score_and_wait,
 )
-from stoker.gateway.protocols.infer_dialect import InferDialect, error_answer
+from stoker.gateway.protocols.infer import InferDialect, RegionDialect, error_answer
 from stoker.gateway.protocols.live_settings import LOGGING, TRACE, LiveSettingsApi
-from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.gateway.protocols.region_access import (
+from stoker.gateway.protocols.repository import RepositoryApi, statistics
+from stoker.gateway.protocols.shared_memory import (
     CUDA_SHARED_MEMORY,
     SYSTEM_SHARED_MEMORY,
-    regions_to_change,
-    regions_to_see,
+    CudaMemoryApi,
+    SharedMemoryApi,
 )
-from stoker.gateway.protocols.region_dialect import RegionDialect
-from stoker.gateway.protocols.repository_api import RepositoryApi, json_content
-from stoker.gateway.protocols.statistics import statistics
-from stoker.gateway.protocols.streaming import EventFormat, score_and_stream
 from stoker.gateway.scoring.askers import asker_of
 from stoker.gateway.scoring.service import Service
 from stoker.wire.oip_tensors import DATATYPES
@@ -67,53 +58,11 @@ from stoker.wire.piece_tensors import PIECE_OUTPUT
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from stoker.gateway.regions.regions import Regions
     from stoker.gateway.scoring.call import Dialect
 
-__all__ = ["GenerateEndpoint", "SharedMemoryApi", "oip_routes", "spoken_extensions"]
-
-
-# The system shared memory extension of the Open Inference Protocol over HTTP.
-
-
-class SharedMemoryApi:
-    """The handlers of `/v2/systemsharedmemory/...`."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def status(self, request: Request) -> Response:
-        """List the registered regions, or one of them."""
-        regions = regions_to_see(self._gateway, authorization_of(request), _address(request))
-        return JSONResponse(regions.status(request.path_params.get("region")))
-
-    async def register(self, request: Request) -> Response:
-        """Register a region."""
-        regions, content = self._regions(request), await json_content(request)
-        key, offset, size = content.get("key"), content.get("offset", 0), content.get("byte_size")
-        if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
-            raise MalformedBody("a region needs 'key', a text, and 'byte_size' and 'offset', integers")
-        regions.register(request.path_params["region"], key, offset, size)
-        return Response()
-
-    async def unregister(self, request: Request) -> Response:
-        """Unregister a region, or all."""
-        self._regions(request).unregister(request.path_params.get("region"))
-        return Response()
-
-    def _regions(self, request: Request) -> Regions:
-        return regions_to_change(
-            self._gateway, authorization_of(request), _address(request), from_page="origin" in request.headers
-        )
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
-
+__all__ = ["GenerateEndpoint", "oip_routes", "spoken_extensions"]
 
 # Triton's generate extension over HTTP: JSON in, JSON or server-sent events out, for scripts that yield.
-
-
 _OK: Final = 200
 _JSON: Final = "application/json"
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import logging
 import os
-import sys
-import threading
-import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
+from dataclasses import replace
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, Protocol
 
@@ -22,168 +18,16 @@ from stoker.errors import (
     InvalidInput,
     MalformedBody,
     NotFound,
-    NotSupported,
-    Overloaded,
     RegionTaken,
-    StokerError,
 )
-from stoker.gateway.regions.memory import OpenMemory, file_of
+from stoker.gateway.regions.memory import CudaDevices, CudaMemory, OpenMemory, file_of
 from stoker.gateway.regions.table import CudaPlace, FilePlace, Place, RegionTable, Registration
-from stoker.gpu.cuda_ipc import CudaFailure, CudaSharing, CudaUnusable, load_cuda_ipc
+from stoker.wire.oip_answers import classified
 from stoker.wire.oip_regions import RegionSpan
+from stoker.wire.oip_requests import InferRequest, RegionOutput
+from stoker.wire.oip_tensors import to_raw
 
-__all__ = ["MAX_REGIONS", "CudaDevices", "CudaMemory", "Reader", "Regions", "is_local"]
-
-
-# A caller's memory on a GPU, as this process has it open.
-#
-# Its length never changes, and nothing tells when its owner has ended: CUDA asks owners not to free memory that
-# others have open. CUDA's errors are passed on to the caller, for they are about the caller's own memory.
-
-
-logger = logging.getLogger(__name__)
-
-_NO_MEMORY = "cudaErrorMemoryAllocation"
-
-
-class CudaMemory:
-    """One region; it is open as long as this object exists.
-
-    Args:
-        cuda: The CUDA libraries.
-        place: The handle and the device of the region.
-        size_bytes: The length of the region.
-
-    Attributes:
-        linked: Always True: nothing tells when its owner has ended.
-        place: As given.
-        size_bytes: As given.
-
-    Raises:
-        InvalidInput: The allocation is shorter than the region.
-        CudaFailure: It cannot be opened.
-        CudaUnusable: Memory of GPUs cannot be shared here.
-    """
-
-    linked = True
-
-    def __init__(self, cuda: CudaSharing, place: CudaPlace, size_bytes: int) -> None:
-        self.place, self.size_bytes = place, size_bytes
-        self._cuda = cuda
-        self._address = cuda.open(place.device_id, base64.b64decode(place.handle))
-        weakref.finalize(self, _close, cuda, place.device_id, self._address).atexit = False
-        has_bytes = cuda.size_behind(place.device_id, self._address)
-        if size_bytes > has_bytes:
-            raise InvalidInput(
-                f"failed to register CUDA shared memory region: it would end at byte {size_bytes}, and the "
-                f"allocation has {has_bytes}"
-            )
-
-    def read(self, begin: int, size_bytes: int) -> memoryview | None:
-        """Return a copy of a part; None if the region ends before the part does.
-
-        Raises:
-            InvalidInput: CUDA cannot copy it.
-        """
-        if not self._has(begin, size_bytes):
-            return None
-        content = np.empty(size_bytes, np.uint8)
-        if size_bytes:
-            to, source = content.ctypes.data, self._address + begin
-            try:
-                self._cuda.copy_to_host(self.place.device_id, to, source, size_bytes)
-            except (CudaFailure, CudaUnusable) as error:
-                raise InvalidInput(f"Unable to read CUDA shared memory: {error}") from None
-        return content.data
-
-    def write(self, begin: int, content: memoryview) -> bool:
-        """Write a part; False if the region ends before the part does.
-
-        Raises:
-            InvalidInput: CUDA cannot copy it.
-        """
-        if not self._has(begin, len(content)):
-            return False
-        if len(content):
-            source = np.frombuffer(content, np.uint8)
-            to = self._address + begin
-            try:
-                self._cuda.copy_to_device(self.place.device_id, to, source.ctypes.data, len(content))
-            except (CudaFailure, CudaUnusable) as error:
-                raise InvalidInput(f"Unable to write CUDA shared memory: {error}") from None
-        return True
-
-    def _has(self, begin: int, size_bytes: int) -> bool:
-        return begin >= 0 and size_bytes >= 0 and begin + size_bytes <= self.size_bytes
-
-
-class CudaDevices:
-    """CUDA in a frontend, which is not loaded before a region on a GPU is registered.
-
-    Args:
-        load: Loads CUDA's libraries; raises `CudaUnusable`.
-    """
-
-    def __init__(self, load: Callable[[], CudaSharing] = lambda: load_cuda_ipc(sys.path)) -> None:
-        self._load, self._loading = load, threading.Lock()
-        self._cuda: CudaSharing | None = None
-        self._prepared: set[int] = set()
-
-    def open(self, place: CudaPlace, size_bytes: int) -> CudaMemory:
-        """Open a region; to be called on a thread too, for the first one in a process takes long.
-
-        Raises:
-            NotSupported: There is no GPU, driver or library, or they cannot share memory.
-            InvalidInput: The handle is invalid, or the allocation is shorter than the region.
-            Overloaded: There is no memory for it.
-        """
-        try:
-            memory = CudaMemory(self._loaded(), place, size_bytes)
-        except CudaUnusable as error:
-            raise NotSupported(
-                f"CUDA's shared memory cannot be used here: {error}; put the tensors into system shared memory, "
-                "or into the request"
-            ) from None
-        except CudaFailure as error:
-            raise _unopened(error) from None
-        self._prepared.add(place.device_id)
-        return memory
-
-    def cold(self, devices: Collection[int]) -> set[int]:
-        """Those of these devices on which nothing has been opened yet; each is returned once."""
-        cold = set(devices) - self._prepared
-        self._prepared |= cold
-        return cold
-
-    def prepare(self, devices: Collection[int]) -> None:
-        """Create this process's contexts on devices, on a thread: it takes some tenths of a second."""
-        for device in sorted(devices):
-            try:
-                self._loaded().prepare(device)
-            except (CudaFailure, CudaUnusable) as error:
-                logger.warning(
-                    "memory of GPU %d that is registered cannot be used in this process: %s", device, error
-                )
-
-    def _loaded(self) -> CudaSharing:
-        with self._loading:
-            if self._cuda is None:
-                self._cuda = self._load()
-            return self._cuda
-
-
-def _close(cuda: CudaSharing, device: int, address: int) -> None:
-    try:
-        cuda.close(device, address)
-    except (CudaFailure, CudaUnusable) as error:
-        logger.warning("shared memory of a GPU cannot be closed: %s", error)
-
-
-def _unopened(error: CudaFailure) -> StokerError:
-    if error.name == _NO_MEMORY:
-        return Overloaded(f"There is no memory to open a CUDA shared memory region: {error}")
-    return InvalidInput(f"Unable to open CUDA shared memory region: {error}")
-
+__all__ = ["MAX_REGIONS", "Places", "Reader", "Regions", "is_local"]
 
 MAX_REGIONS: Final = 512
 """Each frontend that has used a region keeps its file open."""
@@ -536,3 +380,72 @@ def _cut_short(span: RegionSpan) -> InvalidInput:
     return InvalidInput(
         f"Shared memory region {quoted(span.region)} has become shorter than it was registered"
     )
+
+
+class Places:
+    """Where the outputs of one request are written."""
+
+    __slots__ = ("_batched", "_regions", "_registered", "_request")
+
+    def __init__(
+        self,
+        regions: Regions,
+        request: InferRequest,
+        registered: Mapping[str, Registration],
+        *,
+        batched: bool,
+    ) -> None:
+        """Made by `of`."""
+        self._regions, self._batched, self._registered = regions, batched, registered
+        # Without the inputs: they are as large as the answer, and have been copied.
+        self._request = replace(request, inputs={})
+
+    @classmethod
+    def of(cls, regions: Regions, request: InferRequest, *, batched: bool) -> Places | None:
+        """The destinations of a request, checked before it runs; None if its outputs name no regions.
+
+        Args:
+            regions: The regions.
+            request: The request.
+            batched: Whether the first axis of its outputs is the batch.
+
+        Raises:
+            InvalidInput: A region is unknown, or does not have the part.
+        """
+        registered = {
+            wanted.name: regions.check(wanted.span)
+            for wanted in request.wanted
+            if isinstance(wanted, RegionOutput)
+        }
+        return cls(regions, request, registered, batched=batched) if registered else None
+
+    def write(self, outputs: Mapping[str, np.ndarray]) -> InferRequest:
+        """Write the outputs; returns the request without its inputs, which is what the rest of the answer needs.
+
+        Raises:
+            InvalidInput: An output does not fit, in which case none has been written; or a region has been removed.
+        """
+        contents: list[tuple[RegionOutput, memoryview]] = []
+        for wanted in self._request.wanted:
+            if isinstance(wanted, RegionOutput):
+                content = _bytes_of(classified(wanted, outputs[wanted.name], batched=self._batched))
+                if len(content) > wanted.span.size_bytes:
+                    raise InvalidInput(
+                        f"shared memory size specified with the request for output '{wanted.name}' "
+                        f"({wanted.span.size_bytes} bytes) should be at least {len(content)} bytes to hold the "
+                        "results"
+                    )
+                contents.append((wanted, content))
+        for wanted, content in contents:
+            self._regions.write(wanted.span, content, self._registered[wanted.name])
+        return self._request
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    if array.dtype == object:
+        return memoryview(to_raw(array))
+    if not array.size:
+        # A view of this kind cannot be cast.
+        return memoryview(b"")
+    plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return plain.reshape(-1).view(np.uint8).data

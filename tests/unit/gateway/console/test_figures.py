@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.gateway.console.routes import figures, quantiles_ms
+from stoker.gateway.console.figures import figures, quantiles_ms
 from stoker.metrics.layout import STAGE_BOUNDS_S
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.past import Past, ProcessReading

@@ -5,11 +5,11 @@ from typing import cast
 
 import numpy as np
 import pytest
-from prometheus_client import Metric
+from prometheus_client import CONTENT_TYPE_LATEST, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tests.puppets import metric_memory
 
-from stoker.gateway.describing.exposition import CONTENT_TYPE_LATEST, render, render_load
+from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gpu.facts import THROTTLE_REASONS, GpuReading

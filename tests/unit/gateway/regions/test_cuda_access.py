@@ -12,8 +12,9 @@ import pytest
 from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
 
 from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, RegionTaken, Unauthorized
-from stoker.gateway.protocols.cuda_memory import CudaMemoryAccess, register
-from stoker.gateway.regions.regions import CudaDevices, Regions
+from stoker.gateway.protocols.shared_memory import CudaMemoryAccess, register
+from stoker.gateway.regions.memory import CudaDevices
+from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import CudaPlace, RegionTable
 from stoker.gpu.cuda_ipc import CudaIpc
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
 
 from stoker.errors import InvalidInput, MalformedBody, NotFound, NotSupported, Overloaded, RegionTaken
-from stoker.gateway.regions.regions import CudaDevices, Regions
+from stoker.gateway.regions.memory import CudaDevices
+from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import CudaPlace, RegionTable
 from stoker.gpu.cuda_ipc import CudaIpc, CudaUnusable
 from stoker.wire.oip_regions import RegionSpan

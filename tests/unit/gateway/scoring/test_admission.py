@@ -10,7 +10,7 @@ from tests.http.raw_http import rows_body
 from tests.patience import PATIENCE_S
 from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_service
 
-from stoker.gateway.protocols.infer_dialect import InferDialect
+from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.scoring.call import Call
 
 

@@ -18,7 +18,7 @@ from tests.puppets import ROWS, Joined, PuppetRuntime, puppet_service
 
 from stoker.errors import InvalidInput, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
-from stoker.gateway.protocols.infer_dialect import InferDialect
+from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.mlflow import _Invocations
 from stoker.gateway.protocols.tfs import _VERBS
 from stoker.gateway.scoring import body_reader

@@ -8,7 +8,7 @@ from tests.http.raw_http import rows_body
 from tests.puppets import Joined, metric_memory, puppet_service
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.protocols.statistics import statistics
+from stoker.gateway.protocols.repository import statistics
 from stoker.gateway.scoring.service import Service
 from stoker.metrics.memory import MetricMemory
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.puppets import BODIES, Joined, PuppetRuntime, PuppetTicket, rows_of
 
-from stoker.gateway.takeover import samples as samples_module
-from stoker.gateway.takeover.samples import Samples
+from stoker.gateway import takeover as samples_module
+from stoker.gateway.takeover import Samples
 
 
 def test_requests_are_sampled_once_and_a_few_a_second() -> None:

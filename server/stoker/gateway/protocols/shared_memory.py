@@ -1,4 +1,4 @@
-"""CUDA's shared memory extension of the Open Inference Protocol: tensors of callers in the memory of a GPU."""
+"""Tensors in shared memory of callers, on the host or on a GPU: who may register it, and the handlers over HTTP."""
 
 from __future__ import annotations
 
@@ -6,26 +6,147 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from stoker.echo import cut
-from stoker.errors import MalformedBody, NotFound
+from stoker.errors import (
+    Forbidden,
+    MalformedBody,
+    NotFound,
+    NotSupported,
+    Unauthorized,
+)
+from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.http.threads import run_in_thread
-from stoker.gateway.protocols.metadata_access import check_metadata_access
-from stoker.gateway.protocols.region_access import CUDA_SHARED_MEMORY, regions_to_change
-from stoker.gateway.protocols.repository_api import json_content
+from stoker.gateway.protocols.access import check_caller, check_metadata_access
+from stoker.gateway.protocols.repository import json_content
 from stoker.gateway.regions.table import CudaPlace
 from stoker.gpu.cuda_ipc import HANDLE_BYTES
 from stoker.keys.keyring import BEARER_HEADER
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from stoker.gateway.gateway import Gateway
     from stoker.gateway.regions.regions import Regions
 
-__all__ = ["CudaMemoryAccess", "CudaMemoryApi", "register"]
+__all__ = [
+    "CUDA_SHARED_MEMORY",
+    "SYSTEM_SHARED_MEMORY",
+    "CudaMemoryAccess",
+    "CudaMemoryApi",
+    "SharedMemoryApi",
+    "regions_to_change",
+    "regions_to_see",
+    "register",
+]
+
+SYSTEM_SHARED_MEMORY = "system_shared_memory"
+CUDA_SHARED_MEMORY = "cuda_shared_memory"
+"""The extensions' names."""
+
+
+def regions_to_see(
+    gateway: Gateway, authorization: bytes, address: str, *, sent_as: str = BEARER_HEADER
+) -> Regions:
+    """Return the regions for a caller who lists them.
+
+    Args:
+        gateway: The frontend's gateway.
+        authorization: Value of the header `Authorization`.
+        address: The caller's address.
+        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
+
+    Raises:
+        NotSupported: Shared memory is off.
+        Forbidden: The caller is on another machine.
+        Unauthorized: No key was sent.
+    """
+    regions = _regions(gateway, address, SYSTEM_SHARED_MEMORY)
+    check_metadata_access(gateway, authorization, sent_as=sent_as)
+    return regions
+
+
+def regions_to_change(
+    gateway: Gateway,
+    authorization: bytes,
+    address: str,
+    *,
+    from_page: bool = False,
+    sent_as: str = BEARER_HEADER,
+    extension: str = SYSTEM_SHARED_MEMORY,
+) -> Regions:
+    """Return the regions for a caller who registers or unregisters.
+
+    Args:
+        gateway: The frontend's gateway.
+        authorization: Value of the header `Authorization`.
+        address: The caller's address.
+        from_page: Whether the request's headers say that a web page made it in a browser.
+        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
+        extension: The extension, for the error if it is off.
+
+    Raises:
+        NotSupported: Shared memory is off.
+        Forbidden: The caller is on another machine or is a web page, or there is no admin key.
+        Unauthorized: The key that is needed was not sent.
+    """
+    regions = _regions(gateway, address, extension)
+    if from_page:
+        raise Forbidden("Pages may not register shared memory.")
+    if not regions.needs_admin:
+        check_caller(gateway, authorization, sent_as=sent_as)
+        return regions
+    administration = gateway.administration
+    if administration is None or administration.access.refusal:
+        raise Forbidden("Shared memory cannot be registered here: start the server with STOKER_ADMIN_KEY.")
+    if not administration.access.callers.allows(authorization):
+        raise Unauthorized(
+            f"Registering shared memory needs the admin key ('stoker keys show admin'): send {sent_as.format('key')}."
+        )
+    return regions
+
+
+def _regions(gateway: Gateway, address: str, extension: str) -> Regions:
+    if gateway.regions is None:
+        raise NotSupported(f"{extension} extension is not supported")
+    gateway.regions.check_peer(address)
+    return gateway.regions
+
+
+class SharedMemoryApi:
+    """The handlers of `/v2/systemsharedmemory/...`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def status(self, request: Request) -> Response:
+        """List the registered regions, or one of them."""
+        regions = regions_to_see(self._gateway, authorization_of(request), _address(request))
+        return JSONResponse(regions.status(request.path_params.get("region")))
+
+    async def register(self, request: Request) -> Response:
+        """Register a region."""
+        regions, content = self._regions(request), await json_content(request)
+        key, offset, size = content.get("key"), content.get("offset", 0), content.get("byte_size")
+        if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
+            raise MalformedBody("a region needs 'key', a text, and 'byte_size' and 'offset', integers")
+        regions.register(request.path_params["region"], key, offset, size)
+        return Response()
+
+    async def unregister(self, request: Request) -> Response:
+        """Unregister a region, or all."""
+        self._regions(request).unregister(request.path_params.get("region"))
+        return Response()
+
+    def _regions(self, request: Request) -> Regions:
+        return regions_to_change(
+            self._gateway, authorization_of(request), _address(request), from_page="origin" in request.headers
+        )
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
 
 _MOST_DEVICES: Final = 1 << 16
 

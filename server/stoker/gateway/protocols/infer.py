@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from stoker.echo import cut
 from stoker.errors import InvalidInput, MalformedBody, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line
+from stoker.gateway.regions.regions import Places, Reader, Regions
 from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JSON_LENGTH",
     "InferDialect",
+    "RegionDialect",
     "codec_of",
     "error_answer",
     "signatures_of",
@@ -185,3 +187,39 @@ def tensors_of(service: Scorer) -> ModelTensors:
     if not tensors.estimator:
         return tensors
     return replace(tensors, outputs=tuple(out for one in signatures for out in one.tensors.outputs))
+
+
+class RegionDialect(InferDialect):
+    """Infer requests that may refer to regions of shared memory; see `InferDialect`."""
+
+    __slots__ = ("_regions",)
+
+    def __init__(self, json_bytes: int | None, regions: Regions) -> None:
+        """Create it for this `Inference-Header-Content-Length`, with these regions."""
+        super().__init__(json_bytes)
+        self._regions = regions
+
+    @classmethod
+    def beside(cls, plain: InferDialect, regions: Regions) -> RegionDialect:
+        """The dialect like this one, but with regions."""
+        return cls(plain.json_bytes, regions)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The process that decodes long JSON has no access to regions.
+        return InferDialect, (self._json_bytes,)
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Decode the request and queue its tensors."""
+        del head
+        codec = codec_of(call.service)
+        request = codec.decode(body, self._json_bytes, Reader(self._regions, call.service.max_body_bytes))
+        places = Places.of(self._regions, request, batched=tensors_of(call.service).batched)
+        call.write = (
+            partial(write_answer, codec, request) if places is None else partial(_write, codec, places)
+        )
+        submit_request(call, exchange, request)
+
+
+def _write(codec: InferCodec, places: Places, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+    """Write outputs into their regions, and encode the others."""
+    return write_answer(codec, places.write(outputs), outputs)

@@ -1,21 +1,27 @@
-"""Runs sampled requests through two versions; they are not counted as requests."""
+"""Comparing versions: a frontend samples requests, and runs them again on other versions.
+
+Requests and answers are read from the arenas, where they stay until their rows are reused. So sampling and shadow
+traffic cost requests nothing, whatever their protocol: callers do not wait for it, and nothing is stored for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from stoker.errors import NotReady, StokerError
+from stoker.errors import NotReady, Overloaded, StokerError
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.isolation.sample_files import read_sample
 from stoker.takeover.answers import json_fields, packed_fields, script_fields
-from stoker.takeover.comparison import Answer, Comparison, compare
+from stoker.takeover.comparison import Answer, Comparison, alike, compare
 from stoker.wire.envelope import RequestHead, ScriptRequest
 from stoker.wire.packed import pack
 
@@ -25,7 +31,70 @@ if TYPE_CHECKING:
     from stoker.settings.image_input import ImageInput
     from stoker.tensors import Signature
 
-__all__ = ["answer_in", "answer_of", "compare_versions", "sample_of_file"]
+__all__ = ["Samples", "Shadow", "answer_in", "answer_of", "compare_versions", "content_of", "sample_of_file"]
+
+_MAX_BYTES: Final = 16 << 20
+_MAX_SAMPLE_BYTES: Final = 1 << 20
+_PERIOD_NS: Final = 250_000_000
+
+
+class Samples:
+    """The last sampled requests of one version: one row or body each, at most four a second."""
+
+    def __init__(self, most: int) -> None:
+        """Keep at most this many, of 16 MiB together."""
+        self._most = most
+        self._kept: deque[Rows | bytes] = deque()
+        self._kept_bytes = 0
+        self._looked_ns = 0
+        self._paused = False
+
+    @property
+    def contents(self) -> list[Rows | bytes]:
+        """The sampled rows or bodies, the oldest first."""
+        return list(self._kept)
+
+    def look(self, exchanges: Iterable[Exchange], now_ns: int) -> None:
+        """Sample a request that was answered since the last look, if a quarter of a second has passed."""
+        if self._paused or now_ns - self._looked_ns < _PERIOD_NS:
+            return
+        since_ns, self._looked_ns = self._looked_ns, now_ns
+        for exchange in exchanges:
+            for number in exchange.done_since(since_ns, 1):
+                self._keep(content_of(exchange, number))
+                return
+
+    @contextmanager
+    def resting(self, clock_ns: Callable[[], int]) -> Iterator[None]:
+        """Suspend sampling: the rows in the arena are those of samples that run again."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused, self._looked_ns = False, clock_ns()
+
+    def _keep(self, content: Rows | bytes) -> None:
+        length = _size_bytes(content)
+        if length > _MAX_SAMPLE_BYTES:
+            return
+        self._kept.append(content)
+        self._kept_bytes += length
+        while len(self._kept) > self._most or self._kept_bytes > _MAX_BYTES:
+            self._kept_bytes -= _size_bytes(self._kept.popleft())
+
+
+def content_of(exchange: Exchange, number: int) -> Rows | bytes:
+    """Return a copy of what a row was queued with."""
+    arena = exchange.arena
+    if arena.signature.takes != "rows":
+        return arena.read_bytes("in", 0, number)
+    return [rows[number : number + 1].copy() for rows in arena.inputs]
+
+
+def _size_bytes(content: Rows | bytes) -> int:
+    """Return how much memory a sample takes."""
+    return len(content) if isinstance(content, bytes) else sum(array.nbytes for array in content)
+
 
 logger = logging.getLogger(__name__)
 
@@ -175,3 +244,76 @@ async def answer_of(
         exchange.submit(replay, content)
     answer = await replay.answered
     return answer, replay.finished_ns - replay.started_ns
+
+
+_AT_ONCE: Final = 16
+
+
+class Shadow:
+    """A shadow version.
+
+    Attributes:
+        percent: How many of a hundred rows are copied to it; fewer where more than 16 would run at once.
+    """
+
+    def __init__(self, percent: int) -> None:
+        """Begin with none."""
+        self.percent = percent
+        self._due = 0.0
+        self._seen: dict[Exchange, int] = {}
+        self._looked_ns = time.monotonic_ns()
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def look(self, mains: list[Service], shadow: Service, tolerance: float) -> None:
+        """Run copies of requests that have been answered since the last look.
+
+        Args:
+            mains: The versions that answer callers.
+            shadow: The shadow version.
+            tolerance: See `stoker.takeover.comparison.compare`.
+        """
+        since_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
+        seen, self._seen = self._seen, {}
+        for main in mains:
+            if (
+                main.signature is None
+                or shadow.signature is None
+                or not alike(main.signature, shadow.signature)
+            ):
+                continue
+            for exchange in main.exchanges:
+                self._seen[exchange] = exchange.rows_done
+                done = exchange.rows_done - seen.get(exchange, exchange.rows_done)
+                self._due = min(self._due + done * self.percent / 100, _AT_ONCE)
+                self._copy(exchange, shadow, since_ns, tolerance)
+
+    def _copy(self, exchange: Exchange, shadow: Service, since_ns: int, tolerance: float) -> None:
+        most = min(int(self._due), _AT_ONCE - len(self._under_way))
+        if most < 1:
+            return
+        for number in exchange.done_since(since_ns, most):
+            self._due -= 1
+            try:
+                answer, took_ns = answer_in(exchange, number)
+            except StokerError:
+                continue
+            work = self._run(shadow, content_of(exchange, number), answer, took_ns, tolerance)
+            task = asyncio.get_running_loop().create_task(work)
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    async def _run(
+        self, shadow: Service, content: Rows | bytes, answer: Answer, took_ns: int, tolerance: float
+    ) -> None:
+        try:
+            other, other_ns = await answer_of(shadow, content)
+        except (Overloaded, NotReady):
+            return
+        except StokerError:
+            part = compare(answer, None, tolerance, took_ns)
+        except Exception:
+            logger.exception("a copy of a request to %s version %s failed", shadow.name, shadow.version)
+            return
+        else:
+            part = compare(answer, other, tolerance, took_ns, other_ns)
+        shadow.metrics.count_comparison(next(iter(part.results)), flipped=part.flips)

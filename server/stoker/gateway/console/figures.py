@@ -1,0 +1,228 @@
+"""The data that the console draws: counters of the last minutes as columns, and remarkable requests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from stoker.metrics.journal import Journal, Kind
+from stoker.metrics.layout import (
+    BATCH_BLOCK,
+    BATCH_BOUNDS_ROWS,
+    FIRST_DEVICE_PAGE,
+    IN_FLIGHT_BLOCK,
+    PADDING_BLOCK,
+    QUEUED_BLOCK,
+    REASONS,
+    REASONS_BLOCK,
+    REJECTED_BLOCK,
+    REJECTIONS,
+    REQUESTS_BLOCK,
+    ROW_COMPUTE_BLOCK,
+    ROWS_BLOCK,
+    STAGE_BLOCK,
+    STAGE_BOUNDS_S,
+    STAGE_WORDS,
+    STAGES,
+    STATUSES,
+    SUPERVISOR_PAGE,
+    TARGET_REASONS,
+    TARGET_REASONS_BLOCK,
+    Block,
+)
+from stoker.metrics.past import Past, Steps
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["figures", "quantiles_ms", "remarkable_requests"]
+
+_QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in STAGE_BOUNDS_S)])
+
+
+def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
+    """Return the steps after `since` as columns.
+
+    Counts are those of one step, whose length in milliseconds stands beside them. Means and quantiles are of the
+    requests answered in the step, None if there were none. Series of statuses and reasons that are all 0 are left
+    out.
+
+    Args:
+        past: The steps.
+        slots: The slots of the metrics that are added up.
+        since: The number of the step that the caller has last seen; 0 for all that are kept.
+    """
+    steps = past.read(slots, since)
+    counted = np.diff(steps.slots, axis=0)
+    # A counter falls where its slot was given to another version.
+    counted = np.maximum(counted, 0)
+    gauges = steps.slots[1:]
+    return {
+        "step": steps.last,
+        "time_ms": steps.time_ms[1:].tolist(),
+        "span_ms": np.diff(steps.time_ms).tolist(),
+        "requests": _named((str(status or "other") for status in STATUSES), counted, REQUESTS_BLOCK),
+        "rejections": _named(REJECTIONS, counted, REJECTED_BLOCK),
+        "left": _named(REASONS, counted, REASONS_BLOCK)
+        | _named(TARGET_REASONS, counted, TARGET_REASONS_BLOCK),
+        "rows": {
+            "answered": counted[:, ROWS_BLOCK.offset].tolist(),
+            "padding": counted[:, PADDING_BLOCK.offset].tolist(),
+            "in_flight": gauges[:, IN_FLIGHT_BLOCK.offset].tolist(),
+            "queued": gauges[:, QUEUED_BLOCK.offset].tolist(),
+        },
+        "batches": {
+            "bounds": list(BATCH_BOUNDS_ROWS),
+            "counts": counted[:, BATCH_BLOCK.offset : BATCH_BLOCK.end - 1].T.tolist(),
+        },
+        "latency_ms": quantiles_ms(_times(counted, "total")[:, :-1]),
+        "stages_ms": _stages_ms(counted),
+        "restarts": dict(
+            zip(("device", "frontend"), np.diff(steps.restarts, axis=0).T.tolist(), strict=True)
+        ),
+        "processes": _processes(steps),
+        "gpus": [
+            {"index": index, **{name: values[1:] for name, values in reading.items()}}
+            for index, reading in steps.gpus().items()
+        ],
+    }
+
+
+def quantiles_ms(counts: np.ndarray) -> dict[str, list[float | None]]:
+    """Return quantiles of times that were counted by `STAGE_BOUNDS_S`, straight between the bounds.
+
+    Args:
+        counts: How many times were counted of each bucket, the last one without a bound: `int64[steps, buckets]`.
+    """
+    found: dict[str, list[float | None]] = {}
+    sums = counts.cumsum(axis=1)
+    rows = np.arange(len(counts))
+    for name, share in _QUANTILES.items():
+        rank = share * sums[:, -1]
+        bucket = (sums < rank[:, None]).sum(axis=1)
+        inside = np.minimum(bucket, len(STAGE_BOUNDS_S) - 1)
+        below = np.where(inside > 0, sums[rows, inside - 1], 0)
+        count = np.maximum(counts[rows, inside], 1)
+        low, high = _BOUNDS_MS[inside], _BOUNDS_MS[inside + 1]
+        # Of what is beyond the last bound nothing else is known.
+        value = np.where(bucket > inside, high, low + (high - low) * (rank - below) / count)
+        found[name] = _where(sums[:, -1] > 0, value)
+    return found
+
+
+def _stages_ms(counted: np.ndarray) -> dict[str, list[float | None]]:
+    """What a request spent in each stage, on the mean; `answer` is what the others leave of the whole."""
+    requests = _times(counted, "total")[:, :-1].sum(axis=1)
+    rows = _times(counted, "queue")[:, :-1].sum(axis=1)
+    run = counted[:, BATCH_BLOCK.end - 1]
+    total, parse = (_mean_ms(_times(counted, stage)[:, -1], requests) for stage in ("total", "parse"))
+    queue = _mean_ms(_times(counted, "queue")[:, -1], rows)
+    # The time of its batch, for each row: large batches count for many.
+    compute = _mean_ms(counted[:, ROW_COMPUTE_BLOCK.offset], run)
+    answer = np.maximum(total - parse - queue - compute, 0)
+    stages = {"parse": parse, "queue": queue, "compute": compute, "answer": answer}
+    return {stage: _where(requests > 0, mean) for stage, mean in stages.items()}
+
+
+def _times(counted: np.ndarray, stage: str) -> np.ndarray:
+    start = STAGE_BLOCK.offset + STAGES.index(stage) * STAGE_WORDS
+    return counted[:, start : start + STAGE_WORDS]
+
+
+def _mean_ms(sums_us: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    means: np.ndarray = sums_us / 1000 / np.maximum(counts, 1)
+    return means
+
+
+def _where(known: np.ndarray, values: np.ndarray) -> list[float | None]:
+    rounded = values.round(4).tolist()
+    return [value if there else None for there, value in zip(known.tolist(), rounded, strict=True)]
+
+
+def _named(names: Iterable[str], counted: np.ndarray, block: Block) -> dict[str, list[int]]:
+    columns = counted[:, block.offset : block.end].T
+    return {name: column.tolist() for name, column in zip(names, columns, strict=True) if column.any()}
+
+
+def _processes(steps: Steps) -> list[dict[str, Any]]:
+    span_ms = np.maximum(np.diff(steps.time_ms), 1)
+    shown = []
+    for page, words in steps.processes().items():
+        pids, cpu_ms = words[1:, 0], np.diff(words[:, 1])
+        # Where another process has taken its place, it begins anew.
+        percent = np.where((np.diff(words[:, 0]) == 0) & (cpu_ms >= 0), 100 * cpu_ms / span_ms, 0).round(1)
+        shown.append(
+            {
+                "name": _name(page),
+                "pid": int(words[-1, 0]),
+                "cpu_percent": percent.tolist(),
+                "memory_bytes": np.where(pids > 0, words[1:, 2], 0).tolist(),
+            }
+        )
+    return shown
+
+
+def _name(page: int) -> str:
+    if page == SUPERVISOR_PAGE:
+        return "supervisor"
+    if page >= FIRST_DEVICE_PAGE:
+        return f"device process {page - FIRST_DEVICE_PAGE + 1}"
+    return f"frontend {page + 1}"
+
+
+_SHOWN: Final = 50
+_BACK_MS: Final = 300_000
+
+
+def remarkable_requests(
+    journal: Journal, past: Past, slots: Mapping[tuple[str, str], int]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the latest failures first, and the slowest of the last five minutes, the slowest first.
+
+    Args:
+        journal: The records of all frontends.
+        past: The counters of the last minutes.
+        slots: The slots of the metrics by model and version.
+    """
+    failed = sorted(_records(journal, "failed"), key=lambda record: -record["at_ms"])[:_SHOWN]
+    slow = _records(journal, "slow")
+    latest_ms = max((record["at_ms"] for record in slow), default=0)
+    recent = [record for record in slow if record["at_ms"] >= latest_ms - _BACK_MS]
+    slowest = sorted(recent, key=lambda record: -record["total_ms"])[:_SHOWN]
+    shown: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in slowest:
+        version = record["model"], record["version"]
+        if version in slots and version not in shown:
+            shown[version] = figures(past, (slots[version],), 0)
+        if version in shown:
+            record["around"] = _around(shown[version], record["at_ms"])
+    return {"failed": failed, "slow": slowest}
+
+
+def _records(journal: Journal, kind: Kind) -> list[dict[str, Any]]:
+    return [orjson.loads(record) for record in journal.read(kind)]
+
+
+def _around(columns: Mapping[str, Any], at_ms: int) -> dict[str, Any] | None:
+    """What a model did in the second of a request; None if that second is not kept (any more)."""
+    times = np.array(columns["time_ms"])
+    step = int(times.searchsorted(at_ms))
+    if step >= len(times) or at_ms < times[step] - columns["span_ms"][step]:
+        return None
+    batches = {reason: counts[step] for reason, counts in columns["left"].items() if counts[step]}
+    number = sum(batches.values())
+    rows = columns["rows"]
+    return {
+        "requests": columns["requests"].get("200", [0] * len(times))[step],
+        "batches": number,
+        "rows_a_batch": round(rows["answered"][step] / number, 1) if number else 0,
+        "padding_rows": rows["padding"][step],
+        "left": batches,
+        "queued_rows": rows["queued"][step],
+        "in_flight_rows": rows["in_flight"][step],
+        "stages_ms": {stage: means[step] for stage, means in columns["stages_ms"].items()},
+    }

@@ -1,0 +1,366 @@
+"""The model repository and statistics extensions: the index, loading with its parameters, unloading, and counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import JSONResponse, Response
+
+from stoker.echo import cut, quoted
+from stoker.errors import (
+    BodyTooLarge,
+    Forbidden,
+    InvalidSettings,
+    MalformedBody,
+    NotFound,
+    NotSupported,
+    StokerError,
+    UnknownService,
+)
+from stoker.gateway.describing.model_config import model_config
+from stoker.gateway.http.requests import authorization_of
+from stoker.gateway.protocols.access import check_metadata_access
+from stoker.models.load_config import ADJUSTED, adjustments_of
+from stoker.models.pbtxt_fields import WrongField
+from stoker.settings.adjustments import Adjustments
+from stoker.settings.takeover import Canary
+from stoker.versions import read_versions
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from stoker.gateway.administration import Administration
+    from stoker.gateway.gateway import Gateway
+    from stoker.metrics.totals import ModelTotals
+
+__all__ = [
+    "LoadWish",
+    "RepositoryApi",
+    "check_unload_parameters",
+    "json_content",
+    "load_wish",
+    "read_config",
+    "statistics",
+]
+
+_TENSORS: Final = ("input", "output")
+_DESCRIBES: Final = ("name", "platform", "backend", "model_transaction_policy", *_TENSORS)
+"""Fields of a configuration that describe the model's files, and so cannot be changed by a load."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWish:
+    """What a load request asks for.
+
+    Attributes:
+        versions: Which versions to serve, if not those of the settings.
+        adjustments: Settings of batching that replace the model's own.
+    """
+
+    versions: str | tuple[int, ...] | None = None
+    adjustments: Adjustments = field(default_factory=Adjustments)
+
+
+def load_wish(
+    gateway: Gateway, name: str, parameters: Mapping[str, Any], *, takes_config: bool = True
+) -> LoadWish:
+    """Read the parameters of a load request.
+
+    Args:
+        gateway: The frontend's gateway.
+        name: Name of the model.
+        parameters: The parameters by name.
+        takes_config: Whether a configuration is accepted among them.
+
+    Raises:
+        Forbidden: The request contains files.
+        MalformedBody: A parameter is unknown or malformed.
+    """
+    wish = LoadWish()
+    for key, value in parameters.items():
+        if key.startswith("file:"):
+            raise Forbidden("files cannot be uploaded: put the model into the repository, and load it then")
+        if key != "config" or not takes_config:
+            raise MalformedBody(f"failed to load '{cut(name)}', the parameter '{cut(key)}' is not known")
+        if not isinstance(value, str):
+            raise MalformedBody(
+                f"failed to load '{cut(name)}', the parameter 'config' has to be a text of JSON"
+            )
+        wish = read_config(name, value, _served_config(gateway, name))
+    return wish
+
+
+def read_config(name: str, config: str, served: Mapping[str, Any] | None = None) -> LoadWish:
+    """Read a model configuration.
+
+    Args:
+        name: Name of the model.
+        config: The configuration, Triton's `ModelConfig` as JSON.
+        served: The configuration of the served model; None if it is not served.
+
+    Raises:
+        MalformedBody: It is malformed, or would change something that a load cannot change.
+    """
+    problem = f"failed to load '{cut(name)}', "
+    try:
+        values = json.loads(config)
+    except (ValueError, RecursionError):
+        raise MalformedBody(problem + "its config is not JSON") from None
+    if not isinstance(values, dict):
+        raise MalformedBody(problem + "its config is not an object")
+    unknown = sorted(set(values).difference(_DESCRIBES, ADJUSTED, ("version_policy",)))
+    if unknown:
+        shown = cut(", ".join(map(cut, unknown[:100])))
+        raise MalformedBody(
+            f"{problem}config cannot change {shown}, only version_policy and {', '.join(ADJUSTED)}; the rest is in "
+            "the server's settings"
+        )
+    if values.get("name", name) != name:
+        raise MalformedBody(problem + f"its config is that of another model: {quoted(values['name'])}")
+    for field_name in ("platform", "backend", *_TENSORS):
+        if served is not None and _says_otherwise(values.get(field_name), served[field_name]):
+            raise MalformedBody(f"{problem}config cannot change {field_name}, which follows from its files")
+    try:
+        return LoadWish(_versions(values.get("version_policy")), adjustments_of(values, "its config"))
+    except (ValueError, InvalidSettings) as error:
+        raise MalformedBody(f"{problem}{cut(str(error))}") from None
+
+
+def _served_config(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
+    """The configuration of the served model; None if its tensors are not known now."""
+    try:
+        service = gateway.find(name)
+        return model_config(service, gateway.models[service.name].served)
+    except StokerError:
+        return None
+
+
+def _says_otherwise(given: Any, served: Any) -> bool:
+    """Whether a configuration sets a field to another value than it has."""
+    if not given:
+        return False
+    if isinstance(served, str):
+        return bool(given != served)
+    return bool(_tensors(given) != _tensors(served))
+
+
+def _tensors(infos: Any) -> Any:
+    """Name, type and sizes of each tensor, as far as they are valid; protobuf's JSON writes sizes as strings."""
+    if not isinstance(infos, list) or not all(isinstance(info, Mapping) for info in infos):
+        return None
+    return [
+        (info.get("name"), info.get("data_type"), [str(size) for size in _listed(info.get("dims"))])
+        for info in infos
+    ]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _versions(policy: Any) -> str | tuple[int, ...] | None:
+    """The versions that a version policy names; raises ValueError if it is not valid."""
+    match policy:
+        case None:
+            return None
+        case {"latest": {"num_versions": count}, **rest} if not rest:
+            wanted: Any = f"latest:{count}"
+        case {"latest": {} as latest, **rest} if not latest and not rest:
+            wanted = "latest"
+        case {"all": {} as every, **rest} if not every and not rest:
+            wanted = "all"
+        case {"specific": {"versions": list() as numbers}, **rest} if not rest:
+            wanted = numbers
+        case _:
+            raise WrongField("its version_policy has to be latest, all or specific")
+    try:
+        return read_versions(wanted)
+    except ValueError as error:
+        raise WrongField(f"its version_policy {error}") from None
+
+
+_MAX_BODY_BYTES: Final = 1 << 20
+
+
+class RepositoryApi:
+    """The handlers of `/v2/repository/...`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def index(self, request: Request) -> Response:
+        """List all models with their versions."""
+        check_metadata_access(self._gateway, authorization_of(request))
+        content = await json_content(request)
+        ready = content.get("ready", False)
+        if not isinstance(ready, bool):
+            raise MalformedBody("Invalid value for 'ready': expected a boolean")
+        return JSONResponse(await self._administration().index(ready=ready))
+
+    async def events(self, request: Request) -> Response:
+        """List the recent events of all models' versions, or of one model's."""
+        check_metadata_access(self._gateway, authorization_of(request))
+        return JSONResponse(list(await self._administration().events(request.path_params.get("name"))))
+
+    async def load(self, request: Request) -> Response:
+        """Load a model, or one version in addition to those that are served."""
+        administration = self._allowed(request)
+        name, version = request.path_params["name"], _version(request)
+        parameters = _parameters(await json_content(request))
+        wish = load_wish(self._gateway, name, parameters, takes_config=version is None)
+        await administration.load(name, version=version, versions=wish.versions, adjustments=wish.adjustments)
+        return Response()
+
+    async def unload(self, request: Request) -> Response:
+        """Unload a model, or one of its versions."""
+        administration = self._allowed(request)
+        name, version = request.path_params["name"], _version(request)
+        check_unload_parameters(name, _parameters(await json_content(request)))
+        await administration.unload(name, version=version)
+        return Response()
+
+    async def canary(self, request: Request) -> Response:
+        """Set the weights of a model's versions."""
+        administration = self._administration()
+        administration.access.check(authorization_of(request), from_page="origin" in request.headers)
+        name, content = request.path_params["name"], await json_content(request)
+        try:
+            canary = Canary.from_json(content)
+        except ValueError as error:
+            raise MalformedBody(f"failed to shift '{cut(name)}': its weights {cut(str(error))}") from None
+        await administration.shift(name, canary)
+        return Response()
+
+    async def named(self, _: Request) -> Response:
+        """Refuse a request that names a repository: there is one only, and it has no name."""
+        raise NotSupported("named repositories are not supported: leave the name out")
+
+    def _allowed(self, request: Request) -> Administration:
+        administration = self._administration()
+        administration.access.check_loading(authorization_of(request), from_page="origin" in request.headers)
+        return administration
+
+    def _administration(self) -> Administration:
+        if self._gateway.administration is None:
+            raise NotSupported("model_repository extension is not supported")
+        return self._gateway.administration
+
+
+def check_unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse unknown or malformed parameters of an unload request.
+
+    Raises:
+        MalformedBody: A parameter is unknown or malformed.
+    """
+    for key, value in parameters.items():
+        # No model depends on another one here, so either value of this parameter means the same.
+        if key != "unload_dependents":
+            raise MalformedBody(f"failed to unload '{cut(name)}', the parameter '{cut(key)}' is not known")
+        if not isinstance(value, bool):
+            raise MalformedBody(f"failed to unload '{cut(name)}', 'unload_dependents' has to be a boolean")
+
+
+def _version(request: Request) -> int | None:
+    version = request.path_params.get("version")
+    if version is None:
+        return None
+    if not version.isascii() or not version.isdigit() or len(version) > 18:
+        raise NotFound(
+            f"Request for unknown model: '{request.path_params['name']}' version {version} is not found"
+        )
+    return int(version)
+
+
+def _parameters(content: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = content.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise MalformedBody("'parameters' has to be an object")
+    return parameters
+
+
+async def json_content(request: Request) -> dict[str, Any]:
+    """Return the JSON object of a request; an empty body counts as an empty object.
+
+    Raises:
+        BodyTooLarge: It is longer than 1 MiB.
+        MalformedBody: It is not a JSON object.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise BodyTooLarge("The body is larger than 1 MiB; files cannot be uploaded.")
+    if not body.strip():
+        return {}
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        raise MalformedBody("failed to parse the request JSON buffer") from None
+    if not isinstance(content, dict):
+        raise MalformedBody("the request has to be a JSON object")
+    return content
+
+
+def statistics(gateway: Gateway, name: str | None = None, version: str | None = None) -> list[dict[str, Any]]:
+    """Return the statistics of the versions that are served; of unloaded ones only if they are named.
+
+    Args:
+        gateway: The frontend's gateway.
+        name: A model; None for all.
+        version: One version of it; None for all that are served.
+
+    Raises:
+        UnknownService: There is no such model or version.
+    """
+    if name is not None and name not in gateway.models:
+        raise UnknownService(f"Request for unknown model: '{cut(name)}' is not found")
+    gateway.flush_metrics()
+    totals = gateway.metrics.totals()
+    found = [
+        _model_statistics(model_name, number, totals.model(served.standing.slot))
+        for model_name, model in gateway.models.items()
+        if name in (None, model_name)
+        for number, served in model.versions.items()
+        if (served.service is not None if version is None else number == version)
+    ]
+    if version is not None and not found:
+        raise UnknownService(f"Request for unknown model: '{name}' version {cut(version)} is not found")
+    return found
+
+
+def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str, Any]:
+    requests = totals.requests()
+    succeeded = requests.pop(200)
+    stages = totals.stage_ns()
+    cache = totals.cache()
+    batches = sum((*totals.dispatches().values(), *totals.target_dispatches().values()))
+    return {
+        "name": name,
+        "version": version,
+        "last_inference": totals.last_scored_ms,
+        "inference_count": totals.rows,
+        "execution_count": batches,
+        "inference_stats": {
+            "success": {"count": succeeded, "ns": stages["total"][1]},
+            # The duration of refused requests is not measured.
+            "fail": {"count": sum(requests.values()), "ns": 0},
+            "queue": _of_requests(succeeded, *stages["queue"]),
+            "compute_input": _of_requests(succeeded, *stages["parse"]),
+            "compute_infer": _of_requests(succeeded, totals.batch_rows().sum, totals.row_compute_ns),
+            # Answers are written within the time of `success`, and this part is not measured separately.
+            "compute_output": _of_requests(succeeded, 0, 0),
+            "cache_hit": {"count": cache.hits, "ns": cache.hit_ns},
+            "cache_miss": {"count": cache.misses, "ns": cache.miss_ns},
+        },
+        "response_stats": {},
+        "batch_stats": [],
+        "memory_usage": [],
+    }
+
+
+def _of_requests(requests: int, count: float, ns: int) -> dict[str, int]:
+    """Counts per request from a mean that may be per row: Triton's tools expect one count for all times."""
+    return {"count": requests, "ns": round(ns * requests / count) if count else 0}
