@@ -13,7 +13,7 @@ from tests.contract.in_process import InProcessGrpcServer, script
 from tests.patience import PATIENCE_S
 
 from stoker.gateway.grpc.messages import SERVING, message
-from stoker.gateway.grpc.tensor_protos import tensor_bytes
+from stoker.gateway.grpc.tensorflow_serving import tensor_bytes
 from stoker.runtimes.packed import PackedRuntime
 from stoker.runtimes.signatures import SignaturesRuntime
 from stoker.servable import Servable

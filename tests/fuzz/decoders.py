@@ -22,10 +22,8 @@ from tests.fuzz.messages import infer_messages, predict_messages
 
 from stoker.errors import RequestError
 from stoker.gateway.grpc.messages import ModelInferRequest
-from stoker.gateway.grpc.request_messages import RequestMessage, RequestReader
-from stoker.gateway.grpc.requests import RequestDecoder
-from stoker.gateway.grpc.serving_requests import ExamplesMessage, PredictMessage
-from stoker.gateway.grpc.tensor_protos import read_tensor, tensor_bytes
+from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage, RequestReader
+from stoker.gateway.grpc.tensorflow_serving import ExamplesMessage, PredictMessage, read_tensor, tensor_bytes
 from stoker.gateway.http.encodings import PIECE_BYTES, inflater_for
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec

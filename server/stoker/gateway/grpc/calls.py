@@ -1,27 +1,39 @@
-"""What every call has: its metadata, its ids, its deadline, its messages, and the status it ends with."""
+"""Calls: their metadata, ids, deadlines and messages, and the status they end with. Of one message, or of many."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from stoker.errors import BodyTooLarge, DeadlineExceeded, NotReady, RequestTimeout, StokerError
+from stoker.errors import BodyTooLarge, DeadlineExceeded, MalformedBody, NotReady, RequestTimeout, StokerError
 from stoker.errors.serving import unforeseen
-from stoker.gateway.grpc.framing import Message, MessageReader, inflated, prefixed
-from stoker.gateway.grpc.heads import ANSWER_HEAD, CallHead, ok_trailers, refusal_fields, trailers_alone
+from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, inflated, prefixed
+from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, ok_trailers, refusal_fields, trailers_alone
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.http.threads import run_in_thread
 from stoker.wire.http2.fields import Fields, encoded
 
 if TYPE_CHECKING:
-    from stoker.gateway.grpc.room import Room
+    from stoker.gateway.grpc.framing import Room
     from stoker.wire.http2.connection import Connection
     from stoker.wire.http2.stream import Stream
 
-__all__ = ["BEARER_METADATA", "Line", "Method", "RpcCall", "closing", "fault", "inflated_message"]
+__all__ = [
+    "BEARER_METADATA",
+    "CoroutineCall",
+    "Line",
+    "Method",
+    "RpcCall",
+    "StreamedCall",
+    "UnaryCall",
+    "closing",
+    "fault",
+    "inflated_message",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -283,3 +295,208 @@ def fault(error: Exception, call: RpcCall, model: str = "") -> StokerError:
 def closing() -> NotReady:
     """Return the error for what ends because the server does."""
     return NotReady("The server is shutting down.", retry_after_s=1)
+
+
+class UnaryCall(RpcCall):
+    """A call of one message; a subclass says in `run` what becomes of it."""
+
+    __slots__ = ("_message", "_task")
+
+    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
+        self._message: Message | None = None
+        self._task: asyncio.Task[None] | None = None
+        super().__init__(line, stream, head, method)
+
+    def run(self, content: bytes) -> None:
+        """Answer a message."""
+        raise NotImplementedError
+
+    def take(self, part: bytes | memoryview, ended: bool) -> None:
+        """Take some content: most calls have all of it in one frame, which is not held on any budget."""
+        size = len(part) - PREFIX_BYTES
+        if (
+            ended
+            and self._reader is None
+            and not self.done
+            and 0 <= size <= self.method.max_bytes
+            and not part[0]
+            and int.from_bytes(part[1:PREFIX_BYTES], "big") == size
+        ):
+            self.run(bytes(part[PREFIX_BYTES:]))
+            return
+        super().take(part, ended)
+
+    def arrive(self, item: Message | StokerError) -> None:
+        """Keep the message until the caller has ended."""
+        if isinstance(item, StokerError):
+            self.refuse(item)
+        elif self._message is None and not self.done:
+            self._message = item
+        else:
+            if item.hold is not None:
+                item.hold.release()
+            self.refuse(MalformedBody("a call of this method has one message"))
+
+    def end(self) -> None:
+        """Answer the message."""
+        if self.done:
+            return
+        message = self._message
+        if message is None:
+            self.refuse(MalformedBody("the call ends without a message"))
+        elif message.compressed:
+            self._task = asyncio.ensure_future(self._inflate(message))
+        else:
+            self.run(message.content)
+
+    def abandon(self) -> None:
+        """Cancel what answers it."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _inflate(self, message: Message) -> None:
+        try:
+            self._message = await inflated_message(self, message)
+        except StokerError as error:
+            self.refuse(error)
+            return
+        if self.done:
+            self._release()
+        else:
+            self.run(self._message.content)
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._release()
+
+    def _release(self) -> None:
+        if self._message is not None:
+            if self._message.hold is not None:
+                self._message.hold.release()
+            self._message = None
+
+
+class CoroutineCall(UnaryCall):
+    """A call that a coroutine answers, `method.answer(content, call)`."""
+
+    __slots__ = ()
+
+    def run(self, content: bytes) -> None:
+        """Answer a message beside what else happens."""
+        self.watch_deadline()
+        self._task = asyncio.ensure_future(self._run(content))
+
+    async def _run(self, content: bytes) -> None:
+        try:
+            self.answer(await self.method.answer(content, self))
+        except StokerError as error:
+            self.refuse(error)
+        except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
+            self.refuse(fault(error, self))
+
+
+_UNSENT_BYTES: Final = 1 << 18
+"""While a caller has so much of the answers left to take, no more messages of a stream are looked at."""
+
+
+class StreamedCall(RpcCall):
+    """A call of many messages; a subclass says in `hear` what becomes of each."""
+
+    __slots__ = ("_backlog", "_closing", "_inflating", "_received_all")
+
+    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
+        self._backlog: deque[Message | StokerError] = deque()
+        self._closing = self._received_all = False
+        self._inflating: asyncio.Task[None] | None = None
+        super().__init__(line, stream, head, method)
+        stream.tells_drained = True
+        self.watch_deadline()
+
+    def hear(self, item: Message | StokerError) -> None:
+        """Take a message that is not compressed, or the error in its place."""
+        raise NotImplementedError
+
+    @property
+    def busy(self) -> bool:
+        """Whether no further message is to be looked at now."""
+        return self._inflating is not None or self._stream.queued_bytes > _UNSENT_BYTES
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was heard has been answered."""
+        return True
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a message is there in part; between messages a caller may wait."""
+        reader = self._reader
+        return not (self.done or self._stream.held or reader is None or reader.between)
+
+    def arrive(self, item: Message | StokerError) -> None:
+        """Take a message when it is its turn."""
+        self._backlog.append(item)
+        self.advance()
+
+    def drained(self) -> None:
+        """Look at further messages."""
+        self.advance()
+
+    def end(self) -> None:
+        """End when all has been answered."""
+        self._received_all = True
+        self.advance()
+
+    def close(self) -> None:
+        """End behind the answers to what has arrived."""
+        self._closing = True
+        self.advance()
+
+    def advance(self) -> None:
+        """Look at what has arrived, as far as that can be now; call this when something has been answered."""
+        while self._backlog and not self.busy and not self.done:
+            item = self._backlog.popleft()
+            if isinstance(item, Message) and item.compressed:
+                self._inflating = asyncio.ensure_future(self._inflate(item))
+            else:
+                self.hear(item)
+        if self.done:
+            return
+        stream = self._stream
+        if self.busy:
+            stream.held = True
+        elif stream.held:
+            self.line.http.release(stream)
+            self.line.flush_soon()
+        if self.complete and not self._backlog and self._inflating is None:
+            if self._received_all:
+                self.succeed()
+            elif self._closing:
+                self.refuse(closing())
+
+    async def _inflate(self, message: Message) -> None:
+        item: Message | StokerError
+        try:
+            item = await inflated_message(self, message)
+        except StokerError as error:
+            item = error.with_traceback(None)
+        self._inflating = None
+        if self.done:
+            _release(item)
+            return
+        self._backlog.appendleft(item)
+        self.advance()
+
+    def abandon(self) -> None:
+        """Forget what has not been looked at."""
+        if self._inflating is not None:
+            self._inflating.cancel()
+
+    def _finish(self) -> None:
+        super()._finish()
+        while self._backlog:
+            _release(self._backlog.popleft())
+
+
+def _release(item: Message | StokerError) -> None:
+    if isinstance(item, Message) and item.hold is not None:
+        item.hold.release()

@@ -1,30 +1,30 @@
-"""Infer requests of gRPC: a dialect of scoring, how their models are found, and the unary calls that make them."""
+"""Infer calls: a dialect of scoring, how their models are found, and the unary calls and streams that make them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from stoker.echo import cut
-from stoker.errors import InvalidInput, NotSupported, StokerError
-from stoker.gateway.grpc.calls import BEARER_METADATA, Line, Method, RpcCall, fault
-from stoker.gateway.grpc.contents import fill_typed
-from stoker.gateway.grpc.heads import refusal_fields, shown
-from stoker.gateway.grpc.inquiry import Inquiry
-from stoker.gateway.grpc.messages import (
-    SERVICE,
-    ModelInferResponse,
-    ModelStreamInferResponse,
+from stoker.errors import NotSupported, StokerError
+from stoker.gateway.grpc.calls import (
+    BEARER_METADATA,
+    Line,
+    Method,
+    RpcCall,
+    StreamedCall,
+    UnaryCall,
 )
-from stoker.gateway.grpc.request_messages import RequestMessage, RequestReader
-from stoker.gateway.grpc.requests import FINAL_ASKED, RequestDecoder
-from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter
-from stoker.gateway.grpc.unary import UnaryCall
+from stoker.gateway.grpc.framing import Message
+from stoker.gateway.grpc.inference import InferInPieces, Inquiry, PieceRequest
+from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
+from stoker.gateway.grpc.metadata import refusal_fields, shown
+from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage, RequestReader
+from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter, stream_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
-from stoker.gateway.http.responses import told_error
-from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
 from stoker.gateway.protocols.infer import submit_request, tell_urgency, tensors_of
 from stoker.gateway.regions.regions import Places, Reader
 from stoker.gateway.scoring.askers import TIER_HEADER, Asker, asker_of
@@ -32,197 +32,22 @@ from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.tensor_dialect import TensorDialect
 from stoker.keys.callers import DEFAULT
 from stoker.wire.envelope import RequestHead
-from stoker.wire.oip_tensors import DATATYPES, datatype_of, to_raw
-from stoker.wire.piece_tensors import body_of, outputs_of, tensors_like
 
 if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.grpc.heads import CallHead
-    from stoker.gateway.http.responses import Answer
+    from stoker.gateway.grpc.metadata import CallHead
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.service import Service
-    from stoker.gateway.scoring.streams import ScriptStreams
     from stoker.keys.callers import CallerTerms
-    from stoker.sequences import SequenceStep
     from stoker.wire.http2.fields import Fields
     from stoker.wire.http2.stream import Stream
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["GrpcDialect", "InferCall", "InferInPieces", "Named", "PieceRequest", "Scoring"]
-
-
-# Infer requests to scripts that yield: each piece is an answer of its stream, as of Triton's decoupled models.
-
-
-_OK: Final = 200
-_MAX_FORM_BYTES: Final = 1 << 20
-_MAX_TEXT_CHARS: Final = 1024
-_DTYPES: Final = {datatype: dtype for dtype, datatype in DATATYPES.items()}
-_PATH: Final = f"/{SERVICE}/ModelStreamInfer"
-_HOP_FIELDS: Final = (b"content-type", b"te", b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding")
-
-
-class PieceRequest(NamedTuple):
-    """What a `ModelInferRequest` says to a script that yields.
-
-    Attributes:
-        id: What the caller calls it, or empty.
-        body: The body that the script gets.
-        outputs: What is wanted of each piece.
-        raw: Whether outputs are to be raw.
-        marks_end: Whether an answer without outputs is to say that there are no more.
-        timeout_ns: How long the caller waits for the first piece, or None.
-        tier: Which tier they ask for, or None.
-        sequence: Of which sequence it is, or None.
-    """
-
-    id: str
-    body: bytes
-    outputs: tuple[str, ...]
-    raw: bool
-    marks_end: bool
-    timeout_ns: int | None
-    tier: int | None
-    sequence: SequenceStep | None
-
-    @classmethod
-    def read(cls, model: str, request: RequestMessage, *, sequences: bool = False) -> PieceRequest:
-        """Read a request.
-
-        Args:
-            model: The model's name.
-            request: The request.
-            sequences: Whether the script is given the state of a sequence.
-
-        Raises:
-            StokerError: It cannot be read, or makes no body.
-        """
-        message = request.parsed(_MAX_FORM_BYTES)
-        tensors = tensors_like(
-            [(given.name, _dtype(model, given)) for given in message.inputs],
-            [output.name for output in message.outputs],
-            sequences=sequences,
-        )
-        decoded = RequestDecoder(model, tensors).decode_parsed(request, message)
-        if any(wanted.classes for wanted in decoded.wanted):
-            raise InvalidInput(f"'{model}' yields pieces: they have no classes")
-        return cls(
-            request.id,
-            body_of(model, decoded.inputs),
-            tuple(wanted.name for wanted in decoded.wanted),
-            any(wanted.binary for wanted in decoded.wanted),
-            message.parameters[FINAL_ASKED].bool_param if FINAL_ASKED in message.parameters else False,
-            decoded.timeout_ns,
-            decoded.tier,
-            decoded.sequence,
-        )
-
-
-def _dtype(model: str, given: Any) -> str:
-    dtype = _DTYPES.get(given.datatype)
-    if dtype is None:
-        raise InvalidInput(f"input '{cut(given.name)}' for model '{model}' has no datatype that is known")
-    return dtype
-
-
-class InferInPieces:
-    """One request that is being answered; what it takes is let go when it has been, or is abandoned.
-
-    Args:
-        inquiry: What has asked, and takes the pieces.
-        service: Whose script yields.
-        request: The request.
-        asker: Whose it is, and what they say of their patience.
-        streams: Where the script's pieces come in.
-    """
-
-    def __init__(
-        self, inquiry: Inquiry, service: Service, request: PieceRequest, asker: Asker, streams: ScriptStreams
-    ) -> None:
-        self._inquiry, self._service, self._request = inquiry, service, request
-        waits_ns = [wait_ns for wait_ns in (asker.timeout_ns, request.timeout_ns) if wait_ns is not None]
-        tier = asker.tier if request.tier is None else request.tier
-        self._asker = asker._replace(
-            timeout_ns=min(waits_ns, default=None), tier=tier, sequence=request.sequence or asker.sequence
-        )
-        self._task = asyncio.ensure_future(self._run(streams))
-
-    def abandon(self) -> None:
-        """Its caller has gone: the generator is closed at its next piece."""
-        self._task.cancel()
-
-    async def _run(self, streams: ScriptStreams) -> None:
-        inquiry = self._inquiry
-        try:
-            end = await self._send(streams)
-            if end.status == _OK:
-                last = self._message({}).SerializeToString() if self._request.marks_end else b""
-                inquiry(_OK, b"", last)
-            else:
-                inquiry(end.status, *_told(end))
-        except StokerError as error:
-            inquiry.refuse(error)
-        except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-            inquiry.refuse(fault(error, inquiry.call, self._service.name))
-
-    async def _send(self, streams: ScriptStreams) -> Answer:
-        """Send the pieces; return what became of the answer."""
-        inquiry, names = self._inquiry, self._request.outputs
-        head, received_ns = _head(inquiry.call), time.monotonic_ns()
-        scoring = ScoringRequest(self._request.body, inquiry.call.ids, head, received_ns, asker=self._asker)
-        with piecewise(self._service, scoring, streams) as pieces:
-            if await pieces.begin():
-                while (piece := await pieces.next()) is not None:
-                    inquiry.piece(self._in_stream(outputs_of(piece, names)))
-                    await inquiry.room()
-            return await pieces.end()
-
-    def _in_stream(self, outputs: Mapping[str, np.ndarray]) -> bytes:
-        """An answer behind which others come."""
-        response = self._message(outputs)
-        response.parameters[IS_FINAL].bool_param = False
-        content: bytes = ModelStreamInferResponse(infer_response=response).SerializeToString()
-        return content
-
-    def _message(self, outputs: Mapping[str, np.ndarray]) -> Any:
-        response = ModelInferResponse(
-            model_name=self._service.name, model_version=self._service.version, id=self._request.id
-        )
-        for name, array in outputs.items():
-            output = response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-            if self._request.raw:
-                response.raw_output_contents.append(to_raw(array))
-            else:
-                fill_typed(output.contents, array)
-        return response
-
-
-def _head(call: RpcCall) -> RequestHead:
-    """What the script may see of a call: its metadata as headers, with the content type of the body that it gets."""
-    headers = [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in call.headers().items()
-        if name not in _HOP_FIELDS
-    ]
-    headers.append(("content-type", "application/json"))
-    return RequestHead("POST", _PATH, "", headers, call.address)
-
-
-def _told(answer: Answer) -> tuple[bytes, bytes]:
-    """Fields, as lines, and text of an error: from the JSON of Azure's endpoint, or as a script has written it."""
-    told = told_error(answer.body)
-    if told is None:
-        return answer.lines, answer.body.decode(errors="replace")[:_MAX_TEXT_CHARS].encode()
-    text, code, error_id = told["message"], told.get("code", ""), told.get("error_id", "")
-    lines = b"error-code: %b\r\n" % str(code).encode() + (
-        b"error-id: %b\r\n" % str(error_id).encode() if error_id else b""
-    )
-    return answer.lines + lines, str(text).encode()
-
+__all__ = ["GrpcDialect", "InferCall", "InferStream", "Named", "Scoring", "Streams"]
 
 _TIMEOUT: Final = b"timeout"
 
@@ -517,3 +342,147 @@ class InferCall(UnaryCall):
         if self._inquiry is not None:
             self._inquiry.abandon()
             self._inquiry = None
+
+
+_MAX_REQUESTS: Final = 64
+_UNTAKEN_BYTES: Final = 1 << 16
+"""While a caller has so much of pieces left to take, no more are read of their scripts."""
+
+
+class Streams:
+    """The streams of infer requests of a server.
+
+    Args:
+        scoring: Answers requests.
+        max_requests: How many requests of one stream are under way at once; it is not read further meanwhile.
+    """
+
+    def __init__(self, scoring: Scoring, max_requests: int = _MAX_REQUESTS) -> None:
+        self.scoring = scoring
+        self.max_requests = max_requests
+
+    def check_key(self, authorization: bytes) -> StokerError | None:
+        """See `Scoring.check_key`."""
+        return self.scoring.check_key(authorization)
+
+
+class _Place:
+    """The place of an answer among those of its stream: what it is, once it is there."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: bytes | None = None
+
+
+class InferStream(StreamedCall):
+    """A stream of infer requests: scored side by side, answered in their order. `Streams` answers its method.
+
+    Answers that come in pieces have no place in that order: each piece is sent when it is there.
+    """
+
+    __slots__ = ("_in_pieces", "_places", "_places_of", "_taken")
+
+    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
+        self._places: deque[_Place] = deque()
+        self._places_of: dict[Inquiry, _Place] = {}
+        self._in_pieces: set[Inquiry] = set()
+        self._taken: asyncio.Event | None = None
+        super().__init__(line, stream, head, method)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are as many requests under way as may be."""
+        streams: Streams = self.method.answer
+        return len(self._places) + len(self._in_pieces) >= streams.max_requests or super().busy
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request has been answered."""
+        return not self._places and not self._in_pieces
+
+    def check(self) -> None:
+        """Refuse a caller without a key."""
+        if not self.done:
+            error = self.method.answer.check_key(self.authorization)
+            if error is not None:
+                self.give_up(error)
+
+    def hear(self, item: Message | StokerError) -> None:
+        """Score a request, or answer that it was none."""
+        inquiry = Inquiry(self, self, item.hold if isinstance(item, Message) else None)
+        place = _Place()
+        self._places.append(place)
+        self._places_of[inquiry] = place
+        if isinstance(item, Message):
+            inquiry.ask(self.method.answer.scoring, item.content)
+        else:
+            inquiry.refuse(item)
+
+    def begin_pieces(self, inquiry: Inquiry) -> None:
+        """Let those behind it be answered before it."""
+        self._places.remove(self._places_of.pop(inquiry))
+        self._in_pieces.add(inquiry)
+
+    def piece(self, inquiry: Inquiry, content: bytes) -> None:
+        """Send a piece."""
+        if inquiry in self._in_pieces:
+            self.send(content)
+
+    async def room(self) -> None:
+        """Wait until the caller has taken what was sent, once that is much."""
+        while self._stream.queued_bytes > _UNTAKEN_BYTES and not self.done:
+            self._taken = self._taken or asyncio.Event()
+            self._taken.clear()
+            await self._taken.wait()
+
+    def drained(self) -> None:
+        """Go on with pieces, and look at further messages."""
+        if self._taken is not None:
+            self._taken.set()
+        super().drained()
+
+    def answered(self, inquiry: Inquiry, content: bytes) -> None:
+        """Send an answer, in its turn; behind pieces the last one, if there is to be one."""
+        self._put(inquiry, stream_answer(content) if content else b"")
+
+    def refused(self, inquiry: Inquiry, fields: Fields, text: str) -> None:
+        """Answer with an error, in its turn."""
+        request = inquiry.request
+        named = None
+        if request is not None:
+            named = ModelInferResponse(model_name=cut(request.model_name), id=request.id)
+            if inquiry in self._in_pieces:
+                _explain(named, dict(fields))
+        answer = ModelStreamInferResponse(error_message=text, infer_response=named)
+        self._put(inquiry, answer.SerializeToString())
+
+    def _put(self, inquiry: Inquiry, answer: bytes) -> None:
+        if inquiry in self._in_pieces:
+            self._in_pieces.discard(inquiry)
+            if answer:
+                self.send(answer)
+            self.advance()
+            return
+        place = self._places_of.pop(inquiry, None)
+        if place is None or self.done:
+            return
+        place.answer = answer
+        places = self._places
+        while places and places[0].answer is not None:
+            self.send(places.popleft().answer or b"")
+        self.advance()
+
+    def abandon(self) -> None:
+        """Give the rows of all requests up."""
+        super().abandon()
+        for inquiry in (*self._places_of, *self._in_pieces):
+            inquiry.abandon()
+
+
+def _explain(named: Any, fields: Mapping[bytes, bytes]) -> None:
+    """Say in parameters what no trailing metadata say, as the stream goes on, and that no more pieces come."""
+    named.parameters[IS_FINAL].bool_param = True
+    for name in (b"error-code", b"error-id"):
+        if name in fields:
+            named.parameters[name.decode().replace("-", "_")].string_param = fields[name].decode("latin-1")

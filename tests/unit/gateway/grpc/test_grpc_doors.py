@@ -13,11 +13,10 @@ from tests.puppets import metric_memory
 from tests.unit.wire.http2.talk import data, frames_of, headers
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.door import Door
 from stoker.gateway.grpc.framing import prefixed
 from stoker.gateway.grpc.messages import HEALTH, SERVICE
-from stoker.gateway.grpc.server import GrpcServer, Times, Watch
-from stoker.gateway.grpc.servicer import InferenceServicer
+from stoker.gateway.grpc.server import Door, GrpcServer, Times, Watch
+from stoker.gateway.grpc.services import InferenceServicer
 from stoker.wire.http2.fields import Fields, encoded
 from stoker.wire.http2.frames import (
     ACK,

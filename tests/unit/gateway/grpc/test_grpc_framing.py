@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BodyTooLarge, MalformedBody, Overloaded, StokerError
-from stoker.gateway.grpc.framing import Message, MessageReader, inflated, prefixed
-from stoker.gateway.grpc.room import Room
+from stoker.gateway.grpc.framing import Message, MessageReader, Room, inflated, prefixed
 from stoker.gateway.http.body_budget import BodyBudget
 
 MIB = 1 << 20

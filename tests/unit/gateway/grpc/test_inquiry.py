@@ -9,7 +9,7 @@ from weakref import ref
 import pytest
 
 from stoker.errors import NotReady
-from stoker.gateway.grpc.inquiry import Inquiry
+from stoker.gateway.grpc.inference import Inquiry
 
 
 class Scored:

@@ -13,10 +13,9 @@ from hypothesis.extra.numpy import arrays
 from tests.puppets import STEADY
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, StokerError
-from stoker.gateway.grpc import request_messages, requests
+from stoker.gateway.grpc import requests
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
-from stoker.gateway.grpc.request_messages import RequestMessage
-from stoker.gateway.grpc.requests import RequestDecoder
+from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.responses import AnswerWriter
 from stoker.sequences import SequenceStep
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
@@ -365,7 +364,7 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 
 def test_messages_that_would_take_many_times_their_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Very many parts, long typed contents, and long messages that only the library can read."""
-    monkeypatch.setattr(request_messages, "_MAX_PARTS", 5)
+    monkeypatch.setattr(requests, "_MAX_PARTS", 5)
     message = request((X, [1, 2]), (IDS, [1]), raw=(floats(1, 2), bytes(8)))
     assert RequestMessage.read(message.SerializeToString()).raw == [floats(1, 2), bytes(8)]
     message.outputs.add(name="y")
@@ -377,7 +376,7 @@ def test_messages_that_would_take_many_times_their_bytes_are_refused(monkeypatch
         decode(decoder, typed(X, [8, 2], fp32_contents=range(16)))
     long = request((X, [8, 2]), raw=(floats(*range(16)),))
     assert decode(decoder, long).inputs["x"].shape == (8, 2), "raw contents may be long"
-    monkeypatch.setattr(request_messages, "_MAX_ODD_BYTES", 60)
+    monkeypatch.setattr(requests, "_MAX_ODD_BYTES", 60)
     with pytest.raises(MalformedBody, match="has fields that are not known here"):
         RequestMessage.read(long.SerializeToString() + b"\xfa\x01\x02ab")
 

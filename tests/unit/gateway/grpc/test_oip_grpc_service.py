@@ -29,10 +29,10 @@ from stoker.control.asks import AskIndex, AskLoad, AskUnload, Refusal
 from stoker.errors import DeadlineExceeded, InvalidInput, ModelFailed, Overloaded, StokerError
 from stoker.errors.refusals import Refusal as ToldRefusal
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc import server, servicer, streams
+from stoker.gateway.grpc import infer, server, services
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
+from stoker.gateway.grpc.metadata import status_of
 from stoker.gateway.grpc.server import GrpcServer
-from stoker.gateway.grpc.statuses import status_of
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.tls import SecurePort
 from stoker.gateway.rows.quotas import Quotas
@@ -819,7 +819,7 @@ async def test_long_messages_of_methods_that_infer_nothing_are_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody has shown a key by then."""
-    monkeypatch.setattr(servicer, "_MAX_SHORT_BYTES", 1000)
+    monkeypatch.setattr(services, "_MAX_SHORT_BYTES", 1000)
     async with staged() as stage:
         for name in ("ModelReady", "ModelMetadata"):
             error = await refused(stage.ask(name, name="d" * 1001))
@@ -917,7 +917,7 @@ async def test_a_fault_is_an_error_of_its_request(caplog: pytest.LogCaptureFixtu
 
 async def test_a_stream_has_so_many_requests_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest waits with the caller."""
-    monkeypatch.setattr(streams.Streams.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(infer.Streams.__init__, "__defaults__", (3,))
     async with staged() as stage:
         stage.infer.gate = asyncio.Event()
         stream = stage.method("ModelStreamInfer")(metadata=BEARER, timeout=PATIENCE_S)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import StokerError
-from stoker.gateway.grpc import request_messages
+from stoker.gateway.grpc import requests
 from stoker.gateway.grpc.messages import ModelInferRequest
-from stoker.gateway.grpc.request_messages import RequestMessage, RequestReader
+from stoker.gateway.grpc.requests import RequestMessage, RequestReader
 
 TEXTS = st.sampled_from(["", "m", "digits", "Ä"])
 IDS = st.sampled_from(["", "7", "8", "request 7", "request 8", "Ö"])
@@ -63,7 +63,7 @@ def test_other_data_and_another_id_are_read_without_the_fields(monkeypatch: pyte
     """Only what agrees with a message that was read is; ids that are no text are left to the library."""
     reader = RequestReader()
     assert reader.read(message("m", "3", "id 1", [b"ab", b"cdef"])).raw == [b"ab", b"cdef"]
-    monkeypatch.setattr(request_messages, "_take_apart", lambda _: pytest.fail("it has been taken apart"))
+    monkeypatch.setattr(requests, "_take_apart", lambda _: pytest.fail("it has been taken apart"))
     read = reader.read(message("m", "3", "id 2", [b"xy", b"\x1a\x01\x3a\0"]))
     assert (read.model_name, read.model_version, read.id) == ("m", "3", "id 2")
     assert read.raw == [b"xy", b"\x1a\x01\x3a\0"]
@@ -79,7 +79,7 @@ def test_other_data_and_another_id_are_read_without_the_fields(monkeypatch: pyte
 
 def test_messages_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are remembered, and none that says much, has many raw contents, or has none."""
-    monkeypatch.setattr(request_messages, "_MAX_LAYOUTS", 3)
+    monkeypatch.setattr(requests, "_MAX_LAYOUTS", 3)
     reader = RequestReader()
     for size in range(10):
         reader.read(message("m", "", "", [bytes(size)]))

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, RequestError, StokerError
 from stoker.gateway.grpc.messages import SERVING, message
-from stoker.gateway.grpc.serving_requests import ExamplesMessage, ModelSpec, PredictMessage
-from stoker.gateway.grpc.tensor_protos import TensorBytes, read_tensor, tensor_bytes
+from stoker.gateway.grpc.tensorflow_serving import (
+    ExamplesMessage,
+    ModelSpec,
+    PredictMessage,
+    TensorBytes,
+    read_tensor,
+    tensor_bytes,
+)
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
 from stoker.wire.protobuf import field
 from stoker.wire.tf_example import entry_of, example_of

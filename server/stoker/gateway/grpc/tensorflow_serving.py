@@ -1,0 +1,668 @@
+"""TensorFlow Serving's services: Predict, Classify and Regress as dialects of scoring, and metadata of models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from stoker.echo import cut
+from stoker.errors import (
+    BodyTooLarge,
+    InvalidInput,
+    MalformedBody,
+    NotSupported,
+    StokerError,
+)
+from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
+from stoker.gateway.grpc.infer import GrpcDialect, Scoring
+from stoker.gateway.grpc.messages import (
+    SERVING,
+    message,
+)
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
+from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.protocols.infer import signatures_of
+from stoker.gateway.protocols.tfs import DTYPES, described_signatures, described_versions, service_of
+from stoker.gateway.scoring.askers import asker_of
+from stoker.gateway.scoring.callers import caller_of
+from stoker.gateway.scoring.tensor_dialect import submit_tensors
+from stoker.tensors import TensorInfo
+from stoker.wire.oip_tensors import MAX_AXES, check_fit, from_raw
+from stoker.wire.packed import check_string_count, has_too_many_elements
+from stoker.wire.protobuf import BYTES, MalformedMessage, field, fields_of
+from stoker.wire.tensor_json import as_dtype, check_rows
+from stoker.wire.tfs import named_signature
+from stoker.wire.tfs_examples import MAX_REPEATED, Verb, results_of, takes_examples
+
+if TYPE_CHECKING:
+    from stoker.gateway.gateway import Gateway
+    from stoker.gateway.grpc.inference import Inquiry
+    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.scoring.call import Call, Scorer
+    from stoker.gateway.scoring.service import Service
+    from stoker.keys.callers import CallerTerms
+    from stoker.tensors import ModelTensors, NamedSignature
+    from stoker.wire.envelope import RequestHead
+
+__all__ = [
+    "ExamplesMessage",
+    "ModelSpec",
+    "PredictMessage",
+    "ServingFacts",
+    "ServingScoring",
+    "TensorBytes",
+    "answered_spec",
+    "read_tensor",
+    "spec_of",
+    "tensor_bytes",
+]
+
+_Proto: Final = message("TensorProto", SERVING)
+_TYPES: Final[dict[str, int]] = {
+    name: _Proto.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name[word].number
+    for name, word in DTYPES.items()
+}
+_WORDS: Final = {number: DTYPES[name] for name, number in _TYPES.items()}
+_FIELDS: Final = {
+    "bool": "bool_val",
+    "uint8": "int_val",
+    "uint16": "int_val",
+    "uint32": "uint32_val",
+    "uint64": "uint64_val",
+    "int8": "int_val",
+    "int16": "int_val",
+    "int32": "int_val",
+    "int64": "int64_val",
+    "float16": "half_val",
+    "float32": "float_val",
+    "float64": "double_val",
+    "string": "string_val",
+}
+"""The field of the elements of each dtype."""
+
+_CONTENT: Final = 4
+_FLAT: Final = {"float32": (5, "<f4"), "float64": (6, "<f8")}
+"""Fields that lie on the wire as an array does, and how."""
+
+_MAX_TENSOR_PARTS: Final = 64
+"""A tensor of more fields has an element in each, as the library reads them."""
+_MAX_TYPED_BYTES: Final = 8 << 20
+
+
+class TensorBytes(NamedTuple):
+    """Where a `TensorProto` lies."""
+
+    message: bytes
+    begin: int
+    end: int
+
+
+class _Read(NamedTuple):
+    """What a `TensorProto` says: its contents where they lie, and all else as the library has read it."""
+
+    content: memoryview | None
+    flat: dict[int, list[memoryview]]
+    rest: Any
+
+
+def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
+    """Return a tensor as an array; one of numbers may be a view of the message, and cannot be written.
+
+    As TensorFlow has it, fewer elements than the shape needs are followed by repetitions of the last one, or by zeros
+    where there is none.
+
+    Args:
+        model: The model's name, for error messages.
+        info: The input that it is for.
+        given: The tensor.
+
+    Raises:
+        MalformedBody: It cannot be read, or its contents do not have the size of its shape.
+        InvalidInput: Its dtype or its shape is not the input's, or a number does not fit.
+        BodyTooLarge: It has too many elements one by one.
+    """
+    read = _parsed(info, given)
+    shape = _checked_shape(model, info, read.rest)
+    if read.content is not None:
+        if info.dtype == "string":
+            raise InvalidInput(f"input '{info.name}' of model '{model}': send strings as string_val")
+        return from_raw(model, info, shape, read.content)
+    elements = _elements(info, read)
+    count = math.prod(shape)
+    if len(elements) > count:
+        raise MalformedBody(
+            f"input '{info.name}' of model '{model}' has {len(elements)} elements, but its shape {list(shape)} "
+            f"needs {count}"
+        )
+    if len(elements) < count:
+        elements = _filled(info, elements, count)
+    return elements.reshape(shape)
+
+
+def _parsed(info: TensorInfo, given: TensorBytes) -> _Read:
+    data, begin, end = given
+    try:
+        parts = list(islice(fields_of(data, begin, end), _MAX_TENSOR_PARTS + 1))
+    except (MalformedMessage, IndexError):
+        raise MalformedBody(f"the tensor of input '{info.name}' cannot be read") from None
+    view = memoryview(data)
+    content: memoryview | None = None
+    flat: dict[int, list[memoryview]] = {5: [], 6: []}
+    rest = [view[begin:end]]
+    if len(parts) <= _MAX_TENSOR_PARTS:
+        rest, at = [], begin
+        for number, wire, _, start, stop in parts:
+            if wire == BYTES and number == _CONTENT:
+                # An empty one is none.
+                content = view[start:stop] if stop > start else None
+            elif wire == BYTES and number in flat:
+                flat[number].append(view[start:stop])
+            else:
+                rest.append(view[at:stop])
+            at = stop
+    if sum(map(len, rest)) > _MAX_TYPED_BYTES:
+        raise BodyTooLarge(
+            f"elements one by one above {_MAX_TYPED_BYTES >> 20} MiB are not read: send input '{info.name}' as "
+            "tensor_content"
+        )
+    try:
+        return _Read(content, flat, _Proto.FromString(b"".join(rest)))
+    except DecodeError:
+        raise MalformedBody(f"the tensor of input '{info.name}' cannot be read") from None
+
+
+def _checked_shape(model: str, info: TensorInfo, proto: Any) -> tuple[int, ...]:
+    if proto.dtype != _TYPES[info.dtype]:
+        came = _WORDS.get(proto.dtype, f"type {cut(str(proto.dtype))}")
+        raise InvalidInput(f"input '{info.name}' is {came}, but model '{model}' expects {DTYPES[info.dtype]}")
+    dims = proto.tensor_shape.dim
+    if proto.tensor_shape.unknown_rank or len(dims) > MAX_AXES:
+        raise MalformedBody(f"the shape of input '{info.name}' is unknown, or has more than {MAX_AXES} axes")
+    shape = tuple(dim.size for dim in dims)
+    if min(shape, default=0) < 0 or has_too_many_elements(shape):
+        raise MalformedBody(f"the shape of input '{info.name}' has negative sizes, or too many elements")
+    if info.dtype == "string":
+        check_string_count(math.prod(shape))
+    check_fit(model, info, shape)
+    return shape
+
+
+def _elements(info: TensorInfo, read: _Read) -> np.ndarray:
+    values = getattr(read.rest, _FIELDS[info.dtype])
+    if info.dtype in _FLAT:
+        return _flat_elements(info, read, values)
+    if info.dtype == "string":
+        check_string_count(len(values))
+        texts = np.empty(len(values), object)
+        texts[:] = list(values)
+        return texts
+    if info.dtype == "float16":
+        halves = as_dtype(np.fromiter(values, np.int32, len(values)), TensorInfo(info.name, "uint16", (-1,)))
+        return halves.view(np.float16)
+    wide = np.int32 if _FIELDS[info.dtype] == "int_val" else info.dtype
+    return as_dtype(np.fromiter(values, wide, len(values)), info)
+
+
+def _flat_elements(info: TensorInfo, read: _Read, values: Any) -> np.ndarray:
+    number, layout = _FLAT[info.dtype]
+    packed = read.flat[number]
+    if len(packed) == 1 and not values:
+        joined: bytes | memoryview = packed[0]
+    else:
+        # Who mixes forms has no order to rely on but that of each.
+        joined = b"".join(packed) + np.fromiter(values, layout, len(values)).tobytes()
+    if len(joined) % np.dtype(layout).itemsize:
+        raise MalformedBody(f"the elements of input '{info.name}' end within one")
+    return np.frombuffer(joined, layout)
+
+
+def _filled(info: TensorInfo, elements: np.ndarray, count: int) -> np.ndarray:
+    if count * max(elements.itemsize, 1) > _MAX_TYPED_BYTES:
+        raise BodyTooLarge(
+            f"input '{info.name}' has fewer elements than its shape, which is filled up to "
+            f"{_MAX_TYPED_BYTES >> 20} MiB: send it as tensor_content"
+        )
+    nothing: Any = b"" if info.dtype == "string" else 0
+    filled = np.empty(count, elements.dtype)
+    filled[: len(elements)] = elements
+    filled[len(elements) :] = elements[-1] if len(elements) else nothing
+    return filled
+
+
+def tensor_bytes(array: np.ndarray) -> bytes:
+    """Return an array as a `TensorProto`, with its elements in the field of their dtype, as TensorFlow Serving does.
+
+    Args:
+        array: Numbers, or an `object` array of `bytes`.
+    """
+    name = "string" if array.dtype == object else array.dtype.name
+    proto = _Proto(dtype=_TYPES[name])
+    # There even for a scalar, which has no axes.
+    proto.tensor_shape.SetInParent()
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    if name in _FLAT:
+        number, layout = _FLAT[name]
+        content = np.ascontiguousarray(array, layout).tobytes()
+        head: bytes = proto.SerializeToString()
+        return head + field(number, content) if content else head
+    values = array.reshape(-1)
+    if name == "float16":
+        values = np.ascontiguousarray(values).view(np.uint16)
+    getattr(proto, _FIELDS[name]).extend(values.tolist())
+    whole: bytes = proto.SerializeToString()
+    return whole
+
+
+_Spec: Final = message("ModelSpec", SERVING)
+_UNREADABLE: Final = "the message is no request of this method"
+_MAX_PARTS: Final = 10_000
+"""The most inputs and outputs of a request."""
+_MAX_ENTRY_PARTS: Final = 16
+_MAX_EXAMPLES: Final = 1 << 16
+_MAX_SPEC_BYTES: Final = 1 << 16
+_SPEC: Final = 1
+_INPUTS, _FILTER = 2, 3
+_KEY, _VALUE = 1, 2
+_INPUT: Final = 2
+_LIST, _LIST_WITH_CONTEXT = 1, 2
+_EXAMPLES, _CONTEXT = 1, 2
+
+
+class ModelSpec(NamedTuple):
+    """Which model is asked.
+
+    Attributes:
+        model_name: Its name.
+        model_version: The number of its version; empty for none.
+        label: A label of the version; empty for none.
+        signature_name: The signature; empty for the default.
+    """
+
+    model_name: str
+    model_version: str
+    label: str
+    signature_name: str
+
+
+def spec_of(proto: Any) -> ModelSpec:
+    """Return what a `ModelSpec` message says."""
+    version = str(proto.version.value) if proto.HasField("version") else ""
+    return ModelSpec(proto.name, version, proto.version_label, proto.signature_name)
+
+
+class PredictMessage(NamedTuple):
+    """A `PredictRequest`.
+
+    Attributes:
+        spec: Which model is asked.
+        inputs: Its tensors by name.
+        wanted: The outputs that are wanted; none means all.
+    """
+
+    spec: ModelSpec
+    inputs: dict[str, TensorBytes]
+    wanted: tuple[str, ...]
+
+    @classmethod
+    def read(cls, content: bytes) -> PredictMessage:
+        """Read a message; its tensors stay where they are.
+
+        Raises:
+            MalformedBody: It is none.
+            BodyTooLarge: It has too many parts.
+        """
+        specs, inputs, wanted = list[bytes](), {}, []
+        for number, begin, end in _parts(content, 0, len(content), _MAX_PARTS):
+            if number == _SPEC:
+                specs.append(content[begin:end])
+            elif number == _INPUTS:
+                name, tensor = _entry(content, begin, end)
+                inputs[name] = tensor
+            elif number == _FILTER:
+                wanted.append(_text(content[begin:end]))
+        return cls(_read_spec(b"".join(specs)), inputs, tuple(wanted))
+
+
+class ExamplesMessage(NamedTuple):
+    """A `ClassificationRequest` or `RegressionRequest`.
+
+    Attributes:
+        spec: Which model is asked.
+        examples: Serialized `tf.train.Example`.
+        context: A serialized example whose features all of them have; empty for none.
+    """
+
+    spec: ModelSpec
+    examples: list[bytes]
+    context: bytes
+
+    @classmethod
+    def read(cls, content: bytes) -> ExamplesMessage:
+        """Read a message.
+
+        Raises:
+            MalformedBody: It is none.
+            BodyTooLarge: It has too many examples.
+        """
+        parts = list(_parts(content, 0, len(content), _MAX_PARTS))
+        spec = b"".join(content[begin:end] for number, begin, end in parts if number == _SPEC)
+        inputs = [(begin, end) for number, begin, end in parts if number == _INPUT]
+        if len(inputs) != 1:
+            raise MalformedBody("Input is empty: the message needs one")
+        return cls(_read_spec(spec), *_examples(content, *inputs[0]))
+
+
+def _examples(content: bytes, begin: int, end: int) -> tuple[list[bytes], bytes]:
+    """The examples and the context of an `Input`."""
+    kinds = list(_parts(content, begin, end, _MAX_ENTRY_PARTS))
+    if len(kinds) != 1 or kinds[0][0] not in (_LIST, _LIST_WITH_CONTEXT):
+        raise MalformedBody("Input is empty: it has an example_list, or an example_list_with_context")
+    kind, start, stop = kinds[0]
+    parts = list(_parts(content, start, stop, _MAX_EXAMPLES))
+    examples = [content[at:until] for number, at, until in parts if number == _EXAMPLES]
+    if kind == _LIST:
+        return examples, b""
+    # Put together, two messages are one that has the fields of both.
+    return examples, b"".join(content[at:until] for number, at, until in parts if number == _CONTEXT)
+
+
+def _entry(content: bytes, begin: int, end: int) -> tuple[str, TensorBytes]:
+    name, tensor = "", TensorBytes(b"", 0, 0)
+    for number, start, stop in _parts(content, begin, end, _MAX_ENTRY_PARTS):
+        if number == _KEY:
+            name = _text(content[start:stop])
+        elif number == _VALUE:
+            tensor = TensorBytes(content, start, stop)
+    return name, tensor
+
+
+def _parts(content: bytes, begin: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message that have a length: number, and where the content begins and ends.
+
+    Raises:
+        MalformedBody: It is no message.
+        BodyTooLarge: It has more fields than `most`, counting others too.
+    """
+    try:
+        for count, (number, wire, _, start, stop) in enumerate(fields_of(content, begin, end)):
+            if count == most:
+                raise BodyTooLarge(f"the message has more than {most} parts")
+            if wire == BYTES:
+                yield number, start, stop
+    except (MalformedMessage, IndexError):
+        raise MalformedBody(_UNREADABLE) from None
+
+
+def _read_spec(content: bytes) -> ModelSpec:
+    if len(content) > _MAX_SPEC_BYTES:
+        raise BodyTooLarge("the model_spec is too long")
+    try:
+        spec = spec_of(_Spec.FromString(content))
+    except DecodeError:
+        raise MalformedBody(_UNREADABLE) from None
+    if not spec.model_name:
+        raise MalformedBody("Missing ModelSpec: name the model in model_spec.name")
+    return spec
+
+
+def _text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise MalformedBody(_UNREADABLE) from None
+
+
+# TensorFlow Serving's PredictionService: Predict, Classify and Regress as dialects of scoring.
+_Classified: Final = message("ClassificationResponse", SERVING)
+_Regressed: Final = message("RegressionResponse", SERVING)
+_OUTPUTS, _ANSWER_SPEC = 1, 2
+
+
+class _ServingDialect(GrpcDialect):
+    """What the three have in common: `Call.asked` is the message, and `submit` sets `Call.write`."""
+
+    __slots__ = ()
+
+    def read(self, content: bytes) -> PredictMessage | ExamplesMessage:
+        """Read a message; raises StokerError if it is none."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
+        _, content = call.write(outputs)
+        call.answer_bare(content)
+
+
+class _Predict(_ServingDialect):
+    """Tensors in, tensors out."""
+
+    __slots__ = ()
+
+    def read(self, content: bytes) -> PredictMessage:
+        return PredictMessage.read(content)
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Decode the request and queue its tensors."""
+        del body, head
+        request: PredictMessage = call.asked
+        service = call.service
+        signature = _signature(service, request.spec)
+        inputs = _inputs(service.name, signature.tensors, request)
+        wanted = _wanted(signature, request)
+        call.write = partial(_predicted, wanted, answered_spec(service, signature.name).SerializeToString())
+        submit_tensors(call, exchange, inputs, signature.name)
+
+
+class _Examples(_ServingDialect):
+    """Serialized examples in, labels with scores or numbers out."""
+
+    __slots__ = ("_verb",)
+
+    def __init__(self, verb: Verb) -> None:
+        self._verb = verb
+
+    def read(self, content: bytes) -> ExamplesMessage:
+        return ExamplesMessage.read(content)
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Queue the examples, each with the features of the context."""
+        del body, head
+        request: ExamplesMessage = call.asked
+        service = call.service
+        signature = _signature(service, request.spec)
+        if not takes_examples(service.name, self._verb, signature):
+            raise InvalidInput(
+                f"'{service.name}' cannot {self._verb} over gRPC by its signature {signature.name}: that takes "
+                "tensors, call Predict"
+            )
+        if len(request.context) * len(request.examples) > MAX_REPEATED:
+            raise BodyTooLarge(
+                f"The context, repeated for each example, has more than {MAX_REPEATED} bytes; send the examples in "
+                "parts, or without a context."
+            )
+        examples = np.empty(len(request.examples), object)
+        # The features of an example stand behind those of the context, and the last of one name counts.
+        examples[:] = [request.context + example for example in request.examples]
+        inputs = {signature.tensors.inputs[0].name: examples}
+        check_rows(inputs, signature.tensors)
+        call.write = partial(self._results, signature, answered_spec(service, signature.name))
+        submit_tensors(call, exchange, inputs, signature.name)
+
+    def _results(
+        self, signature: NamedSignature, spec: Any, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[bytes, bytes]:
+        results = results_of(self._verb, signature, outputs)
+        response: Any
+        if self._verb == "regress":
+            response = _Regressed(model_spec=spec)
+            response.result.SetInParent()
+            for value in results.tolist():
+                response.result.regressions.add(value=value)
+        else:
+            response = _Classified(model_spec=spec)
+            response.result.SetInParent()
+            for pairs in results:
+                classes = response.result.classifications.add().classes
+                for label, score in pairs:
+                    classes.add(label=label, score=score)
+        return b"", response.SerializeToString()
+
+
+_DIALECTS: Final[dict[str, _ServingDialect]] = {
+    "Predict": _Predict(),
+    "Classify": _Examples("classify"),
+    "Regress": _Examples("regress"),
+}
+
+
+class ServingScoring:
+    """Finds the services that calls of one of the three methods are for.
+
+    Args:
+        gateway: The frontend's services.
+        scoring: What checks keys and finds services for the other protocol of this port.
+        method: Predict, Classify or Regress.
+    """
+
+    def __init__(self, gateway: Gateway, scoring: Scoring, method: str) -> None:
+        self._gateway, self._scoring = gateway, scoring
+        self._dialect = _DIALECTS[method]
+        self.check_key = scoring.check_key
+
+    def score(self, inquiry: Inquiry, content: bytes) -> Call:
+        """Hand a message to the service that it is for.
+
+        Raises:
+            StokerError: It is refused.
+        """
+        call = inquiry.call
+        request = self._dialect.read(content)
+        service, caller = self._find(request.spec, call)
+        try:
+            if len(content) > LARGE_BODY_BYTES:
+                whose = partial(caller_of, service, call.authorization, call.address)
+                inquiry.cover(Allowance(self._gateway.bodies, whose), len(content))
+            deadline_ns = call.deadline_ns()
+            asker = asker_of(caller, call.head.metadata)
+            if service.script is not None and service.script.yields:
+                raise NotSupported(
+                    f"'{service.name}' yields its answer piece by piece: call ModelStreamInfer"
+                )
+        except StokerError as error:
+            self._gateway.note_refusal(service, call.headers(), error)
+            raise
+        scored = service.score_soon(content, call.ids, inquiry, self._dialect)
+        scored.asked = request
+        if deadline_ns is not None:
+            scored.deadline_ns = min(scored.deadline_ns, deadline_ns)
+        if asker is not None:
+            asker.put_on(scored)
+        return scored
+
+    def _find(self, spec: ModelSpec, call: RpcCall) -> tuple[Service, CallerTerms]:
+        if not spec.label:
+            return self._scoring.plain(spec, call.authorization) or self._scoring.find(spec, call)
+        error = self.check_key(call.authorization)
+        if error is not None:
+            raise error
+        service = service_of(self._gateway, spec.model_name, None, spec.label)
+        try:
+            return service, service.access.check(call.authorization, BEARER_METADATA)
+        except StokerError as refused:
+            self._gateway.note_refusal(service, call.headers(), refused)
+            raise
+
+
+def answered_spec(service: Scorer, signature_name: str = "") -> Any:
+    """Return the `ModelSpec` of an answer: who has given it."""
+    spec = _Spec(name=service.name, signature_name=signature_name)
+    if service.version.isdecimal():
+        spec.version.value = int(service.version)
+    return spec
+
+
+def _signature(service: Scorer, spec: ModelSpec) -> NamedSignature:
+    return named_signature(signatures_of(service), {"signature_name": spec.signature_name})
+
+
+def _inputs(model: str, tensors: ModelTensors, request: PredictMessage) -> dict[str, np.ndarray]:
+    names = [info.name for info in tensors.inputs]
+    if request.inputs.keys() != set(names):
+        missing = [name for name in names if name not in request.inputs]
+        wrong = f"missing: {', '.join(missing)}" if missing else "there are others"
+        raise InvalidInput(f"input keys do not match the signature, which has {', '.join(names)}; {wrong}")
+    arrays = {info.name: read_tensor(model, info, request.inputs[info.name]) for info in tensors.inputs}
+    check_rows(arrays, tensors)
+    return arrays
+
+
+def _wanted(signature: NamedSignature, request: PredictMessage) -> tuple[str, ...]:
+    names = tuple(info.name for info in signature.tensors.outputs)
+    if not request.wanted:
+        return names
+    if not set(request.wanted) <= set(names) or len(set(request.wanted)) < len(request.wanted):
+        raise InvalidInput(f"output_filter has others than the outputs {', '.join(names)}, or one twice")
+    return request.wanted
+
+
+def _predicted(
+    wanted: tuple[str, ...], spec: bytes, outputs: Mapping[str, np.ndarray]
+) -> tuple[bytes, bytes]:
+    """No header lines, and a `PredictResponse`."""
+    parts = [
+        field(_OUTPUTS, field(_KEY, name.encode()) + field(_VALUE, tensor_bytes(outputs[name])))
+        for name in wanted
+    ]
+    return b"", b"".join((*parts, field(_ANSWER_SPEC, spec)))
+
+
+# What TensorFlow Serving's services say of models: their signatures, and the states of their versions.
+_Metadata: Final = message("GetModelMetadataResponse", SERVING)
+_Signatures: Final = message("SignatureDefMap", SERVING)
+_ModelStatus: Final = message("GetModelStatusResponse", SERVING)
+_SIGNATURES: Final = "signature_def"
+
+
+class ServingFacts:
+    """Answers GetModelMetadata and GetModelStatus.
+
+    Args:
+        gateway: The frontend's services.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def metadata(self, request: Any, call: RpcCall) -> Any:
+        """Answer a `GetModelMetadataRequest`."""
+        asked = list(request.metadata_field)
+        if not asked:
+            raise InvalidInput("GetModelMetadataRequest must specify at least one metadata_field")
+        for name in asked:
+            if name != _SIGNATURES:
+                raise InvalidInput(f"Metadata field {cut(name)} is not supported")
+        spec = spec_of(request.model_spec)
+        service = service_of(self._gateway, spec.model_name, *_version(spec))
+        check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
+        answer = _Metadata(model_spec=answered_spec(service))
+        answer.metadata[_SIGNATURES].Pack(ParseDict(described_signatures(service), _Signatures()))
+        return answer
+
+    async def status(self, request: Any, call: RpcCall) -> Any:
+        """Answer a `GetModelStatusRequest`; as over HTTP, no key is asked for."""
+        del call
+        spec = spec_of(request.model_spec)
+        return ParseDict(described_versions(self._gateway, spec.model_name, *_version(spec)), _ModelStatus())
+
+
+def _version(spec: ModelSpec) -> tuple[str | None, str | None]:
+    """The number of the version, and else its label."""
+    return spec.model_version or None, spec.label or None
