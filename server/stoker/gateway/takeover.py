@@ -139,8 +139,6 @@ async def compare_versions(
 
     Args:
         old: The version that serves; requests that it fails are left out.
-        new: The version that is compared with it.
-        contents: Rows or bodies to submit.
         tolerance: See `stoker.takeover.comparison.compare`.
     """
     comparison = Comparison()
@@ -167,9 +165,7 @@ async def sample_of_file(service: Service, path: Path, image: ImageInput | None)
     """Return the request in a file as a sample of a version; empty if it cannot be read or does not fit.
 
     Args:
-        service: The version.
         path: A file with a request that the model is known to answer; see `stoker.servable.Servable.sample_file`.
-        image: How its input is made from images.
     """
     signature = service.signature
     assert signature is not None, "it is attached"
@@ -226,8 +222,6 @@ async def answer_of(
     """Run a request; returns its answer and its time on the device in nanoseconds.
 
     Args:
-        service: The version.
-        content: The rows or the body to submit.
         until_ns: How long to wait at most, as `time.monotonic_ns`; None for the version's own timeout alone.
 
     Raises:
@@ -268,8 +262,6 @@ class Shadow:
         """Run copies of requests that have been answered since the last look.
 
         Args:
-            mains: The versions that answer callers.
-            shadow: The shadow version.
             tolerance: See `stoker.takeover.comparison.compare`.
         """
         since_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()

@@ -52,8 +52,6 @@ def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
     out.
 
     Args:
-        past: The steps.
-        slots: The slots of the metrics that are added up.
         since: The number of the step that the caller has last seen; 0 for all that are kept.
     """
     steps = past.read(slots, since)
@@ -184,8 +182,6 @@ def remarkable_requests(
     """Return the latest failures first, and the slowest of the last five minutes, the slowest first.
 
     Args:
-        journal: The records of all frontends.
-        past: The counters of the last minutes.
         slots: The slots of the metrics by model and version.
     """
     failed = sorted(_records(journal, "failed"), key=lambda record: -record["at_ms"])[:_SHOWN]

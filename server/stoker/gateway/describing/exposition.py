@@ -54,9 +54,6 @@ def device_metrics(
 
     Args:
         named: Totals by their labels: name and version.
-        slots: The slots of these labels.
-        memory: The counters of all processes.
-        busy_s: How long batches of each slot kept each device, by its name.
     """
     busy = CounterMetricFamily(
         "stoker_device_busy_seconds",
@@ -95,7 +92,6 @@ def caller_metric(memory: MetricMemory, names: Mapping[int, str]) -> Metric:
     """Device time by caller.
 
     Args:
-        memory: The counters of all processes.
         names: Those of callers, by their numbers; of others nothing is said.
     """
     times = CounterMetricFamily(
@@ -186,9 +182,6 @@ def render(
     """Return all metrics in Prometheus text format, those of all versions that have been served.
 
     Args:
-        memory: The counters of all processes.
-        models: The models.
-        meter: Reads their loads.
         callers: Names of callers by their numbers.
     """
     slots = [

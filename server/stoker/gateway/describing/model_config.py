@@ -49,11 +49,7 @@ def platform(framework: str) -> str:
 
 
 def described_tensors(signature: Signature | None) -> ModelTensors | None:
-    """Return the tensors that a model is said to take and give; None for scripts that take whole bodies at once.
-
-    Args:
-        signature: Its signature; None before it has been loaded.
-    """
+    """Return the tensors that a model is said to take and give; None for scripts that take whole bodies at once."""
     if signature is None:
         return None
     return PIECE_TENSORS if _yields(signature) else signature.model_tensors
@@ -67,7 +63,6 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
     """Return the configuration of a served version, as JSON has it.
 
     Args:
-        service: The version.
         versions: All versions of the model that are served.
 
     Raises:

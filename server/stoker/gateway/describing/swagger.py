@@ -38,7 +38,6 @@ class Naming:
 
     Attributes:
         title: Title of the description; None is the service's name.
-        version: Version of the service.
         path_prefix: What a proxy has before the paths `/`, `/score` and `/swagger.json`.
     """
 
@@ -51,8 +50,6 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
     """Return the description of a service.
 
     Args:
-        service: The service.
-        naming: What it is called.
         prefix: What stands before the paths `/`, `/score` and `/swagger.json`.
         version: `2` (None stands for it), `3` or `3.1`, as it was asked for.
 

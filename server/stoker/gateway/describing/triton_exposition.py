@@ -88,10 +88,7 @@ def inference_metrics(
     """The metrics of models under Triton's names.
 
     Args:
-        named: Totals by their labels: name and version.
         slots: The slots of the same labels, in the same order.
-        busy_s: How long batches of each slot kept each device, by its name.
-        gpus: What was read of each GPU.
     """
     uuids = _uuids(gpus, os.environ)
     labelled = [
@@ -167,7 +164,6 @@ class _GpuQuantity:
 
     Attributes:
         name: Its name; a counter's is without `_total`.
-        text: What it is.
         read: The number of a reading, None where its driver does not say.
         alias: Triton's name for it.
         counter: Whether it only grows.

@@ -65,8 +65,6 @@ class Method(NamedTuple):
     """A method that can be called.
 
     Attributes:
-        begin: Makes a call of it.
-        max_bytes: The longest message that it reads.
         too_long: Makes the error for a longer one, of its size and that.
         answer: What answers it, for the kind of call that `begin` makes.
     """
@@ -81,9 +79,6 @@ class RpcCall:
     """One call or stream: who makes it, and how long they wait. It receives its stream.
 
     Attributes:
-        line: The connection.
-        head: What its head says.
-        method: What is called.
         ids: Its request id, from the metadata `x-request-id` or a fresh one.
         done: Whether it has ended for its caller: nothing more is sent.
         counts: Whether the server waits for it when it stops.

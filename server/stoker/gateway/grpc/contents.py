@@ -38,9 +38,6 @@ def from_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any
     """Return the contents of an input as an array.
 
     Args:
-        model: The model's name, for error messages.
-        info: The input.
-        shape: Its shape in this request.
         tensor: The `InferInputTensor`.
 
     Raises:

@@ -39,10 +39,6 @@ class Room:
 
     Together they take nothing of the budget up to 1 MiB, as much as one body of HTTP may have uncounted. Whose they
     are is not known while they arrive, as the model is named in the message: so the address stands for the caller.
-
-    Args:
-        budget: The frontend's budget.
-        address: Where the connection comes from.
     """
 
     def __init__(self, budget: Callable[[], BodyBudget], address: str) -> None:
@@ -91,8 +87,6 @@ class Message(NamedTuple):
     """A message that has arrived.
 
     Attributes:
-        content: Its bytes.
-        compressed: Whether they are compressed.
         hold: The room that it has taken; None if it is small.
     """
 
@@ -103,11 +97,6 @@ class Message(NamedTuple):
 
 class MessageReader:
     """Takes the content of one call apart.
-
-    Args:
-        max_bytes: The longest message that is read.
-        too_long: Makes the error for a longer one.
-        room: Where it is held while it arrives.
 
     Attributes:
         arrived_bytes: How much has arrived of the message that is not whole.
@@ -193,12 +182,6 @@ def inflated(
     content: bytes, encoding: bytes, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge]
 ) -> bytes:
     """Return what a compressed message holds; to be run beside the loop where it may be long.
-
-    Args:
-        content: The compressed message.
-        encoding: How it is compressed.
-        max_bytes: The longest that is read.
-        too_long: Makes the error for a longer one.
 
     Raises:
         MalformedBody: It is not what the encoding says.

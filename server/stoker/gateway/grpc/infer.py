@@ -184,11 +184,7 @@ def _codec_of(service: Scorer) -> _Codec:
 
 
 class Scoring:
-    """Finds the services that inquiries are for.
-
-    Args:
-        gateway: The frontend's services.
-    """
+    """Finds the services that inquiries are for."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -353,7 +349,6 @@ class Streams:
     """The streams of infer requests of a server.
 
     Args:
-        scoring: Answers requests.
         max_requests: How many requests of one stream are under way at once; it is not read further meanwhile.
     """
 

@@ -93,7 +93,6 @@ class Inquiry:
     """One infer request, from its message to its answer.
 
     Attributes:
-        call: The call or stream that it came on.
         request: What its message says without the model; None until it has been read.
         decoded: What it says to the model; set when it is submitted.
         writer: What writes its answer; set then too.
@@ -120,8 +119,6 @@ class Inquiry:
         """Begin.
 
         Args:
-            call: The call or stream that it came on.
-            inquirer: Who is told the answer.
             hold: The room that its message has taken while it arrived, which is given back with the answer.
         """
         self.call = call
@@ -210,14 +207,8 @@ class PieceRequest(NamedTuple):
     """What a `ModelInferRequest` says to a script that yields.
 
     Attributes:
-        id: What the caller calls it, or empty.
-        body: The body that the script gets.
-        outputs: What is wanted of each piece.
-        raw: Whether outputs are to be raw.
         marks_end: Whether an answer without outputs is to say that there are no more.
         timeout_ns: How long the caller waits for the first piece, or None.
-        tier: Which tier they ask for, or None.
-        sequence: Of which sequence it is, or None.
     """
 
     id: str
@@ -234,8 +225,6 @@ class PieceRequest(NamedTuple):
         """Read a request.
 
         Args:
-            model: The model's name.
-            request: The request.
             sequences: Whether the script is given the state of a sequence.
 
         Raises:
@@ -270,15 +259,7 @@ def _dtype(model: str, given: Any) -> str:
 
 
 class InferInPieces:
-    """One request that is being answered; what it takes is let go when it has been, or is abandoned.
-
-    Args:
-        inquiry: What has asked, and takes the pieces.
-        service: Whose script yields.
-        request: The request.
-        asker: Whose it is, and what they say of their patience.
-        streams: Where the script's pieces come in.
-    """
+    """One request that is being answered; what it takes is let go when it has been, or is abandoned."""
 
     def __init__(
         self, inquiry: Inquiry, service: Service, request: PieceRequest, asker: Asker, streams: ScriptStreams

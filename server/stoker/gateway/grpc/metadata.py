@@ -112,13 +112,10 @@ class CallHead(NamedTuple):
 
     Attributes:
         method: What is called, as the server has found it; None if there is no such method.
-        authorization: The value of the metadata `authorization`.
         timeout_ns: How long the caller waits; None for any time.
         encoding: How compressed messages are compressed; empty if none is.
-        request_id: The value of `x-request-id`.
         metadata: All fields that are no pseudo fields, by name; the last of several.
         error: What is wrong with the call; None for nothing.
-        content_bytes: Its content-length.
     """
 
     method: Any

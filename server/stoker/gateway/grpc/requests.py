@@ -106,9 +106,6 @@ class RequestMessage(NamedTuple):
     def parsed(self, most_bytes: int) -> Any:
         """Return its form as a `ModelInferRequest`.
 
-        Args:
-            most_bytes: How long the form may be.
-
         Raises:
             MalformedBody: It is none.
             BodyTooLarge: It has more typed contents than are read.
@@ -128,7 +125,6 @@ class _Layout(NamedTuple):
 
     Attributes:
         said: All of it but its id and raw contents, the lengths of those too: parts, and where they begin.
-        model_name, model_version: What it says.
         identifier, raw: Where its id and its raw contents lie.
         form: As of `RequestMessage`.
     """
@@ -256,10 +252,6 @@ class RequestDecoder:
 
     Callers repeat theirs with other data and another id. So the form of raw requests is remembered byte for byte with
     what it said, and is checked once.
-
-    Args:
-        model: The model's name, for error messages.
-        tensors: What it takes and gives.
     """
 
     def __init__(self, model: str, tensors: ModelTensors) -> None:
@@ -273,7 +265,6 @@ class RequestDecoder:
         Arrays of raw inputs are views of bytes, and cannot be written.
 
         Args:
-            message: It.
             regions: Reads shared memory of the caller; None where there is none.
 
         Raises:
@@ -307,9 +298,7 @@ class RequestDecoder:
         """Decode a message of which `RequestMessage.parsed` has been seen already; nothing of it is remembered.
 
         Args:
-            message: It.
             request: What was parsed of it.
-            regions: Reads shared memory of the caller; None where there is none.
 
         Raises:
             MalformedBody, InvalidInput: As `decode`.
@@ -423,7 +412,6 @@ class PlainRow(NamedTuple):
     """What requests of one form say that are one row of the only input.
 
     Attributes:
-        place: The input.
         request: The request, without its id and its input.
     """
 

@@ -31,8 +31,6 @@ class _Row(NamedTuple):
     """What answers of one row of the only output have in common.
 
     Attributes:
-        wanted: What their requests want.
-        shape: The row's.
         head: What stands before their id; None where they are not that row alone, as bytes.
         prefix: What stands before the row.
     """
@@ -50,8 +48,6 @@ class AnswerWriter:
     once.
 
     Args:
-        model: The model's name.
-        version: Its version.
         batched: Whether the first axis of its outputs is the batch.
     """
 
@@ -64,10 +60,6 @@ class AnswerWriter:
         """Return a `ModelInferResponse`: raw if the request was, or if an output has no typed contents.
 
         The library would copy raw contents twice.
-
-        Args:
-            request: What it answers.
-            outputs: The model's outputs by name.
 
         Raises:
             InvalidInput: An output cannot be given as it was asked for.
@@ -100,7 +92,6 @@ class AnswerWriter:
         """Return what `write` does for a request of one row, where that is all it wants; None where it is not.
 
         Args:
-            request: What it answers.
             rows: Rows of the model's only output.
             content: One of them, as bytes of this machine.
         """

@@ -59,12 +59,7 @@ class Door(asyncio.Protocol):
     """One connection, and the calls on it.
 
     Attributes:
-        http: What is said on it.
         transport: What it is said through; None before it is there, and when it has gone.
-        address: Where it comes from.
-        room: What its messages take.
-        calls: How many have begun.
-        written_bytes: How much has been written.
         handed: Whether it is to stay here, since another frontend has handed it on, or nobody is to have it any more.
         due: Whether it is to be flushed at the end of this turn, so that nobody asks for it again.
     """
@@ -262,8 +257,6 @@ class Watch:
     """Looks after one connection.
 
     Args:
-        door: The connection.
-        times: How long what may take.
         now_s: The time; any clock that only grows.
         retires_s: When it is old, by that clock: then its client is asked to connect anew.
     """
@@ -359,9 +352,6 @@ class GrpcServer:
     """Answers the calls of one frontend, with health checks and reflection; belongs to one event loop.
 
     Attributes:
-        gateway: The frontend's services.
-        port: Where it listens.
-        doors: The open connections.
         draining: Whether no more calls are to come.
     """
 
@@ -379,10 +369,8 @@ class GrpcServer:
         """Take the port; `start` begins to listen.
 
         Args:
-            gateway: The frontend's services.
             address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections over them
                 (SO_REUSEPORT).
-            max_message_bytes: Longest message that is received.
             secure: Makes TLS connections of those that come; None serves without TLS.
             connection_age_s: How old connections become, give or take a tenth; then their callers are told to
                 connect anew, and they end with the last answer. 0 for any age.

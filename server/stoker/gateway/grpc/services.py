@@ -254,12 +254,7 @@ _Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 
 
 class InferenceServicer:
-    """Finds the method of each call.
-
-    Args:
-        gateway: The frontend's services.
-        max_message_bytes: The longest infer request.
-    """
+    """Finds the method of each call."""
 
     def __init__(self, gateway: Gateway, max_message_bytes: int) -> None:
         self._gateway = gateway

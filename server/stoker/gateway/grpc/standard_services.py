@@ -36,11 +36,7 @@ _HealthStatus: Final = HealthCheckResponse
 
 
 class Health:
-    """Says what is true now, and tells those who watch when it has changed.
-
-    Args:
-        gateway: The frontend's services.
-    """
+    """Says what is true now, and tells those who watch when it has changed."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -118,11 +118,6 @@ def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
     As TensorFlow has it, fewer elements than the shape needs are followed by repetitions of the last one, or by zeros
     where there is none.
 
-    Args:
-        model: The model's name, for error messages.
-        info: The input that it is for.
-        given: The tensor.
-
     Raises:
         MalformedBody: It cannot be read, or its contents do not have the size of its shape.
         InvalidInput: Its dtype or its shape is not the input's, or a number does not fit.
@@ -280,7 +275,6 @@ class ModelSpec(NamedTuple):
     """Which model is asked.
 
     Attributes:
-        model_name: Its name.
         model_version: The number of its version; empty for none.
         label: A label of the version; empty for none.
         signature_name: The signature; empty for the default.
@@ -302,8 +296,6 @@ class PredictMessage(NamedTuple):
     """A `PredictRequest`.
 
     Attributes:
-        spec: Which model is asked.
-        inputs: Its tensors by name.
         wanted: The outputs that are wanted; none means all.
     """
 
@@ -335,7 +327,6 @@ class ExamplesMessage(NamedTuple):
     """A `ClassificationRequest` or `RegressionRequest`.
 
     Attributes:
-        spec: Which model is asked.
         examples: Serialized `tf.train.Example`.
         context: A serialized example whose features all of them have; empty for none.
     """
@@ -527,7 +518,6 @@ class ServingScoring:
     """Finds the services that calls of one of the three methods are for.
 
     Args:
-        gateway: The frontend's services.
         scoring: What checks keys and finds services for the other protocol of this port.
         method: Predict, Classify or Regress.
     """
@@ -632,11 +622,7 @@ _SIGNATURES: Final = "signature_def"
 
 
 class ServingFacts:
-    """Answers GetModelMetadata and GetModelStatus.
-
-    Args:
-        gateway: The frontend's services.
-    """
+    """Answers GetModelMetadata and GetModelStatus."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

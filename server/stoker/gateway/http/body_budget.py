@@ -72,12 +72,7 @@ class _Share:
 
 
 class BodyBudget:
-    """What the large bodies of one frontend may add up to.
-
-    Attributes:
-        total_bytes: The size of the budget.
-        held_bytes: What they take now.
-    """
+    """What the large bodies of one frontend may add up to."""
 
     def __init__(self, total_bytes: int = 1 << 30) -> None:
         self.total_bytes = total_bytes
@@ -105,8 +100,6 @@ class BodyBudget:
         """Take memory for bytes that have arrived; False if the caller would hold too much of what stays free.
 
         Args:
-            caller: Who sends the body.
-            size_bytes: How many bytes.
             unannounced_bytes: How many of them were not announced.
         """
         left = self.left_bytes - size_bytes
@@ -146,7 +139,6 @@ class Allowance:
         """Begin with nothing.
 
         Args:
-            budget: The budget.
             find_caller: Returns who sends the request; called only if the body is large.
         """
         self._budget = budget

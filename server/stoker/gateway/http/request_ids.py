@@ -44,7 +44,6 @@ class SpanContext(NamedTuple):
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 of them.
-        sampled: Whether it is recorded.
         parent_id: The id of its own parent where known; not passed on.
     """
 

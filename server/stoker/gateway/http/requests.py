@@ -118,7 +118,6 @@ def check_head(scope: Scope, hosts: AnsweredHosts | None = None) -> None:
     """Refuse a request whose head is not acceptable, whatever path it is for.
 
     Args:
-        scope: The request.
         hosts: The hosts that it may be for; None for any.
 
     Raises:
@@ -195,7 +194,6 @@ class Cors:
         """Return the headers that an answer gets.
 
         Args:
-            method: Of the request.
             headers: Of the request, by lower-case name.
         """
         origin = headers.get(b"origin")
@@ -293,7 +291,6 @@ class BodyTaker(Protocol):
     """What accepts bodies up to a size.
 
     Attributes:
-        max_body_bytes: That size.
         arriving: How many bodies for it are being received; it is not removed until they have arrived.
     """
 

@@ -100,7 +100,6 @@ class BoundedProtocol(HttpToolsProtocol):
         arrived_bytes: How many bytes of that request's body have arrived.
         fresh: Whether nothing has arrived on the connection yet.
         retires_s: When the connection reaches its maximum age, in the loop's time; the answer after that closes it.
-        old: Whether it has reached its maximum age.
         turns: Where requests that score nothing wait for their turn; None lets all begin at once.
     """
 

@@ -54,7 +54,6 @@ class Descriptors:
 
         Args:
             count: Called for each connection that is not served.
-            clock_s: Seconds that only grow.
         """
         self._count = count
         self._clock_s = clock_s
@@ -155,8 +154,6 @@ class Siblings:
         """Nobody hands anything on before `share` says that it is taken.
 
         Args:
-            own: The number of this frontend.
-            pages: The pages of all, by their numbers.
             mailbox: Where connections for this one arrive.
             doors: What leads to the mailbox of each.
         """
@@ -312,7 +309,6 @@ class Entrance:
         """Share connections with the other frontends from now on.
 
         Args:
-            siblings: The other frontends.
             protocol: What is spoken on them, of `stoker.metrics.layout.PROTOCOLS`.
             take: Called with each connection that another frontend has handed on; owns it.
         """
@@ -332,7 +328,6 @@ class Entrance:
         """Whether a new connection is served here; if not, the caller closes its socket.
 
         Args:
-            descriptor: That of the connection.
             handed_on: Whether it stays here if there is room: another frontend has handed it on, or nobody else takes
                 connections any more.
         """

@@ -169,11 +169,7 @@ class ReceivingConnection(Protocol):
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """The protocol of a connection's transport while its requests have long bodies.
-
-    Args:
-        connection: Whose it is.
-    """
+    """The protocol of a connection's transport while its requests have long bodies."""
 
     def __init__(self, connection: ReceivingConnection) -> None:
         self._connection = connection

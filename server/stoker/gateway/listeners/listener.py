@@ -173,9 +173,6 @@ class Listener:
         """Begin without any.
 
         Args:
-            app: Answers what the direct door does not.
-            gateway: What the direct door knows.
-            sockets: Where to listen.
             count_refused: Called for each connection for which there is no descriptor.
             connection_age_s: How old connections become, give or take a fifth; 0 for any age.
             siblings: The other frontends, which take connections off this one; None if it has none.

@@ -55,10 +55,8 @@ class SecurePort:
         """Read the certificate; nothing is accepted before `start`.
 
         Args:
-            files: It, and its key.
             protocol: What is spoken, of `stoker.metrics.layout.PROTOCOLS`.
             page: Where failures are counted, and when the certificate expires.
-            clock_s: Seconds that only grow.
 
         Raises:
             InvalidSettings: The certificate cannot be used.

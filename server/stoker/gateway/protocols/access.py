@@ -30,8 +30,6 @@ def check_metadata_access(
     """Refuse a caller who sends neither a key or token of a service nor the admin key.
 
     Args:
-        gateway: The frontend's gateway.
-        authorization: Value of the header `Authorization`.
         services: The services that the request is about; empty for the server as a whole, for which the key of any
             service is accepted.
         sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.

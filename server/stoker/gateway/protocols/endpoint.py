@@ -75,7 +75,6 @@ class DialectEndpoint:
         """Make the endpoint.
 
         Args:
-            gateway: The frontend's services.
             find: Returns the service and the dialect for a request, given its scope and headers; without a dialect
                 the service's own is used.
             refuse: Returns status and body of an error in this protocol.
@@ -277,13 +276,7 @@ def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
 
 @contextmanager
 def piecewise(service: Service, request: ScoringRequest, streams: ScriptStreams) -> Iterator[PiecewiseAnswer]:
-    """Score, and give access to the answer as it is made; leaving the `with` block tells the script to stop.
-
-    Args:
-        service: Whose script yields.
-        request: The request, with its head.
-        streams: Where the pieces of scripts arrive.
-    """
+    """Score, and give access to the answer as it is made; leaving the `with` block tells the script to stop."""
     assert request.head is not None, "scripts that yield want it"
     expected = streams.expect()
     try:
@@ -307,15 +300,6 @@ async def score_and_stream(
     streams: ScriptStreams,
 ) -> Answer | None:
     """Score, and send each piece of the answer when it arrives.
-
-    Args:
-        service: Whose script yields.
-        request: The request, with its head.
-        receive: Tells that the caller has disconnected.
-        send: Sends; waits while the caller does not read.
-        form: The format of the pieces.
-        lines: Further header lines.
-        streams: Where the pieces of scripts arrive.
 
     Returns:
         An answer that is still to be sent, where there were no pieces; None if the caller has been answered, or

@@ -45,7 +45,6 @@ class LiveSettings:
     """Both extensions, independent of the transport; names in requests and answers are Triton's.
 
     Args:
-        gateway: The frontend's gateway.
         sent_as: How a client of the transport sends a key; the wording of `BEARER_HEADER`.
     """
 
@@ -58,7 +57,6 @@ class LiveSettings:
         """Change which requests are traced, and return the settings that hold now.
 
         Args:
-            authorization: Value of the header `Authorization`.
             model: The model; empty for the settings of all models that have none of their own.
             content: The settings to change; a value of None resets a setting.
             from_page: Whether the request's headers say that a web page made it in a browser.

@@ -71,7 +71,6 @@ class GenerateEndpoint:
     """One request, whose pieces are sent as events; or its only piece, as JSON.
 
     Args:
-        gateway: The frontend's services.
         find: Returns the service for a request, given its scope and headers.
         streams: Whether the answer is sent as events.
     """

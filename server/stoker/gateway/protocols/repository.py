@@ -70,9 +70,6 @@ def load_wish(
     """Read the parameters of a load request.
 
     Args:
-        gateway: The frontend's gateway.
-        name: Name of the model.
-        parameters: The parameters by name.
         takes_config: Whether a configuration is accepted among them.
 
     Raises:
@@ -97,7 +94,6 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
     """Read a model configuration.
 
     Args:
-        name: Name of the model.
         config: The configuration, Triton's `ModelConfig` as JSON.
         served: The configuration of the served model; None if it is not served.
 
@@ -308,7 +304,6 @@ def statistics(gateway: Gateway, name: str | None = None, version: str | None = 
     """Return the statistics of the versions that are served; of unloaded ones only if they are named.
 
     Args:
-        gateway: The frontend's gateway.
         name: A model; None for all.
         version: One version of it; None for all that are served.
 

@@ -50,12 +50,6 @@ def regions_to_see(
 ) -> Regions:
     """Return the regions for a caller who lists them.
 
-    Args:
-        gateway: The frontend's gateway.
-        authorization: Value of the header `Authorization`.
-        address: The caller's address.
-        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
-
     Raises:
         NotSupported: Shared memory is off.
         Forbidden: The caller is on another machine.
@@ -78,11 +72,7 @@ def regions_to_change(
     """Return the regions for a caller who registers or unregisters.
 
     Args:
-        gateway: The frontend's gateway.
-        authorization: Value of the header `Authorization`.
-        address: The caller's address.
         from_page: Whether the request's headers say that a web page made it in a browser.
-        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
         extension: The extension, for the error if it is off.
 
     Raises:
@@ -158,7 +148,6 @@ class CudaMemoryAccess:
     it does not, both succeed, with nothing registered.
 
     Args:
-        gateway: The frontend's gateway.
         sent_as: How a client of the transport sends a key; the wording of `BEARER_HEADER`.
     """
 
@@ -219,11 +208,7 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
     """Register a region.
 
     Args:
-        regions: The table of all regions.
-        name: The region's name.
         handle: CUDA's IPC handle of the allocation.
-        device_id: The GPU's number in CUDA.
-        size_bytes: The length of the region.
 
     Raises:
         NotSupported: The machine has no GPU, driver or library for it.

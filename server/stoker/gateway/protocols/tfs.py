@@ -74,8 +74,6 @@ def service_of(gateway: Gateway, name: str, number: str | None, label: str | Non
     """Find a version of a model.
 
     Args:
-        gateway: The frontend's gateway.
-        name: The model's name.
         number: The version's number; None means what the label means, or the default.
         label: A label, if no number was given.
 
@@ -100,9 +98,6 @@ def described_versions(gateway: Gateway, name: str, number: str | None, label: s
     """Return the states of one version of a model, or of all, as the JSON of a `GetModelStatusResponse`.
 
     Args:
-        gateway: The frontend's gateway.
-        name: The model's name.
-        number: The version's number.
         label: A label, if no number was given. Without either, all versions are meant.
 
     Raises:

@@ -139,15 +139,8 @@ _NO_MEMORY = "cudaErrorMemoryAllocation"
 class CudaMemory:
     """One region; it is open as long as this object exists.
 
-    Args:
-        cuda: The CUDA libraries.
-        place: The handle and the device of the region.
-        size_bytes: The length of the region.
-
     Attributes:
         linked: Always True: nothing tells when its owner has ended.
-        place: As given.
-        size_bytes: As given.
 
     Raises:
         InvalidInput: The allocation is shorter than the region.

@@ -64,15 +64,8 @@ class Regions:
     """The regions that are registered with the server, and those that this frontend has open.
 
     Args:
-        table: The table of registered regions.
         needs_admin: Whether registering takes the admin key.
         anywhere: Whether callers on other machines may use regions.
-        cuda: Opens memory of GPUs.
-
-    Attributes:
-        needs_admin: As given.
-        anywhere: As given.
-        cuda: As given.
     """
 
     def __init__(
@@ -258,7 +251,6 @@ class Regions:
 
         Args:
             span: The part; `content` may be shorter.
-            content: The bytes.
             registration: The result of `check` when the request came: a region that was registered later under the
                 same name is not written.
 
@@ -327,7 +319,6 @@ class Reader:
     """Reads the regions of one request, up to a total size.
 
     Args:
-        regions: The regions of the server.
         most_bytes: The most that the request's inputs may have together.
     """
 
@@ -405,8 +396,6 @@ class Places:
         """The destinations of a request, checked before it runs; None if its outputs name no regions.
 
         Args:
-            regions: The regions.
-            request: The request.
             batched: Whether the first axis of its outputs is the batch.
 
         Raises:

@@ -44,7 +44,6 @@ class CudaPlace(NamedTuple):
 
     Attributes:
         handle: CUDA's IPC handle of the allocation, in Base64.
-        device_id: The GPU's number in CUDA.
     """
 
     handle: str
@@ -61,9 +60,6 @@ class Registration(NamedTuple):
 
     Attributes:
         number: Unique, also among later regions of the same name.
-        name: The region's name.
-        size_bytes: Its length.
-        place: Where it is.
     """
 
     number: int
