@@ -41,7 +41,7 @@ from stoker.gateway.scoring.admission import LimitedService
 from stoker.gateway.scoring.facts import Limits, ServiceFacts
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel
-from stoker.keys.access import Access
+from stoker.keys.credentials import Access
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.pipelines.definition import Pipeline

@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn
 from stoker import __version__
 from stoker.errors import StokerError
 from stoker.extensions import command_names, find_command
-from stoker.system import standard_streams
-from stoker.system.cgroup import tell_libraries
 from stoker.system.extras import how_to_install
+from stoker.system.processes import flushed_output, open_standard_streams
+from stoker.system.resources import tell_libraries
 
 __all__ = ["run"]
 
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
         arguments: The arguments after `stoker`; None for those of the process.
         begins: Called when the subcommand is known, before it runs.
     """
-    standard_streams.prepare()
+    open_standard_streams()
     # Before any command imports NumPy.
     tell_libraries(os.environ)
     arguments = _joined(sys.argv[1:] if arguments is None else arguments)
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
         arguments = [*arguments[1:], "--help"]
     name, workspace, code = "stoker", None, 0
     try:
-        with standard_streams.written():
+        with flushed_output():
             args = _read(arguments)
             name, workspace = f"stoker {args.command}", getattr(args, "workspace", None)
             begins()

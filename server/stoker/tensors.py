@@ -264,7 +264,7 @@ class Signature:
         outputs: Specifications of the outputs, in the model's order.
         takes: `rows` when requests are decoded into tensors, `body` when the servable gets the request body
             as it came (an undecorated `run(raw_data)`); then there is one variable input and one output, and
-            their rows hold `wire.envelope.ScriptRequest` and `ScriptAnswer`; `tensors` when a row is one
+            their rows hold `wire.script_requests.ScriptRequest` and `ScriptAnswer`; `tensors` when a row is one
             request with all its tensors, whatever their shapes (`wire.packed`).
         script: How the entry script is called, where `takes` is `body`.
         tensors: What the model takes and gives, where `takes` is `tensors`.

@@ -40,7 +40,7 @@ from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceRepl
 from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import Traffic
-from stoker.keys.access import Access
+from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.non_finite import WORDS, NonFinite

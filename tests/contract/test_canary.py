@@ -13,7 +13,7 @@ from tests.http.raw_http import bearer
 from tests.puppets import PuppetRuntime
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.takeover.weights import Split
+from stoker.takeover.traffic_split import Split
 from stoker.versions import Standing
 
 OIP = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}'

@@ -13,8 +13,8 @@ from tests.http.raw_http import request
 from tests.puppets import PuppetRuntime
 
 from stoker.gateway.console.routes import ConsoleFiles
+from stoker.metrics.history import Past
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.past import Past
 
 FIGURES = ["/console/figures", "/console/models"]
 

@@ -12,7 +12,7 @@ from tests.patience import PROGRAM_S
 from tests.unit.wire.http2.talk import Head, Kept
 
 from stoker.wire.http2.connection import Connection
-from stoker.wire.http2.stream import Stream
+from stoker.wire.http2.streams import Stream
 
 H2SPEC = os.environ.get("H2SPEC") or shutil.which("h2spec")
 

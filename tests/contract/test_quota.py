@@ -13,10 +13,9 @@ from tests.http.raw_http import Answer, bearer
 from tests.puppets import HandClock, PuppetRuntime
 
 from stoker.gateway.rows.quotas import Quotas
-from stoker.keys.access import Access
-from stoker.keys.callers import CallerBook
+from stoker.keys.callers import CallerBook, KnownCallers
+from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keyring
-from stoker.keys.known_callers import KnownCallers
 from stoker.keys.verifier import KeyVerifier
 
 ONE_ROW = b'{"data": [[1, 2]]}'

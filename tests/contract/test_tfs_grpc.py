@@ -18,7 +18,7 @@ from stoker.runtimes.packed import PackedRuntime
 from stoker.runtimes.signatures import SignaturesRuntime
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
-from stoker.wire.tf_example import entry_of, example_of
+from stoker.wire.tfs_examples import entry_of, example_of
 
 PREDICTION = f"/{SERVING}.PredictionService/"
 STATUS = f"/{SERVING}.ModelService/GetModelStatus"

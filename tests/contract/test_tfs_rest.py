@@ -23,7 +23,7 @@ from stoker.runtimes.signatures import SignaturesRuntime
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.versions import Standing, State
-from stoker.wire.tf_example import entry_of, example_of
+from stoker.wire.tfs_examples import entry_of, example_of
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.5]]
 SCORES = (np.array(ROWS, np.float32) @ MATRIX).tolist()

@@ -28,13 +28,12 @@ from stoker.gateway.http.encodings import PIECE_BYTES, inflater_for
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy, decode_octets
-from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
-from stoker.wire.methods import MethodDecoder
 from stoker.wire.oip_requests import decode_infer
 from stoker.wire.packed import pack, unpack
 from stoker.wire.protobuf import field
 from stoker.wire.scoring import ScoringDecoder
-from stoker.wire.tensor_json import decode_tensors
+from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
+from stoker.wire.tensor_json import MethodDecoder, decode_tensors
 from stoker.wire.tfs import decode_predict
 from stoker.wire.tfs_examples import decode_examples
 

@@ -38,7 +38,7 @@ from stoker.offline import Predictor
 from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model
 from stoker.servable import Device, Servable
 from stoker.wire.packed import pack, unpack
-from stoker.wire.tf_example import entry_of, example_of
+from stoker.wire.tfs_examples import entry_of, example_of
 
 logging.basicConfig(level="INFO")
 cpu = Device("cpu", 0, "a processor")

@@ -7,13 +7,17 @@ from stoker.errors import (
     DeadlineExceeded,
     OperatorError,
     Overloaded,
+    Refusal,
     RequestError,
     ServingError,
     StokerError,
 )
-from stoker.errors.refusals import Refusal
 
-CLASSES = [getattr(errors, name) for name in errors.__all__]
+CLASSES = [
+    found
+    for name in errors.__all__
+    if isinstance(found := getattr(errors, name), type) and issubclass(found, Exception)
+]
 GROUPS = {ServingError, OperatorError}
 """Classes that only group others: what reaches a caller is always one of their children."""
 

@@ -13,10 +13,9 @@ import pytest
 from stoker.errors import Overloaded
 from stoker.gateway.console.figures import remarkable_requests
 from stoker.metrics.batch_facts import BatchFacts
-from stoker.metrics.journal import Journal
+from stoker.metrics.history import Past
+from stoker.metrics.journal import Journal, Remarks
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.past import Past
-from stoker.metrics.remarks import Remarks
 
 MS = 1_000_000
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from stoker.gpu.facts import GpuReading
+from stoker.metrics.history import STEPS, Past, ProcessReading
 from stoker.metrics.layout import IN_FLIGHT_BLOCK, MODEL_SLOTS, SLOT_WORDS
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.past import STEPS, Past, ProcessReading
 
 SLOT = 5
 

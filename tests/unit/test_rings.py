@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from stoker.metrics.rings import RECORD_BYTES, Ring, ring_bytes
+from stoker.metrics.journal import RECORD_BYTES, Ring, ring_bytes
 
 
 def ring(records: int = 8) -> Ring:

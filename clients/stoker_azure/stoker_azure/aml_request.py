@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from werkzeug.wrappers import Request
 
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 from stoker_azure.environ import wsgi_environ
 from stoker_azure.raw_http import requesting_module
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from werkzeug.urls import iri_to_uri
 from werkzeug.wrappers import Response
 
-from stoker.wire.envelope import ScriptAnswer
+from stoker.wire.script_requests import ScriptAnswer
 
 __all__ = ["AMLResponse", "answer_from"]
 

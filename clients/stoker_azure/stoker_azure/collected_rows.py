@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from stoker.collecting.collection import is_sampled
 from stoker.collecting.model_data import ModelData, Series
-from stoker.system.request_log import SELF_CHECK, current_request_ids
+from stoker.system.logs import SELF_CHECK, current_request_ids
 
 __all__ = ["CORRELATIONS", "CORRELATION_ID", "REQUEST_ID", "CollectedRows", "say_nothing_is_collected"]
 

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
-from stoker.system.tracebacks import format_for_script, frames_of_script
+from stoker.system.logs import format_for_script, frames_of_script
 from stoker_azure import finder
 from stoker_azure.exceptions import AzureMLException
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 
 __all__ = ["wsgi_environ"]
 

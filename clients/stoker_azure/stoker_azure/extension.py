@@ -14,7 +14,7 @@ from stoker_azure.raw_http import raw_http_requested
 if TYPE_CHECKING:
     from werkzeug.wrappers import Request, Response
 
-    from stoker.wire.envelope import RequestHead, ScriptAnswer
+    from stoker.wire.script_requests import RequestHead, ScriptAnswer
 
 __all__ = [
     "answer_from",

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 from stoker_azure.environ import wsgi_environ
 
 __all__ = ["flask_context"]

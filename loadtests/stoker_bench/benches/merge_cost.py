@@ -14,8 +14,7 @@ import simdjson
 
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.merging import MergedCalls, split
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
-from stoker.wire.merging import merge, row_count
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, merge, row_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

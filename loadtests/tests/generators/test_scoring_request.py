@@ -7,8 +7,8 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.tensors import Signature, TensorSpec
-from stoker.wire.oip_answers import encode_infer
 from stoker.wire.oip_requests import decode_infer
+from stoker.wire.oip_responses import encode_infer
 from stoker_bench.generators.scoring_request import (
     DATA_LISTS,
     OPEN_INFERENCE,

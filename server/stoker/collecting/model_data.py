@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from stoker.collecting.collected_files import make_room, new_file, write_all
 from stoker.collecting.collection import CollectionSettings
+from stoker.collecting.record_files import make_room, new_file, write_all
 from stoker.system.durable import private_folder
 
 __all__ = ["ModelData", "ModelDataFiles", "Series", "model_data", "open_model_data"]

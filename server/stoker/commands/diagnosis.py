@@ -37,8 +37,8 @@ from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
 from stoker.supervisor.tls_ports import tls_ports
 from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
-from stoker.system.memory import main_memory
-from stoker.wire.native_rows import native_rows_note
+from stoker.system.resources import main_memory
+from stoker.wire.nested_lists import native_rows_note
 from stoker.workspace import Workspace
 
 __all__ = ["Check", "Outcome", "diagnose"]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from stoker.commands.option_values import number_option
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.extensions import find_extension, require_extension
-from stoker.system.cgroup import usable_cores
 from stoker.system.extras import how_to_install
+from stoker.system.resources import usable_cores
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -132,7 +132,7 @@ class AskLogs:
 
     Attributes:
         ticket: Identifies the request in the answer.
-        changes: Fields of `stoker.system.log_settings.LogSettings` with their new values; without a format, the one
+        changes: Fields of `stoker.system.logs.LogSettings` with their new values; without a format, the one
             that the server was started with.
     """
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
 from stoker.control.message_codec import Codec
+from stoker.system.fd_passing import memory_with, receive_packet
 from stoker.system.forks import CHILDREN
-from stoker.system.passed_memory import memory_with, receive_packet
 
 __all__ = ["ControlChannel"]
 

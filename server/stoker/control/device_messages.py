@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.control.message_codec import Codec
 from stoker.servable import Servable
-from stoker.system.log_settings import LogSettings
+from stoker.system.logs import LogSettings
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
 
@@ -62,7 +62,7 @@ class StartDevice:
         page: The process's page of the metrics.
         device: Where the models run: `cpu`, `cuda:N`, or `auto`.
         yields: Whether the process was started with a lower priority than the others, until its models are loaded.
-        niceness: The niceness to return to then; see `stoker.system.yielding`.
+        niceness: The niceness to return to then; see `stoker.system.processes`.
         models: The models, in the order in which they are loaded.
         device_batches: Number of batches that compute on the device concurrently; None to measure where useful.
         log: Its log settings.

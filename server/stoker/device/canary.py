@@ -19,7 +19,7 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.samples import first_rows
 from stoker.runtimes.base import RowFailure, Runtime
-from stoker.system.process_end import ExitCode, end_process
+from stoker.system.processes import ExitCode, end_process
 from stoker.tensors import Signature
 from stoker.wire.packed import pack
 

@@ -25,7 +25,7 @@ from stoker.runtimes.base import (
 )
 from stoker.servable import Device, Servable
 from stoker.system.extras import onnx_missing
-from stoker.system.memory import require_memory
+from stoker.system.resources import require_memory
 from stoker.tensors import Signature, check_batch
 
 __all__ = ["LoadedModel", "fork", "load", "load_runtime", "run_larger_batches"]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from stoker.system.process_end import GRACE_MS
+from stoker.system.processes import GRACE_MS
 
 __all__ = ["LockGuard"]
 

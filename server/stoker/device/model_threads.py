@@ -24,7 +24,7 @@ from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 from stoker.servable import Device, Servable
-from stoker.system.process_end import GRACE_MS, ExitCode, end_process
+from stoker.system.processes import GRACE_MS, ExitCode, end_process
 from stoker.verdict import Verdict
 
 __all__ = ["HangWatch", "ModelThreads"]

@@ -44,10 +44,8 @@ from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
 from stoker.servable import Device
-from stoker.system.log_settings import LogSettings
-from stoker.system.logs import change_log_settings, configure_logging
-from stoker.system.process_end import write_stacks_when_asked
-from stoker.system.yielding import stop_yielding
+from stoker.system.logs import LogSettings, change_log_settings, configure_logging
+from stoker.system.processes import stop_yielding, write_stacks_when_asked
 from stoker.verdict import Verdict
 
 __all__ = ["main"]

@@ -22,7 +22,7 @@ from stoker.models.frameworks import Detected
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.readers import read_settings
 from stoker.settings.server import ServerSettings
-from stoker.system.memory import MemoryKills
+from stoker.system.resources import MemoryKills
 
 __all__ = ["learn_signature"]
 

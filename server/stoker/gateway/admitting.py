@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors.refusals import Refusal
+from stoker.errors import Refusal
 
 if TYPE_CHECKING:
     from stoker.board import Board

@@ -14,11 +14,11 @@ from stoker.gateway.scoring.fair_turns import FairTurns, OrderedTurns
 from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.long_bodies import shared_long_bodies
 from stoker.gateway.scoring.service import Service
-from stoker.keys.access import Access
+from stoker.keys.credentials import Access
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.counters import ModelMetrics
+from stoker.metrics.journal import Remarks
 from stoker.metrics.memory import MetricPage
-from stoker.metrics.remarks import Remarks
 from stoker.models.swagger_files import read_swagger_file
 from stoker.settings.endpoint import keys_owner
 from stoker.settings.lateness import TIERS
@@ -142,7 +142,7 @@ def access_of(
     keys = KeyVerifier(server.keys_dir, owner, given, model=name, generation=key_changes)
     if not server.token_auth:
         return Access(keys)
-    from stoker.keys.tokens import TokenVerifier
+    from stoker.keys.credentials import TokenVerifier
 
     # Tokens are issued for keys, also where a service takes no keys itself.
     tokens = TokenVerifier(server.keys_dir, owner, keys, generation=key_changes)

@@ -14,9 +14,9 @@ from stoker.gateway.regions.table import RegionTable
 from stoker.gateway.rows.quotas import Quotas
 from stoker.gateway.scoring.watching import watch_of
 from stoker.gateway.traffic import Traffic
-from stoker.keys.known_callers import KnownCallers
+from stoker.keys.callers import KnownCallers
+from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal
-from stoker.metrics.past import Past
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import StartFrontend

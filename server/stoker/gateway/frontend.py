@@ -58,9 +58,8 @@ from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.leftovers import Leftovers
 from stoker.metrics.memory import MetricMemory, MetricPage
-from stoker.system.log_settings import LogSettings
-from stoker.system.logs import change_log_settings, configure_logging
-from stoker.system.process_end import write_stacks_when_asked
+from stoker.system.logs import LogSettings, change_log_settings, configure_logging
+from stoker.system.processes import write_stacks_when_asked
 from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.streams import ScriptStreams
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
+from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.past import Past
 
 if TYPE_CHECKING:
     from stoker.errors import StokerError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.scoring.watching import Watch
     from stoker.gateway.traffic import Traffic
-    from stoker.takeover.weights import Split
+    from stoker.takeover.traffic_split import Split
     from stoker.versions import State
 
 __all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]

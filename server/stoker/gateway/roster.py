@@ -28,7 +28,7 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover import Samples, Shadow, compare_versions, sample_of_file
 from stoker.settings.takeover import PARITY_TOLERANCE
 from stoker.takeover.comparison import Comparison
-from stoker.takeover.weights import Split
+from stoker.takeover.traffic_split import Split
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import AttachReplica, Compare, Route

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stoker.takeover.weights import Split
+from stoker.takeover.traffic_split import Split
 from stoker.versions import Standing
 
 if TYPE_CHECKING:

@@ -20,10 +20,17 @@ import numpy as np
 from stoker.errors import NotReady, Overloaded, StokerError
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.isolation.sample_files import read_sample
-from stoker.takeover.answers import json_fields, packed_fields, script_fields
-from stoker.takeover.comparison import Answer, Comparison, alike, compare
-from stoker.wire.envelope import RequestHead, ScriptRequest
+from stoker.takeover.comparison import (
+    Answer,
+    Comparison,
+    alike,
+    compare,
+    json_fields,
+    packed_fields,
+    script_fields,
+)
 from stoker.wire.packed import pack
+from stoker.wire.script_requests import RequestHead, ScriptRequest
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange

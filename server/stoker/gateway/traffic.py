@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stoker.takeover.weights import Turns
+from stoker.takeover.traffic_split import Turns
 
 if TYPE_CHECKING:
     from stoker.settings.endpoint import Endpoint

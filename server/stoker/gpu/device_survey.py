@@ -22,7 +22,7 @@ from stoker.gpu.nvml import describe_driver, gpus
 from stoker.gpu.probes import RUNTIMES
 from stoker.gpu.visible import Visible, visible_devices
 from stoker.system.extras import how_to_install, onnx_missing
-from stoker.system.memory import main_memory
+from stoker.system.resources import main_memory
 
 __all__ = ["FoundDevice", "Survey", "find_devices", "probe_in_child", "survey"]
 

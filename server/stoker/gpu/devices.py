@@ -16,7 +16,7 @@ from stoker.gpu.probes import probe
 from stoker.gpu.visible import Visible, visible_devices
 from stoker.servable import Device
 from stoker.settings.readers import DEVICE_SEPARATOR, read_device
-from stoker.system.cgroup import usable_cores
+from stoker.system.resources import usable_cores
 
 __all__ = ["choose_device", "confine", "cpu_device", "enter_device", "mig_hint"]
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from stoker.isolation.difference import same_bits
-from stoker.system.memory import require_memory
+from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo
 
 __all__ = ["NON_FINITE", "Companions", "Row", "made_up_rows", "same_rows", "sample_feeds"]

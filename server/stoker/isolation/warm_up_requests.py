@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.errors import LoadFailed, RequestError
 from stoker.servable import WarmUpInput, WarmUpRequest
-from stoker.system.memory import require_memory
+from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import DATATYPES, from_raw
 from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of

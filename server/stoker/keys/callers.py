@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from stoker.errors import InvalidSettings
-from stoker.keys.generation import raise_generation
+from stoker.keys.generation import FileGeneration, Generation, raise_generation
 from stoker.keys.keyring import check_key, digest, new_key
 from stoker.names import checked_name
 from stoker.settings.lateness import Tier
@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["DEFAULT", "MOST_CALLERS", "ONLY_DEFAULT", "CallerBook", "CallerTerms", "read_callers"]
+__all__ = [
+    "DEFAULT",
+    "MOST_CALLERS",
+    "ONLY_DEFAULT",
+    "CallerBook",
+    "CallerTerms",
+    "KnownCallers",
+    "read_callers",
+]
 
 MOST_CALLERS: Final = 256
 """Maximum number of callers, including the default caller, who has the two keys of a service."""
@@ -283,3 +291,35 @@ def _hash(text: str) -> bytes:
 
 def _path(keys_dir: Path) -> Path:
     return keys_dir / ".callers"
+
+
+class KnownCallers:
+    """The callers with named keys.
+
+    Args:
+        keys_dir: The workspace's folder of keys.
+        generation: Changes when they do.
+
+    Attributes:
+        names: Caller names by number, including the default caller.
+    """
+
+    def __init__(self, keys_dir: Path, generation: Generation | None = None) -> None:
+        self._keys_dir = keys_dir
+        self._generation = FileGeneration(keys_dir) if generation is None else generation
+        self._read_generation = -1
+        self.names: Mapping[int, str] = ONLY_DEFAULT
+
+    def changed(self) -> Collection[CallerTerms] | None:
+        """Return all callers if any key has changed since the last call; else None."""
+        generation = self._generation[0]
+        if generation == self._read_generation or not self._keys_dir.is_dir():
+            return None
+        self._read_generation = generation
+        try:
+            callers = read_callers(self._keys_dir).values()
+        except InvalidSettings:
+            # The verifiers report this error, and refuse all named keys.
+            return None
+        self.names = {**ONLY_DEFAULT, **{terms.number: terms.name for terms in callers}}
+        return callers

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from stoker.gpu.facts import GpuReading
-from stoker.metrics.caller_counts import CallerCounts, CallerUsage
-from stoker.metrics.counters import ModelMetrics
+from stoker.metrics.counters import CallerCounts, CallerUsage, ModelMetrics
+from stoker.metrics.journal import TRACES_END
 from stoker.metrics.layout import (
     ACCEPT_FAILURES_BLOCK,
     BATCH_CAP_BLOCK,
@@ -46,7 +46,6 @@ from stoker.metrics.layout import (
     TRACES_BLOCK,
 )
 from stoker.metrics.totals import ModelTotals, Totals
-from stoker.metrics.traced import TRACES_END
 
 __all__ = ["MetricMemory", "MetricPage"]
 

@@ -33,7 +33,7 @@ from stoker.servable import SAMPLE_FILES, Servable
 from stoker.settings.adjustments import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
-from stoker.system.cgroup import usable_cores
+from stoker.system.resources import usable_cores
 from stoker.terms import Terms
 from stoker.workspace import Workspace
 

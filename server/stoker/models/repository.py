@@ -24,8 +24,7 @@ from stoker.models.frameworks import Detected, Framework, detect
 from stoker.models.model_files import SourceFiles, copy_files, source_files, with_sample
 from stoker.models.registered import FILES_FOLDER, LEASE_FILE, MANIFEST, Registered, read_registered
 from stoker.names import checked_name, is_name, parse_reference
-from stoker.system.durable import lock_file, locked, private_folder, replace_file, sync_folder
-from stoker.system.staging import staging_folder
+from stoker.system.durable import lock_file, locked, private_folder, replace_file, staging_folder, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -11,8 +11,7 @@ import simdjson
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.runtimes.base import RowFailure
-from stoker.wire.envelope import RequestHead, ScriptAnswer
-from stoker.wire.script_rows import script_row
+from stoker.wire.script_requests import RequestHead, ScriptAnswer, script_row
 from stoker_client.answers import Reply, as_arrays, decode_json, join_answers
 from stoker_client.bodies import encode_json
 from stoker_client.errors import InvalidRows, UnexpectedAnswer

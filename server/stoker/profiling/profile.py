@@ -18,7 +18,7 @@ from stoker.profiling.candidates import Candidate, Space
 from stoker.profiling.curves import MeasuredCurve
 from stoker.profiling.measuring import Order
 from stoker.profiling.search import Found, Load, Step, search
-from stoker.system.memory import MemoryKills
+from stoker.system.resources import MemoryKills
 
 __all__ = ["Confirmation", "Measured", "Question", "find_settings", "measure_model"]
 

@@ -24,9 +24,9 @@ from stoker.errors import InvalidInput, LoadFailed, RequestError
 from stoker.runtimes.boosters import LightgbmEstimator, XgboostEstimator
 from stoker.runtimes.packed import Feeds
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.input_data import columns_of_rows
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.packed import MISSING
+from stoker.wire.tables import columns_of_rows
 
 __all__ = ["Column", "Matrix", "Table", "Taken", "Texts", "ways_to_take"]
 

@@ -25,7 +25,7 @@ from stoker.runtimes.sequences import SequenceRuntime
 from stoker.sequences import ID_BYTES, TEXT_IDS, Control, text_of
 from stoker.servable import Servable
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
-from stoker.system.memory import require_memory
+from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo
 
 __all__ = ["DeclaredSession", "SequenceSession", "check_batched", "declared_rows"]

@@ -45,12 +45,11 @@ from stoker.sequences import END, START, TEXT_IDS, Control, text_of
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.forks import call_in_this_process
-from stoker.system.memory import require_memory
-from stoker.system.request_log import SELF_CHECK, requests_in_log
-from stoker.system.tracebacks import frames_of_script
+from stoker.system.logs import SELF_CHECK, frames_of_script, requests_in_log
+from stoker.system.resources import require_memory
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec, check_batch
 from stoker.verdict import Verdict
-from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptRequest
+from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptRequest
 
 __all__ = [
     "BatchedScript",

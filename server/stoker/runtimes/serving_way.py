@@ -21,7 +21,7 @@ from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.declared import as_declared, is_reshaped
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.servable import Servable
-from stoker.system.memory import require_memory
+from stoker.system.resources import require_memory
 from stoker.tensors import ModelTensors, Signature, TensorSpec
 
 __all__ = ["as_runtime"]

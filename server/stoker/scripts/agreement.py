@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.wire.envelope import ScriptAnswer
+from stoker.wire.script_requests import ScriptAnswer
 
 __all__ = ["answer_difference", "difference"]
 

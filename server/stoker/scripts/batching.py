@@ -34,7 +34,7 @@ from stoker.scripts.self_check import (
 )
 from stoker.scripts.variations import variations
 from stoker.servable import SAMPLE_INPUT, Servable
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 __all__ = ["UNCHECKED", "BatchedCalls", "check_gathering", "choose_batching", "find_sample"]
 

@@ -20,8 +20,8 @@ from stoker.errors import (
     RequestError,
     ScoringTimeout,
     StokerError,
+    unforeseen,
 )
-from stoker.errors.serving import unforeseen
 from stoker.script_form import ScriptForm
 from stoker.scripts.containment import contain
 from stoker.scripts.coroutines import finish
@@ -31,11 +31,10 @@ from stoker.scripts.schema import failed_in_conversion
 from stoker.scripts.sequence_arguments import StateNotCopied
 from stoker.scripts.stand_ins import flask_context, uses_flask
 from stoker.scripts.watchdog import Watchdog
-from stoker.system.request_log import requests_in_log
-from stoker.system.tracebacks import frames_of_script
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
-from stoker.wire.numpy_reprs import numpy_hint, plain_numbers
-from stoker.wire.pieces import CallerGone, PieceWriter
+from stoker.system.logs import frames_of_script, requests_in_log
+from stoker.wire.json_bodies import numpy_hint, plain_numbers
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
+from stoker.wire.script_streams import CallerGone, PieceWriter
 
 __all__ = ["Pieces", "ScriptCalls", "is_yielded", "json_fault", "yields"]
 
@@ -79,7 +78,7 @@ class Pieces:
         piece, as nothing can be raised in code that waits for something else.
 
         Args:
-            place: Where to, see `stoker.wire.pieces`.
+            place: Where to, see `stoker.wire.script_streams`.
             timeout_s: How long the caller may take to read one.
 
         Returns:

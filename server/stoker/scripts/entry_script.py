@@ -23,7 +23,7 @@ from stoker.errors import LoadFailed
 from stoker.scripts.load_advice import load_advice
 from stoker.scripts.stand_ins import find_stand_ins
 from stoker.system.forks import call_in_this_process
-from stoker.system.tracebacks import frames_of_script
+from stoker.system.logs import frames_of_script
 from stoker_run.former_names import provide_former_names
 
 __all__ = ["EntryScript"]

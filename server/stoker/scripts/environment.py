@@ -16,8 +16,7 @@ from stoker.errors import LoadFailed
 from stoker.scripts.json_reading import quicken_json_loads
 from stoker.servable import Device, Servable
 from stoker.system.forks import call_in_this_process
-from stoker.system.logs import log_settings
-from stoker.system.request_log import open_request_log
+from stoker.system.logs import log_settings, open_request_log
 
 __all__ = [
     "app_root",

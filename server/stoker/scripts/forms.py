@@ -12,7 +12,7 @@ from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEn
 from stoker.script_form import ScriptForm
 from stoker.scripts.schema import is_decorated, schema_form
 from stoker.scripts.stand_ins import stand_ins
-from stoker.wire.envelope import RequestHead, ScriptRequest
+from stoker.wire.script_requests import RequestHead, ScriptRequest
 
 __all__ = ["NO_HEAD", "Form", "bind_form", "parameters_of", "request_headers"]
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.containment import contain
 from stoker.scripts.handles import HandleCall, Interception, at_desk, together
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 __all__ = ["MAX_THREADS", "GatheredCalls"]
 

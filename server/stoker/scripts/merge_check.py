@@ -22,8 +22,7 @@ from stoker.scripts.self_check import (
     steady_answer,
 )
 from stoker.scripts.variations import variations
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
-from stoker.wire.merging import row_count, row_texture
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
 __all__ = ["TELLING", "check_mergeable", "check_merging", "companions_of"]
 

@@ -26,9 +26,8 @@ import orjson
 from stoker.errors import ScoringTimeout
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.json_reading import known_json
-from stoker.system.request_log import requests_in_log
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
-from stoker.wire.merging import MERGED_BYTES, merge, row_texture
+from stoker.system.logs import requests_in_log
+from stoker.wire.script_requests import MERGED_BYTES, ScriptAnswer, ScriptRequest, merge, row_texture
 
 __all__ = ["MergedCalls", "Unsplittable", "split"]
 

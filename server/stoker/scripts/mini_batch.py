@@ -20,7 +20,7 @@ from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.forms import parameters_of
 from stoker.scripts.schema import is_decorated
 from stoker.system.forks import call_in_this_process
-from stoker.system.tracebacks import frames_of_script
+from stoker.system.logs import frames_of_script
 
 __all__ = ["MiniBatchScript", "Tally", "enter_folder", "lines_of"]
 

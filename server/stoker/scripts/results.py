@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from stoker.scripts.stand_ins import stand_ins
-from stoker.wire.envelope import ScriptAnswer
+from stoker.wire.script_requests import ScriptAnswer
 
 __all__ = ["encode_result", "encode_rows", "is_response", "response_answer"]
 

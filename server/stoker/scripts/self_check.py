@@ -29,9 +29,9 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.handles import HandleCall, like
 from stoker.scripts.merging import Unsplittable
-from stoker.system.request_log import SELF_CHECK, requests_in_log
+from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
-from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
 __all__ = [
     "Disproved",

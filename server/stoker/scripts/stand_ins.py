@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast
 
 from stoker.extensions import find_extension, require_extension
-from stoker.wire.envelope import RequestHead, ScriptAnswer
+from stoker.wire.script_requests import RequestHead, ScriptAnswer
 
 __all__ = ["StandIns", "find_stand_ins", "flask_context", "stand_ins", "uses_flask"]
 

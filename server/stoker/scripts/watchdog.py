@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from stoker.errors import ScoringTimeout
 from stoker.system.forks import call_in_this_process
-from stoker.system.process_end import GRACE_MS, ExitCode, end_process
+from stoker.system.processes import GRACE_MS, ExitCode, end_process
 
 __all__ = ["Watchdog"]
 

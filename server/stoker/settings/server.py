@@ -30,8 +30,8 @@ from stoker.settings.readers import (
 )
 from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, read_parity
 from stoker.system.certificates import TlsFiles
-from stoker.system.cgroup import usable_cores
-from stoker.system.log_settings import LogFormat
+from stoker.system.logs import LogFormat
+from stoker.system.resources import usable_cores
 
 __all__ = [
     "ImportedSettings",

@@ -9,7 +9,7 @@ import numpy as np
 from stoker.board import Board
 from stoker.device.notice import classes_on_board, later_on_board, tiers_on_board
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes
-from stoker.errors.refusals import Refusal
+from stoker.errors import Refusal
 from stoker.gateway.admitting import admit
 from stoker.keys.callers import CallerTerms
 from stoker.simulation.world import RowTable

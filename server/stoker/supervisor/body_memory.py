@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from stoker.system.memory import main_memory
+from stoker.system.resources import main_memory
 
 if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings

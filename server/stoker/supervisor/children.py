@@ -18,8 +18,8 @@ from stoker.control.channel import ControlChannel
 from stoker.control.message_codec import Codec
 from stoker.environments.interpreters import variables_for
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
-from stoker.system.memory import MemoryKills
-from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable
+from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable
+from stoker.system.resources import MemoryKills
 
 __all__ = ["Backoff", "Child"]
 

@@ -30,7 +30,7 @@ from stoker.supervisor.load_timer import LoadTimer
 from stoker.supervisor.replicas import Replica, Replicas
 from stoker.supervisor.start_up import DeviceReport
 from stoker.system.logs import log_settings
-from stoker.system.yielding import yield_cores
+from stoker.system.processes import yield_cores
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:

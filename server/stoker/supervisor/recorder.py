@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from stoker.metrics.history import Past, ProcessReading
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.past import Past, ProcessReading
 
 __all__ = ["Recorder", "read_processes"]
 

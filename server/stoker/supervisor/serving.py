@@ -37,7 +37,7 @@ from stoker.supervisor.supervisor import Supervisor
 from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging, escaped
-from stoker.system.process_end import keep_memory_out_of_cores
+from stoker.system.processes import keep_memory_out_of_cores
 from stoker.workspace import Workspace, foreign_writers
 
 if TYPE_CHECKING:

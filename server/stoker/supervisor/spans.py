@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from stoker.metrics.traced import TracedRequest
+from stoker.metrics.journal import TracedRequest
 
 __all__ = ["MAX_LINKS", "Span", "SpanMaker"]
 

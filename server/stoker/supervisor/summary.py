@@ -25,10 +25,10 @@ from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.tls_ports import TlsPort, http_address
-from stoker.system.cgroup import usable_cores
+from stoker.system.resources import usable_cores
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
-from stoker.wire.native_rows import native_rows_note
+from stoker.wire.nested_lists import native_rows_note
 from stoker.workspace import Workspace
 
 __all__ = [

@@ -38,9 +38,9 @@ from stoker.control.handover_messages import Labels
 from stoker.errors import InvalidSettings, NotReady, RequestError, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.keys.generation import Follower
+from stoker.metrics.journal import TraceReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.traced import TraceReader
 from stoker.models.deployed import Deployed
 from stoker.settings.otlp import OtlpProtocol, said_protocol
 from stoker.settings.server import ServerSettings

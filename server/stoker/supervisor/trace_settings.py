@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from stoker.control.frontend_rules import Sampling
-from stoker.metrics.traced import TracedRequest
+from stoker.metrics.journal import TracedRequest
 
 __all__ = ["UNLIMITED", "TraceSettings", "rate_of"]
 

@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole: private folders, atomic replacement, locks that die with their process."""
+"""Files that survive a crash whole: private folders, atomic replacement, locks of a process, staged copies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import fcntl
 import hashlib
 import logging
 import os
+import signal
 import stat
+import sys
+import threading
 import time
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +29,7 @@ __all__ = [
     "private_folder",
     "read_regular",
     "replace_file",
+    "staging_folder",
     "sync_folder",
 ]
 
@@ -242,3 +247,62 @@ def _holder(path: Path) -> int | None:
         if kind == "FLOCK" and file.rpartition(":")[2] == str(inode) and int(holder) > 0:
             return int(holder)
     return None
+
+
+_STAGING: Final = ".staging"
+_STAGING_LOCK: Final = ".lock"
+_ENDED: Final = 128 + signal.SIGTERM
+"""What a shell says of a process that SIGTERM has ended."""
+
+
+@contextlib.contextmanager
+def staging_folder(place: Path) -> Iterator[Path]:
+    """Give a folder on the file system of `place` that is gone at the end, whatever happens, SIGTERM included."""
+    # Here, because frontends import this module and need nothing of this.
+    from stoker_run.trees import remove_tree
+
+    root = private_folder(place / _STAGING)
+    folder = root / uuid.uuid4().hex
+    owner_path = folder.with_suffix(_STAGING_LOCK)
+    with locked(root / _STAGING_LOCK):
+        _sweep(root)
+        owner = lock_file(owner_path)
+        folder.mkdir(mode=0o700)
+    try:
+        with _ending_in_order():
+            yield folder
+    finally:
+        remove_tree(folder, ignore_errors=True)
+        owner_path.unlink(missing_ok=True)
+        os.close(owner)
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Leave at SIGTERM as at Ctrl-C, unless the program has decided what it does then."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ENDED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _sweep(staging: Path) -> None:
+    """Remove what dead processes left; the caller holds the lock under which folders are created."""
+    from stoker_run.trees import remove_tree
+
+    for name in {entry.stem for entry in staging.iterdir() if entry.name != _STAGING_LOCK}:
+        owner_path = staging / f"{name}{_STAGING_LOCK}"
+        try:
+            owner = lock_file(owner_path, wait=False)
+        except BlockingIOError:
+            continue
+        remove_tree(staging / name, ignore_errors=True)
+        owner_path.unlink(missing_ok=True)
+        os.close(owner)

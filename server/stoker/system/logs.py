@@ -10,33 +10,49 @@ an entry script logs and prints is escaped too, but neither cut nor counted.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Final, TextIO
-
-from stoker.system.log_settings import LogFormat, LogSettings
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from types import FrameType, MappingProxyType, TracebackType
+from typing import Any, BinaryIO, Final, Literal, TextIO
 
 __all__ = [
     "LOG_FORMAT_VARIABLE",
+    "SELF_CHECK",
     "JsonFormatter",
     "LimitedHandler",
     "LineFormatter",
     "LineLimit",
+    "LogFormat",
+    "LogSettings",
+    "PrintedLines",
+    "RequestMarks",
     "change_log_settings",
     "configure_logging",
+    "current_request_ids",
     "escaped",
     "escaped_json",
     "escaped_lines",
+    "format_for_script",
+    "frames_of_script",
     "is_ours",
     "json_line",
     "log_format",
     "log_settings",
+    "open_request_log",
+    "requests_in_log",
     "text_line",
     "with_facts",
 ]
@@ -321,3 +337,192 @@ def _shown(trace: str) -> list[str]:
 def _moment(time_s: float) -> str:
     whole, fraction = divmod(time_s, 1.0)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int(fraction * 1000):03d}Z"
+
+
+LogFormat = Literal["text", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Which records are written, and in which form; as a message to a process: from now on.
+
+    Attributes:
+        info, warning, error: Whether records of these levels are; those that are more severe always are.
+        verbose_level: Above 0 the server's own records below INFO are too, and those of entry scripts.
+        form: The form of the lines.
+    """
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    form: LogFormat = "text"
+
+    def shows(self, level: int) -> bool:
+        """Whether a record of a level is written; of those below INFO their loggers decide."""
+        if level >= logging.CRITICAL:
+            return True
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        return self.info or level < logging.INFO
+
+
+SELF_CHECK: Final = b"self-check"
+"""Stands for the id of a request where a script is called to see how it can be served."""
+
+_SHOWN_IDS: Final = 3
+
+_request_ids: ContextVar[tuple[bytes, ...]] = ContextVar("stoker_request_ids", default=())
+
+
+@contextlib.contextmanager
+def requests_in_log(*request_ids: bytes) -> Iterator[None]:
+    """Mark what is logged and printed in this context with the ids of these requests.
+
+    A thread started meanwhile is marked too if it runs in a copy of the context
+    (`contextvars.copy_context().run`). What was printed without a line end comes out at the end.
+    """
+    token = _request_ids.set(request_ids)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, PrintedLines):
+                stream.end_line()
+        _request_ids.reset(token)
+
+
+def current_request_ids() -> tuple[bytes, ...]:
+    """The ids of the requests that this context works for; none outside of `requests_in_log`."""
+    return _request_ids.get()
+
+
+class RequestMarks:
+    """Says in each record of this process whose it is.
+
+    Args:
+        facts: What JSON has of all of them.
+    """
+
+    def __init__(self, facts: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._facts = facts
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Mark a record; what a script says by `extra` is not ours, and has no place among the facts."""
+        ids = [request_id.decode("latin-1") for request_id in _request_ids.get()]
+        said = getattr(record, "facts", {}) if is_ours(record) else {}
+        record.facts = {**self._facts, **_id_facts(ids), **said}
+        # A script could set this too.
+        record.request = ""
+        if ids:
+            more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+            record.request = f"request {', '.join(ids[:_SHOWN_IDS])}{more}: "
+        return True
+
+
+def _id_facts(ids: Sequence[str]) -> dict[str, str | list[str]]:
+    """One id as itself; of several requests that are run together, all."""
+    shown = [escaped(request_id) for request_id in ids]
+    if len(shown) > 1:
+        return {"request_ids": shown}
+    return {"request_id": shown[0]} if shown else {}
+
+
+class PrintedLines(io.TextIOBase):
+    """A text stream whose lines become log records; each thread has its own unfinished line.
+
+    What needs a real stream (a file descriptor, bytes) gets the original one's.
+    """
+
+    def __init__(self, original: TextIO, logger: logging.Logger) -> None:
+        self._original = original
+        self._logger = logger
+        self._unfinished = threading.local()
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """Where bytes go."""
+        return self._original.buffer
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def fileno(self) -> int:
+        """The original's."""
+        return self._original.fileno()
+
+    def write(self, text: str) -> int:
+        """Log the lines that are complete."""
+        *lines, rest = (getattr(self._unfinished, "text", "") + text).split("\n")
+        self._unfinished.text = rest
+        for line in lines:
+            self._log(line)
+        return len(text)
+
+    def end_line(self) -> None:
+        """Log what this thread has written without a line end."""
+        rest, self._unfinished.text = getattr(self._unfinished, "text", ""), ""
+        if rest:
+            self._log(rest)
+
+    def _log(self, line: str) -> None:
+        # A progress bar returns to the start of its line: what it showed last counts.
+        shown = line.rstrip("\r").rpartition("\r")[2].rstrip()
+        if shown:
+            self._logger.info("%s", shown)
+
+
+def open_request_log(facts: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Let log lines of this process carry the ids of requests, and make log lines of all that it prints.
+
+    What is printed goes to the logger `stoker.script.print`. Its handlers are those of the root logger at this
+    moment: a script that configures logging anew, to write to `sys.stderr`, must not make a line of each line
+    for ever.
+
+    Args:
+        facts: What lines of JSON have beside that.
+    """
+    handlers = logging.getLogger().handlers
+    marks = RequestMarks(facts)
+    for handler in handlers:
+        handler.addFilter(marks)
+    logger = logging.getLogger("stoker.script.print")
+    logger.handlers = list(handlers)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    sys.stdout = PrintedLines(sys.stdout, logger)
+    sys.stderr = PrintedLines(sys.stderr, logger)
+
+
+_CALLERS: Final = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
+"""What the names of files begin with whose code runs a script; `importlib` and `runpy` are frozen."""
+_PACKAGES: Final = frozenset({"stoker_azure", "stoker_cluster", "stoker_runs"})
+"""Other packages whose code runs scripts."""
+
+
+def frames_of_script(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception from the script's first frame on; None where it has none."""
+    frames = error.__traceback__
+    while frames is not None and _runs_scripts(frames.tb_frame):
+        frames = frames.tb_next
+    return frames
+
+
+def format_for_script(error: BaseException) -> str:
+    """Return an exception as Python prints it, with the frames of the script up to its call of Stoker."""
+    described = traceback.TracebackException.from_exception(error)
+    from_script = dropwhile(lambda entry: _runs_scripts(entry[0]), traceback.walk_tb(error.__traceback__))
+    of_script = takewhile(lambda entry: not _runs_scripts(entry[0]), from_script)
+    described.stack = traceback.StackSummary.extract(of_script)
+    return "".join(described.format())
+
+
+def _runs_scripts(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in _PACKAGES or frame.f_code.co_filename.startswith(_CALLERS)

@@ -10,13 +10,14 @@ import gc
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from stoker.errors import BodyTooLarge, MalformedBody
-from stoker.wire.numpy_reprs import numpy_hint, plain_numbers
+from stoker.errors import BodyTooLarge, MalformedBody, NonFiniteOutput
+from stoker.non_finite import WORDS, NonFinite
 
 __all__ = [
     "MAX_VALUES",
@@ -28,7 +29,10 @@ __all__ = [
     "load",
     "nesting_depth",
     "nests_deeper",
+    "numpy_hint",
     "parse_document",
+    "plain_numbers",
+    "rewritten",
 ]
 
 MAX_VALUES: Final = 1 << 22
@@ -187,3 +191,80 @@ def kind_of(value: Any) -> str:
             return f"a list of {len(value)}"
         case _:
             return "an object"
+
+
+# str(list(row)) has these since numpy 2; torch and older numpy have the others.
+_REPR: Final = re.compile(
+    r"(?:(?:np|numpy)\.)?(?:True_|False_|(?:array|tensor|u?int\d+|float\d+|str_|bytes_|bool)\([^()]{0,40}\)?)",
+    re.ASCII,
+)
+
+# A whole value: nothing stands beside it that would be one with its number.
+_NUMBER: Final = (
+    r"(?<![^\s\[,:])np\.(?:float|u?int)(?:8|16|32|64)"
+    r"\((-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)\)(?![^\s\],}])"
+)
+_BEGINS: Final = re.compile(_NUMBER, re.ASCII)
+# Strings stay as they are; one that is never closed runs to the end.
+_EACH: Final = re.compile(rf'("(?:[^"\\]|\\.)*+(?:"|\Z|\\\Z))|{_NUMBER}', re.ASCII | re.DOTALL)
+
+
+def plain_numbers(text: str, position: int) -> str | None:
+    """Return the body with the numbers in the place of numpy's scalars, such as `np.float64(0.5)`.
+
+    `str(list(row))` of numpy 2 gives them; each can only mean its number. The result may still not be JSON.
+
+    Args:
+        text: The body.
+        position: Where it stops being JSON, in characters.
+
+    Returns:
+        None, if no such scalar stands there.
+    """
+    return _EACH.sub(r"\1\2", text) if _BEGINS.match(text, position) else None
+
+
+def numpy_hint(text: str, position: int) -> str:
+    """Return what the body's maker probably did, where that can be seen from what stands there; else nothing.
+
+    Args:
+        text: The body.
+        position: Where it stops being JSON, in characters.
+    """
+    found = _REPR.match(text, position)
+    if found is None:
+        return ""
+    return (
+        f"; {found[0]} looks like Python's repr of numpy values, as str(list(row)) gives it: use str(row.tolist()), "
+        "or json.dumps"
+    )
+
+
+def rewritten(
+    text: bytes,
+    value: Any,
+    default: Callable[[Any], Any],
+    non_finite: NonFinite,
+    separators: tuple[str, str] | None = None,
+) -> bytes:
+    """Return the JSON of an answer in which orjson may have written null for a number.
+
+    Args:
+        text: What orjson made of it.
+        value: What it was made of.
+        default: What arrays become.
+        non_finite: What becomes of numbers that are not finite.
+        separators: Those of `json.dumps`.
+
+    Raises:
+        NonFiniteOutput: There is one, and it is to be refused.
+    """
+    if non_finite == "null":
+        return text
+    try:
+        # A string may say null as well; whether a number is not finite is known once all were written.
+        return json.dumps(
+            value, default=default, allow_nan=non_finite == WORDS, separators=separators
+        ).encode()
+    except ValueError:
+        raise NonFiniteOutput from None

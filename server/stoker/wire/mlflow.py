@@ -14,8 +14,8 @@ import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
-from stoker.wire.input_data import columns_of, columns_of_rows, is_columns, is_table, named_rows
 from stoker.wire.json_bodies import parse_document
+from stoker.wire.tables import columns_of, columns_of_rows, is_columns, is_table, named_rows
 from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
 
 if TYPE_CHECKING:

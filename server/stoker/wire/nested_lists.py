@@ -7,12 +7,28 @@ makes a text as long as the longest of each element, so that a few kilobytes bec
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["Elements", "RaggedLists", "elements_of", "fits_kind", "numbers"]
+__all__ = [
+    "BUFFERS",
+    "KEPT_BYTES",
+    "SWITCH",
+    "Elements",
+    "RaggedLists",
+    "elements_of",
+    "fits_kind",
+    "float32_rows_into",
+    "holds_structure",
+    "native_rows_note",
+    "numbers",
+    "pattern",
+    "structure",
+]
 
 _TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset([bool]),
@@ -100,3 +116,71 @@ def numbers(elements: Elements, kind: str, *, nullable: bool = False) -> np.ndar
         raise TypeError("other elements than wanted")
     # numpy makes NaN of None where numbers are wanted.
     return np.array(elements.items, _WIDEST[kind])
+
+
+BUFFERS: Final[dict[str, tuple[str, type[Any]]]] = {
+    "f": ("d", np.float64),
+    "i": ("i", np.int64),
+    "u": ("u", np.uint64),
+}
+"""How simdjson names the buffer of a kind of numpy dtype, and the dtype of that."""
+
+KEPT_BYTES: Final = 8 << 20
+"""A parser keeps the memory of its largest document, many times the document's; behind longer ones it is replaced."""
+
+_STRUCTURE: Final = b"[],"
+"""What tells lists from each other; where names hold it, nothing can be proved."""
+
+_NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
+
+
+def holds_structure(name: str) -> bool:
+    """Whether what stands in a name would be taken for a list's brackets and commas."""
+    return not set(_STRUCTURE).isdisjoint(name.encode())
+
+
+def structure(body: bytes) -> bytes:
+    """Return nothing but the brackets and commas of a JSON text."""
+    return body.translate(None, _NOT_STRUCTURE)
+
+
+def pattern(shape: Sequence[int]) -> bytes:
+    """Return the brackets and commas of a nested list of this shape."""
+    text = b""
+    for size in reversed(shape):
+        text = b"[" + ((text + b",") * size)[:-1] + b"]"
+    return text
+
+
+SWITCH: Final = "STOKER_NATIVE"
+"""An environment variable: `0` leaves it out, so that what it does can be told from what everything else does."""
+
+
+def _find() -> Callable[..., bytes | None] | None:
+    if os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        # Not the module: an earlier one has another function.
+        from stoker_native import float32_rows_into as found
+    except ImportError:
+        return None
+    reader: Callable[..., bytes | None] = found
+    return reader
+
+
+float32_rows_into: Final = _find()
+"""Returns the numbers of `{"data": [row, ...]}` as float32, native byte order; None for any body but such rows.
+
+It takes the body, memory for one row or None, and the sizes of a row. A single row is written into that memory, and
+what is returned then is empty; where None is returned, what was there is lost all the same. None itself where it is
+not used.
+"""
+
+
+def native_rows_note() -> str:
+    """Return in a line what reads the rows of numbers in JSON."""
+    if float32_rows_into is not None:
+        return "rows of float32 are read in C++, by stoker-native"
+    if os.environ.get(SWITCH) == "0":
+        return f"rows are read by simdjson: {SWITCH}=0 leaves stoker-native out"
+    return "rows are read by simdjson: stoker-native, which reads those of float32 sooner, is not installed"

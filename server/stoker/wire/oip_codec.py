@@ -2,7 +2,7 @@
 
 What a request with binary tensors says beside its data and its id is the same every time. So it is remembered byte
 for byte with what it said, and read and checked once; what the answers say is written once for each of their shapes.
-Everything else goes through `wire.oip_requests` and `wire.oip_answers`, and so does what is remembered, the first
+Everything else goes through `wire.oip_requests` and `wire.oip_responses`, and so does what is remembered, the first
 time: both give the same.
 """
 
@@ -19,13 +19,18 @@ import simdjson
 from stoker.errors import StokerError
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors
-from stoker.wire.flat_numbers import BUFFERS, KEPT_BYTES
 from stoker.wire.json_bodies import MAX_VALUES, check_values
-from stoker.wire.oip_answers import encode_infer
-from stoker.wire.oip_parameters import MAX_ID_CHARS
-from stoker.wire.oip_regions import RegionReader
-from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput, decode_document, decode_infer
-from stoker.wire.oip_tensors import to_raw
+from stoker.wire.nested_lists import BUFFERS, KEPT_BYTES
+from stoker.wire.oip_requests import (
+    MAX_ID_CHARS,
+    InferRequest,
+    RegionOutput,
+    WantedOutput,
+    decode_document,
+    decode_infer,
+)
+from stoker.wire.oip_responses import encode_infer
+from stoker.wire.oip_tensors import RegionReader, to_raw
 
 __all__ = ["InferCodec", "NumberLists"]
 
@@ -229,7 +234,7 @@ class InferCodec:
         self._forms[key] = _Form(places, data_bytes, request.wanted, request.timeout_ns, request.tier)
 
     def encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
-        """Encode an answer; see `wire.oip_answers.encode_infer`."""
+        """Encode an answer; see `wire.oip_responses.encode_infer`."""
         arrays = [outputs[wanted.name] for wanted in request.wanted]
         key = (request.wanted, *[array.shape for array in arrays])
         answer = self._answers.get(key)

@@ -20,12 +20,18 @@ from stoker.echo import quoted_names
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import Signature, TensorSpec
-from stoker.wire.flat_numbers import BUFFERS, KEPT_BYTES, holds_structure, pattern, structure
-from stoker.wire.input_data import data_of
-from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document
-from stoker.wire.native_rows import float32_rows_into
-from stoker.wire.nested_lists import elements_of, numbers
-from stoker.wire.non_finite import rewritten
+from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document, rewritten
+from stoker.wire.nested_lists import (
+    BUFFERS,
+    KEPT_BYTES,
+    elements_of,
+    float32_rows_into,
+    holds_structure,
+    numbers,
+    pattern,
+    structure,
+)
+from stoker.wire.tables import data_of
 
 __all__ = [
     "ScoringDecoder",

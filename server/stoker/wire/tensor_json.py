@@ -6,31 +6,49 @@ The shapes come from the lists themselves; what the model declares is checked ag
 from __future__ import annotations
 
 import binascii
-from collections.abc import Mapping
-from typing import Any, Final
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
+import simdjson
 
-from stoker.echo import quoted_names
+from stoker.echo import quoted, quoted_names
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
-from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.input_data import columns_of_rows, data_of, is_columns, named_rows
-from stoker.wire.json_bodies import kind_of, parse_document
-from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, numbers
-from stoker.wire.non_finite import rewritten
+from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
+from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document, rewritten
+from stoker.wire.nested_lists import (
+    BUFFERS,
+    KEPT_BYTES,
+    Elements,
+    RaggedLists,
+    elements_of,
+    holds_structure,
+    numbers,
+    pattern,
+    structure,
+)
 from stoker.wire.packed import MISSING
+from stoker.wire.tables import columns_of_rows, data_of, is_columns, named_rows
 
 __all__ = [
+    "ColumnNames",
+    "MethodDecoder",
+    "MethodRequest",
+    "TensorDecoder",
     "as_dtype",
     "as_tensor",
     "check_rows",
     "decode_tensors",
+    "encode_named",
+    "encode_results",
     "encode_tensors",
     "from_base64",
     "is_base64",
     "is_missing",
+    "named_columns",
     "tensors_of",
     "to_lists",
     "writable",
@@ -198,3 +216,239 @@ def to_lists(array: Any) -> Any:
 
 def _texts(value: Any) -> Any:
     return [_texts(item) for item in value] if isinstance(value, list) else value.decode(errors="replace")
+
+
+class TensorDecoder:
+    """Decodes the bodies of one model. Not thread-safe: it reuses its parser's memory.
+
+    Args:
+        tensors: What the model takes.
+    """
+
+    def __init__(self, tensors: ModelTensors) -> None:
+        self._tensors = tensors
+        self._parser = simdjson.Parser()
+        self._infos = {info.name: info for info in tensors.inputs} if _are_numbers(tensors) else {}
+
+    def decode(self, body: bytes) -> dict[str, np.ndarray]:
+        """Return the inputs by name, with the model's dtypes; raises as `decode_tensors`."""
+        if self._infos:
+            if len(body) > MAX_VALUES:
+                check_values(body)
+            arrays = self._decode_fast(body)
+            if len(body) > KEPT_BYTES:
+                self._parser = simdjson.Parser()
+            if arrays is not None:
+                return arrays
+        return decode_tensors(body, self._tensors)
+
+    def _decode_fast(self, body: bytes) -> dict[str, np.ndarray] | None:
+        try:
+            document: Any = self._parser.parse(body)
+            if len(document) != 1:
+                return None
+            data: Any = document["data"]
+            arrays, patterns = {}, []
+            for name, lists in self._named(data):
+                if name in arrays:
+                    return None
+                info = self._infos[name]
+                shape = _shape(lists)
+                if not info.fits(shape):
+                    return None
+                arrays[name] = as_dtype(_flattened(lists, info, shape), info)
+                patterns.append(pattern(shape))
+            if len(arrays) < len(self._infos) or structure(body) != b",".join(patterns):
+                return None
+            check_rows(arrays, self._tensors)
+            return {name: arrays[name] for name in self._infos}
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, InvalidInput):
+            return None
+        finally:
+            # The parser refuses its next document while anything refers to the last one.
+            document = data = lists = None
+
+    def _named(self, data: Any) -> list[tuple[str, Any]]:
+        """The inputs that a body names; the only one needs no name."""
+        if isinstance(data, simdjson.Array):
+            (name,) = self._infos
+            return [(name, data)]
+        # Its `items` would make Python lists of them.
+        return [(name, data[name]) for name in data.keys()]  # noqa: SIM118  # it is no dict
+
+
+def _are_numbers(tensors: ModelTensors) -> bool:
+    """Whether simdjson can flatten all inputs, and no name holds what would be taken for a list's bracket."""
+    return all(
+        info.dtype != "string" and np.dtype(info.dtype).kind in BUFFERS and not holds_structure(info.name)
+        for info in tensors.inputs
+    )
+
+
+def _shape(lists: Any) -> tuple[int, ...]:
+    """The lengths of the lists, of which each first one is looked at; whether the others are alike is seen later."""
+    sizes = []
+    while isinstance(lists, simdjson.Array):
+        sizes.append(len(lists))
+        lists = lists[0]
+    return tuple(sizes)
+
+
+def _flattened(lists: Any, info: TensorInfo, shape: tuple[int, ...]) -> np.ndarray:
+    """All numbers of lists as `[*shape]` of the widest dtype of their kind.
+
+    Raises ValueError if they are more or fewer, and what simdjson raises if they are something else.
+    """
+    buffer_type, dtype = BUFFERS[np.dtype(info.dtype).kind]
+    values = memoryview(lists.as_buffer(of_type=buffer_type))
+    if values.nbytes != math.prod(shape) * 8:
+        raise ValueError("the lists are ragged")
+    return np.ndarray(shape, dtype, values)
+
+
+def named_columns(array: np.ndarray, labels: Sequence[str]) -> Any:
+    """Return an array as nested lists, with objects in the place of the innermost ones.
+
+    Args:
+        array: Numbers, `[..., columns]`.
+        labels: What the columns are called.
+
+    Returns:
+        Lists of dictionaries of numpy's own numbers, which orjson writes as it writes those of arrays.
+
+    Raises:
+        ValueError: There are more columns than names, or fewer.
+    """
+    if array.ndim > 1:
+        return [named_columns(part, labels) for part in array]
+    if array.shape != (len(labels),):
+        raise ValueError(f"a row of shape {list(array.shape)} has no column for each of {len(labels)} names")
+    return dict(zip(labels, array, strict=True))
+
+
+class ColumnNames:
+    """Writes the Azure scoring protocol's answers of a model with such outputs.
+
+    Its methods stand for the functions of `wire.scoring` and `wire.tensor_json` with their names.
+    """
+
+    def __init__(self, outputs: Sequence[TensorInfo]) -> None:
+        self._names = [info.name for info in outputs]
+        self._labels = {info.name: info.labels for info in outputs if info.as_objects}
+
+    def encode_tensors(self, outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
+        """Return the only output as lists, or an object of outputs by name.
+
+        Raises:
+            NonFiniteOutput: A number is not finite, and that is to be refused.
+        """
+        listed: Any = {name: self._listed(name, array) for name, array in outputs.items()}
+        if len(outputs) == 1:
+            (listed,) = listed.values()
+        text = orjson.dumps(listed, default=_number_or_lists, option=orjson.OPT_SERIALIZE_NUMPY)
+        return rewritten(text, listed, _number_or_lists, non_finite) if b"null" in text else text
+
+    def encode_outputs(
+        self, specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray], non_finite: NonFinite = WORDS
+    ) -> bytes:
+        """Return the same of outputs in the order of `specs`."""
+        named = {spec.name: array for spec, array in zip(specs, outputs, strict=True)}
+        return self.encode_tensors(named, non_finite)
+
+    def encode_each(self, rows: np.ndarray, non_finite: NonFinite = WORDS) -> list[bytes]:
+        """Return for each row of the only output what it gives for that row alone."""
+        (name,) = self._names
+        # A name may hold what stands between rows, so that the text of all of them cannot be cut.
+        return [
+            self.encode_tensors({name: rows[index : index + 1]}, non_finite) for index in range(len(rows))
+        ]
+
+    def _listed(self, name: str, array: np.ndarray) -> Any:
+        labels = self._labels.get(name)
+        return writable(array) if labels is None else named_columns(array, labels)
+
+
+def _number_or_lists(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else to_lists(value)
+
+
+_KEY: Final = b'"method"'
+_OF_AUTOML: Final = "predict"
+"""What AutoML's scripts mean where no method is named."""
+
+
+class MethodRequest(NamedTuple):
+    """A decoded request.
+
+    Attributes:
+        method: The method that is asked.
+        inputs: Its inputs by name.
+        results: Whether the answer is to be AutoML's.
+    """
+
+    method: str
+    inputs: dict[str, np.ndarray]
+    results: bool = False
+
+
+class MethodDecoder:
+    """Decodes the bodies of one model. Not thread-safe: it reuses its parser's memory.
+
+    Args:
+        signature: What the model takes and gives; its `signatures` are the methods.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._methods = {named.name: named for named in signature.signatures}
+        self._default = self._methods[signature.method]
+        self._decoder = TensorDecoder(self._default.tensors)
+        self._lists = not is_columns(self._default.tensors.inputs)
+
+    def decode(self, body: bytes) -> MethodRequest:
+        """Return the method that is asked, and its inputs by name.
+
+        Rows may be objects by the names of the columns, where the model has such names.
+
+        Raises:
+            MalformedBody: The body is not JSON.
+            InvalidInput: The model has no such method, or its inputs are missing or have the wrong shape or type.
+        """
+        if self._lists and _KEY not in body and b"{" not in body[1:]:
+            return MethodRequest(self._default.name, self._decoder.decode(body))
+        document = parse_document(body)
+        if isinstance(document, dict) and "Inputs" in document and "data" not in document:
+            return self._of_automl(document)
+        method = self._asked(document)
+        return MethodRequest(method.name, tensors_of(document, method.tensors))
+
+    def _of_automl(self, document: Mapping[str, Any]) -> MethodRequest:
+        given, parameters = document["Inputs"], document.get("GlobalParameters")
+        if not isinstance(given, dict) or len(given) != 1:
+            raise InvalidInput('"Inputs" must be an object with the rows as its only value: {"data": rows}.')
+        (rows,) = given.values()
+        asked = parameters if isinstance(parameters, dict) and "method" in parameters else {}
+        method = self._asked({"method": self._methods.get(_OF_AUTOML, self._default).name, **asked})
+        return MethodRequest(method.name, tensors_of({"data": rows}, method.tensors), results=True)
+
+    def _asked(self, document: Any) -> NamedSignature:
+        name = document.get("method", self._default.name) if isinstance(document, dict) else None
+        if name is None:
+            return self._default
+        if not isinstance(name, str) or name not in self._methods:
+            served = ", ".join(self._methods)
+            asked = quoted(name) if isinstance(name, str) else "something else than a text"
+            raise InvalidInput(f'"method" must be one of those that are served here, {served}; got {asked}.')
+        return self._methods[name]
+
+
+def encode_results(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
+    """Return the only output as AutoML's scripts answer; see `encode_outputs` for NaN."""
+    (array,) = outputs.values()
+    return encode_named({"Results": array}, non_finite)
+
+
+def encode_named(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
+    """Return an object of all outputs by name, also of a single one; see `encode_outputs` for NaN."""
+    listed: Any = {name: writable(array) for name, array in outputs.items()}
+    text = orjson.dumps(listed, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
+    return rewritten(text, listed, to_lists, non_finite) if b"null" in text else text

@@ -18,13 +18,11 @@ from stoker.echo import cut, json_beginning, quoted
 from stoker.errors import InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
-from stoker.wire.column_names import named_columns
-from stoker.wire.input_data import columns_of_rows, is_columns
-from stoker.wire.json_bodies import check_slow, check_values, finite, load, nests_deeper
+from stoker.wire.json_bodies import check_slow, check_values, finite, load, nests_deeper, rewritten
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
-from stoker.wire.non_finite import rewritten
 from stoker.wire.packed import MISSING
-from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64, is_missing
+from stoker.wire.tables import columns_of_rows, is_columns
+from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64, is_missing, named_columns
 
 __all__ = [
     "PredictRequest",

@@ -6,7 +6,8 @@ inputs by name. Source: TensorFlow Serving's REST API text, and its code for wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Literal
@@ -17,16 +18,19 @@ from stoker.echo import quoted
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.non_finite import WORDS, NonFinite
 from stoker.tensors import NamedSignature, TensorInfo
+from stoker.wire.protobuf import field, varint_bytes
 from stoker.wire.tensor_json import is_base64
-from stoker.wire.tf_example import Feature, entry_of, example_of
 from stoker.wire.tfs import dump, named_signature, read_document, string_of, tensor_of
 
 __all__ = [
     "MAX_REPEATED",
     "ExamplesRequest",
+    "Feature",
     "Verb",
     "decode_examples",
     "encode_results",
+    "entry_of",
+    "example_of",
     "results_of",
     "takes_examples",
 ]
@@ -272,3 +276,47 @@ def _classified(scores: np.ndarray | None, classes: np.ndarray | None) -> list[A
 
 def _label(label: Any) -> str:
     return label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+
+
+Feature = Sequence[Any]
+"""The values of a feature, all of them `bytes`, `float` or `int`; a list of none has no type."""
+
+# Every field here holds bytes or a message: wire type 2.
+_FEATURES: Final = 1
+_ENTRY: Final = 1
+_KEY, _VALUE = 1, 2
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_LIST_VALUE: Final = 1
+_INT64_MASK: Final = (1 << 64) - 1
+
+
+def example_of(entries: Iterable[bytes]) -> bytes:
+    """Return an example with these entries of `entry_of`, the last of those with one name."""
+    return field(_FEATURES, b"".join(entries))
+
+
+def entry_of(name: str, values: Feature) -> bytes:
+    """Return a feature under its name.
+
+    Raises:
+        OverflowError: A number does not fit its type.
+    """
+    key = field(_KEY, name.encode(errors="surrogatepass"))
+    return field(_ENTRY, key + field(_VALUE, _feature_field(values)))
+
+
+def _feature_field(values: Feature) -> bytes:
+    if not values:
+        return b""
+    if isinstance(values[0], bytes):
+        return field(_BYTES_LIST, b"".join(field(_LIST_VALUE, value) for value in values))
+    if isinstance(values[0], float):
+        return field(_FLOAT_LIST, field(_LIST_VALUE, struct.pack(f"<{len(values)}f", *values)))
+    return field(_INT64_LIST, field(_LIST_VALUE, b"".join(map(_int64, values))))
+
+
+def _int64(value: int) -> bytes:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise OverflowError("an integer does not fit 64 bits")
+    # Negative numbers are written as their complement, in ten bytes.
+    return varint_bytes(value & _INT64_MASK)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from stoker.errors import OperatorError
-from stoker.system.cgroup import usable_cores
+from stoker.system.resources import usable_cores
 from stoker_cluster.endpoints import Server, ServerSource
 from stoker_cluster.haproxy import HAProxy
 from stoker_cluster.router_settings import RouterSettings

@@ -9,7 +9,7 @@ from werkzeug.exceptions import BadRequest, UnsupportedMediaType
 from werkzeug.wrappers import Request
 
 from stoker.scripts.stand_ins import flask_context, uses_flask
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 from stoker_azure import aml_request
 from stoker_azure.aml_request import AMLRequest, rawhttp, request_from
 from stoker_azure.environ import wsgi_environ

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from werkzeug.wrappers import Response
 
-from stoker.wire.envelope import ScriptAnswer
+from stoker.wire.script_requests import ScriptAnswer
 from stoker_azure.aml_response import AMLResponse, answer_from
 
 HTML = "text/html; charset=utf-8"

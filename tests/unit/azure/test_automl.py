@@ -17,7 +17,7 @@ from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_azure.automl import log_server, logging_utilities, telemetry
 
 SCRIPTS = Path(__file__).parents[2] / "entry_scripts" / "automl"

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
-from stoker.system.request_log import SELF_CHECK, requests_in_log
+from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker_azure import collected_rows, collector, monitoring
 from stoker_azure.collector import BasicCorrelationContext, Collector
 from stoker_azure.monitoring import ModelDataCollector

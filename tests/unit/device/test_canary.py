@@ -13,7 +13,7 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary, first_row
 from stoker.errors import DeviceLost, InvalidInput, ModelFailed
 from stoker.runtimes.base import RowFailure
-from stoker.system.process_end import ExitCode
+from stoker.system.processes import ExitCode
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import unpack
 

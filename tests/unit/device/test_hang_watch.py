@@ -9,7 +9,7 @@ from tests.patience import PATIENCE_S
 from tests.puppets import HandClock, Joined
 
 from stoker.device.model_threads import HangWatch
-from stoker.system.process_end import GRACE_MS, ExitCode
+from stoker.system.processes import GRACE_MS, ExitCode
 
 
 def test_only_a_run_beyond_timeout_and_grace_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from stoker.device.planner import BatchPolicy
 from stoker.errors import DeviceOutOfMemory, LoadFailed
 from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime
 from stoker.servable import Device, Servable
-from stoker.system.process_end import ExitCode
+from stoker.system.processes import ExitCode
 from stoker.tensors import Signature, TensorSpec
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.board import Board
 from stoker.device.notice import classes_on_board, tiers_on_board
 from stoker.device.planner import BatchPolicy
-from stoker.errors.refusals import Refusal
+from stoker.errors import Refusal
 from stoker.gateway.admitting import admit, comeback, hopeless
 from stoker.keys.callers import DEFAULT, CallerTerms
 

@@ -30,7 +30,7 @@ from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.hosting import Hosting
-from stoker.keys.access import Access
+from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.memory import MetricMemory

@@ -17,7 +17,7 @@ from stoker.commands import devices
 from stoker.gpu import device_survey
 from stoker.gpu.device_survey import find_devices, probe_in_child, survey
 from stoker.gpu.facts import Driver
-from stoker.system.memory import main_memory
+from stoker.system.resources import main_memory
 
 FIRST, SECOND = (f"GPU-0000000{n}-0000-4000-8000-123456789abc" for n in (0, 1))
 PART = "MIG-00000005-1111-5111-9111-123456789abc"

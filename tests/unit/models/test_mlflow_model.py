@@ -20,7 +20,7 @@ from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_req
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.mlflow_model import MlflowModel
-from stoker.wire.envelope import ScriptRequest
+from stoker.wire.script_requests import ScriptRequest
 
 PYFUNC = {"python_function": {"loader_module": "mlflow.pyfunc.model"}}
 

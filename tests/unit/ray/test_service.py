@@ -134,7 +134,7 @@ def test_status_waits_for_nobody(ray: PuppetRay) -> None:
 
 def test_a_server_that_does_not_start_takes_the_others_along(ray: PuppetRay) -> None:
     """What it has said is told, without what Ray says around it."""
-    ray.failing = {1: "a traceback\nstoker.errors.operator.LoadFailed: the server ended with exit code 3"}
+    ray.failing = {1: "a traceback\nstoker.errors.LoadFailed: the server ended with exit code 3"}
     with pytest.raises(LoadFailed, match=r"^digits does not start: the server ended with exit code 3$"):
         service.up(ray, SPEC, 2)
     assert ray.actors == {}

@@ -19,7 +19,7 @@ from stoker.runtimes.tensorflow import load_saved_model
 from stoker.servable import Device, Servable
 from stoker.tensors import TensorInfo
 from stoker.wire.packed import pack, unpack
-from stoker.wire.tf_example import entry_of, example_of
+from stoker.wire.tfs_examples import entry_of, example_of
 
 pytestmark = [
     pytest.mark.tensorflow,

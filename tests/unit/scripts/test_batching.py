@@ -40,8 +40,7 @@ from stoker.settings.loading import load_settings
 from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.summary import batching_lines
 from stoker.tensors import Signature
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
-from stoker.wire.script_rows import script_row
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, script_row
 from stoker.workspace import Workspace
 
 SCRIPTS = Path(__file__).parents[2] / "entry_scripts"

@@ -26,7 +26,7 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.batching import check_gathering
 from stoker.scripts.self_check import Disproved, Sample
-from stoker.wire.envelope import ScriptRequest
+from stoker.wire.script_requests import ScriptRequest
 
 FOUND = {}
 

@@ -16,7 +16,7 @@ import pytest
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.forms import request_headers
-from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 from stoker_azure import finder
 from stoker_azure.aml_request import AMLRequest
 from stoker_azure.aml_response import AMLResponse

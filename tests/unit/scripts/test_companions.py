@@ -22,7 +22,7 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.merge_check import check_merging, companions_of
 from stoker.scripts.self_check import Disproved, Sample, dynamically_quantised
-from stoker.wire.merging import row_texture
+from stoker.wire.script_requests import row_texture
 
 pytestmark = pytest.mark.usefixtures("without_flask")
 

@@ -23,8 +23,7 @@ from stoker.scripts.environment import (
     set_script_log_level,
 )
 from stoker.servable import Device, Servable
-from stoker.system.log_settings import LogSettings
-from stoker.system.logs import LimitedHandler, LineFormatter, LineLimit, change_log_settings
+from stoker.system.logs import LimitedHandler, LineFormatter, LineLimit, LogSettings, change_log_settings
 from stoker.terms import Terms
 
 CPU = Device("cpu", 0, "a processor")

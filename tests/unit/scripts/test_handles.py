@@ -17,8 +17,8 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.handles import HandleCall, Interception, at_desk, like, together
 from stoker.scripts.merging import Unsplittable
-from stoker.system.request_log import RequestMarks
-from stoker.wire.envelope import ScriptRequest
+from stoker.system.logs import RequestMarks
+from stoker.wire.script_requests import ScriptRequest
 
 PATIENT_S = 30.0
 """Longer than any test: calls are made when everybody waits, not when somebody has waited long enough."""

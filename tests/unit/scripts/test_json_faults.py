@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stoker.scripts.calls import ScriptCalls, json_fault
-from stoker.wire.envelope import ScriptRequest
+from stoker.wire.script_requests import ScriptRequest
 
 
 def as_the_client(row: np.ndarray) -> bytes:

@@ -23,7 +23,7 @@ from stoker.scripts import coroutines
 from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.tensors import TensorSpec
-from stoker.wire.envelope import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
 
 pytestmark = pytest.mark.usefixtures("without_flask")
 

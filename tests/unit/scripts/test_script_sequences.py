@@ -21,7 +21,7 @@ from stoker.scripts.watchdog import Watchdog
 from stoker.sequences import END, START, SequenceStep
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import read_sequence
-from stoker.wire.envelope import HEAD_ROOM_BYTES, RequestHead, ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import HEAD_ROOM_BYTES, RequestHead, ScriptAnswer, ScriptRequest
 
 pytestmark = pytest.mark.usefixtures("without_flask")
 

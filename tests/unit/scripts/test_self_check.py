@@ -24,7 +24,7 @@ from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.merge_check import check_merging
 from stoker.scripts.self_check import Disproved, Sample
 from stoker.scripts.variations import variations
-from stoker.wire.envelope import RequestHead, ScriptAnswer
+from stoker.wire.script_requests import RequestHead, ScriptAnswer
 
 pytestmark = pytest.mark.usefixtures("without_flask")
 

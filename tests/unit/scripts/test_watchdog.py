@@ -14,7 +14,7 @@ from tests.puppets import HandClock
 from stoker.errors import ScoringTimeout
 from stoker.scripts import watchdog
 from stoker.scripts.watchdog import Watchdog
-from stoker.system.process_end import ExitCode
+from stoker.system.processes import ExitCode
 
 pytestmark = pytest.mark.interrupts
 

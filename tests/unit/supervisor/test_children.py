@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S, PROGRAM_S
 from stoker.control.message_codec import Codec
 from stoker.supervisor import children
 from stoker.supervisor.children import Child
-from stoker.system.memory import MemoryKills
+from stoker.system.resources import MemoryKills
 
 TELLS_ITS_ENVIRONMENT = """
 import os

@@ -10,11 +10,10 @@ import pytest
 
 from stoker.control.frontend_rules import Sampling
 from stoker.errors import NotSupported
-from stoker.metrics.traced import TracedRequest
+from stoker.metrics.journal import TracedRequest
 from stoker.supervisor.live_settings import LiveSettings
 from stoker.supervisor.trace_settings import TraceSettings
-from stoker.system.log_settings import LogSettings
-from stoker.system.logs import JsonFormatter, LimitedHandler, LineLimit, log_settings
+from stoker.system.logs import JsonFormatter, LimitedHandler, LineLimit, LogSettings, log_settings
 
 
 class PuppetFleet:

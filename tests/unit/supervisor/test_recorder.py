@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.metrics.history import Past, ProcessReading
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.past import Past, ProcessReading
 from stoker.supervisor.recorder import Recorder, read_processes
 
 

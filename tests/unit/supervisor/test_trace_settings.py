@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.control.frontend_rules import Sampling
-from stoker.metrics.traced import TracedRequest
+from stoker.metrics.journal import TracedRequest
 from stoker.supervisor.trace_settings import TraceSettings
 
 

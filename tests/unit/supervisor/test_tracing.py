@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from stoker.errors import InvalidSettings
+from stoker.metrics.journal import TracedRequest, TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.traced import TracedRequest, TraceReader, TraceWriter
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import supervisor as tracing
 from stoker.supervisor.spans import Span

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.system import cgroup
-from stoker.system.cgroup import core_count, cpu_limit, tell_libraries
+from stoker.system import resources
+from stoker.system.resources import core_count, cpu_limit, tell_libraries
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -81,7 +81,7 @@ def test_libraries_are_told_of_the_limit(
     monkeypatch: pytest.MonkeyPatch, limit: float | None, said: dict[str, str], told: dict[str, str]
 ) -> None:
     """Where it is below the cores of the kernel, unless the operator has chosen a number of threads."""
-    monkeypatch.setattr(cgroup, "_own_limit", lambda: limit)
-    monkeypatch.setattr(cgroup.os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(resources, "_own_limit", lambda: limit)
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: set(range(16)))
     tell_libraries(said)
     assert said == told

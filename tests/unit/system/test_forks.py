@@ -31,7 +31,7 @@ from stoker.scripts.gathered_calls import GatheredCalls
 from stoker.scripts.handles import at_desk
 from stoker.scripts.watchdog import Watchdog
 from stoker.system.forks import CHILDREN, call_in_this_process
-from stoker.wire.envelope import RequestHead, ScriptRequest
+from stoker.wire.script_requests import RequestHead, ScriptRequest
 
 Fork = Callable[[], int]
 

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from stoker.system.log_settings import LogSettings
 from stoker.system.logs import (
     JsonFormatter,
     LimitedHandler,
     LineFormatter,
     LineLimit,
+    LogSettings,
     change_log_settings,
     configure_logging,
     escaped_json,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.system.memory import MemoryKills, main_memory, require_memory
+from stoker.system.resources import MemoryKills, main_memory, require_memory
 
 MIB = 1 << 20
 MEMINFO = "MemTotal:       8192 kB\nMemFree:        100 kB\nMemAvailable:   4096 kB\n"

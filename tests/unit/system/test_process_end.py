@@ -10,7 +10,7 @@ import pytest
 from tests.live_server import wait_until
 from tests.patience import PROGRAM_S
 
-from stoker.system.process_end import LAST_STACKS_SIGNAL, STACKS_SIGNAL
+from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL
 
 FILTER = Path("/proc/self/coredump_filter")
 
@@ -20,7 +20,7 @@ def test_cores_have_no_memory() -> None:
     """Neither those of the process nor those of what it starts, however that is executed."""
     show = f"print(open('{FILTER}').read().strip(), flush=True)"
     code = (
-        "import subprocess, sys; from stoker.system.process_end import keep_memory_out_of_cores; "
+        "import subprocess, sys; from stoker.system.processes import keep_memory_out_of_cores; "
         f"keep_memory_out_of_cores(); {show}; "
         f"subprocess.run([sys.executable, '-c', {show!r}], start_new_session=True)"
     )
@@ -33,7 +33,7 @@ def test_cores_have_no_memory() -> None:
 # What is asked is asked by itself: nothing but Python's own threads run here.
 _RUNS = """
 import os, signal, sys, threading
-from stoker.system.process_end import STACKS_SIGNAL, write_stacks_when_asked
+from stoker.system.processes import STACKS_SIGNAL, write_stacks_when_asked
 
 def deep(number): return number if number == 0 else deep(number - 1) + 1
 def some(): yield from range(5)
@@ -54,7 +54,7 @@ os._exit(0)
 """
 _HANGS = """
 import ctypes
-from stoker.system.process_end import write_stacks_when_asked
+from stoker.system.processes import write_stacks_when_asked
 write_stacks_when_asked()
 mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
 def hang(): [libc.pthread_mutex_lock(mutex) for _ in range(2)]

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator
 
 from tests.patience import PATIENCE_S
 
-from stoker.system.log_settings import LogFormat
-from stoker.system.logs import configure_logging
-from stoker.system.request_log import open_request_log, requests_in_log
+from stoker.system.logs import LogFormat, configure_logging, open_request_log, requests_in_log
 
 Lines = Callable[[], list[str]]
 

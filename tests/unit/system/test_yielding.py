@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.system import yielding
-from stoker.system.yielding import stop_yielding, yield_cores
+from stoker.system import processes
+from stoker.system.processes import stop_yielding, yield_cores
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (str(os.getpid()), "self"):
         (tmp_path / name).mkdir()
     (tmp_path / "self" / "task").symlink_to("/proc/self/task")
-    monkeypatch.setattr(yielding, "_PROC", tmp_path)
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
     return tmp_path / str(os.getpid()) / "autogroup"
 
 

@@ -14,11 +14,19 @@ from hypothesis import strategies as st
 from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 
 from stoker.errors import ServingError
-from stoker.takeover.answers import json_fields, packed_fields, script_fields
-from stoker.takeover.comparison import RESULTS, Comparison, FieldDifference, alike, compare
+from stoker.takeover.comparison import (
+    RESULTS,
+    Comparison,
+    FieldDifference,
+    alike,
+    compare,
+    json_fields,
+    packed_fields,
+    script_fields,
+)
 from stoker.verdict import Verdict
-from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.packed import pack
+from stoker.wire.script_requests import ScriptAnswer
 
 FEW = settings(STEADY, max_examples=30)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.takeover.weights import Split, Turns
+from stoker.takeover.traffic_split import Split, Turns
 
 FEW = settings(STEADY, max_examples=30)
 

@@ -11,8 +11,8 @@ import pytest
 from stoker.errors import NonFiniteOutput
 from stoker.non_finite import NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
-from stoker.wire.column_names import ColumnNames
 from stoker.wire.scoring import encode_each, encode_outputs
+from stoker.wire.tensor_json import ColumnNames
 from stoker.wire.tfs import PredictRequest, encode_predict
 
 NAMES = ("cat", 'a "dog"', "},{")

@@ -15,10 +15,9 @@ from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.repository import check_unload_parameters, read_config
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_octets
-from stoker.wire.oip_answers import encode_infer
 from stoker.wire.oip_codec import InferCodec
-from stoker.wire.oip_parameters import MAX_ID_CHARS
-from stoker.wire.oip_requests import decode_infer
+from stoker.wire.oip_requests import MAX_ID_CHARS, decode_infer
+from stoker.wire.oip_responses import encode_infer
 from stoker.wire.scoring import decode_document
 from stoker.wire.tensor_json import decode_tensors
 from stoker.wire.tfs import decode_predict

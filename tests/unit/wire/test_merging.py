@@ -16,8 +16,15 @@ from tests.puppets import STEADY
 from stoker.errors import ScoringTimeout
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.merging import MergedCalls, Unsplittable, split
-from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
-from stoker.wire.merging import MERGED_BYTES, merge, row_count, row_texture
+from stoker.wire.script_requests import (
+    MERGED_BYTES,
+    RequestHead,
+    ScriptAnswer,
+    ScriptRequest,
+    merge,
+    row_count,
+    row_texture,
+)
 
 PARSER = simdjson.Parser()
 

@@ -17,7 +17,7 @@ import pytest
 from stoker.errors import StokerError
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
-from stoker.wire.native_rows import SWITCH
+from stoker.wire.nested_lists import SWITCH
 from stoker.wire.scoring import ScoringDecoder
 
 stoker_native = pytest.importorskip(
@@ -268,7 +268,7 @@ def test_a_single_row_is_written_where_it_is_to_lie() -> None:
 
 def test_a_variable_leaves_it_out() -> None:
     """The server runs as where it is not installed."""
-    code = "from stoker.wire import native_rows as it; print(it.float32_rows_into, it.native_rows_note())"
+    code = "from stoker.wire import nested_lists as it; print(it.float32_rows_into, it.native_rows_note())"
     for value, word in (("0", "None rows are read by simdjson"), ("1", "in C++")):
         said = subprocess.run(
             [sys.executable, "-c", code], env={SWITCH: value}, capture_output=True, text=True, check=True

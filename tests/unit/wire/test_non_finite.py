@@ -14,8 +14,8 @@ from stoker.errors import InvalidSettings, NonFiniteOutput
 from stoker.non_finite import NON_FINITE, NonFinite
 from stoker.settings.model import model_settings
 from stoker.tensors import TensorSpec
-from stoker.wire.oip_answers import encode_infer
 from stoker.wire.oip_requests import InferRequest, WantedOutput
+from stoker.wire.oip_responses import encode_infer
 from stoker.wire.scoring import encode_each, encode_outputs
 from stoker.wire.tensor_json import encode_tensors
 

@@ -15,9 +15,9 @@ from tests.puppets import STEADY
 from stoker.errors import StokerError
 from stoker.sequences import SequenceStep
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip_answers import encode_infer
 from stoker.wire.oip_codec import InferCodec
 from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
+from stoker.wire.oip_responses import encode_infer
 
 TENSORS = ModelTensors(
     (TensorInfo("x", "float32", (-1, 3)), TensorInfo("k", "int64", (-1,))),

@@ -14,9 +14,9 @@ from tests.puppets import STEADY
 from stoker.errors import InvalidInput, MalformedBody, RequestError
 from stoker.sequences import SequenceStep
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
-from stoker.wire.oip_answers import classify, encode_infer
-from stoker.wire.oip_parameters import tier as read_tier
 from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
+from stoker.wire.oip_requests import tier as read_tier
+from stoker.wire.oip_responses import classify, encode_infer
 from stoker.wire.oip_tensors import DATATYPES
 
 X = TensorInfo("x", "float32", (-1, 2))

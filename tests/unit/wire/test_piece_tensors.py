@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import StokerError
-from stoker.wire.piece_tensors import body_of, outputs_of
+from stoker.wire.script_tensors import body_of, outputs_of
 
 
 def texts(*values: bytes) -> np.ndarray:

@@ -12,9 +12,8 @@ import pytest
 
 from stoker.errors import InvalidInput, StokerError
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire import tensor_decoder
-from stoker.wire.tensor_decoder import TensorDecoder
-from stoker.wire.tensor_json import decode_tensors
+from stoker.wire import tensor_json
+from stoker.wire.tensor_json import TensorDecoder, decode_tensors
 
 
 def model(*infos: TensorInfo) -> ModelTensors:
@@ -100,7 +99,7 @@ def test_numbers_never_become_lists_of_python(monkeypatch: pytest.MonkeyPatch, n
     """What fits is taken by the fast path."""
     body = json.dumps({"data": data}).encode()
     expected = verdict(lambda body: decode_tensors(body, MODELS[name]), body)
-    monkeypatch.setattr(tensor_decoder, "decode_tensors", None)
+    monkeypatch.setattr(tensor_json, "decode_tensors", None)
     assert verdict(TensorDecoder(MODELS[name]).decode, body) == expected
 
 

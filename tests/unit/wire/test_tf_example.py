@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.wire.tf_example import entry_of, example_of
+from stoker.wire.tfs_examples import entry_of, example_of
 
 INT64S = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32)

@@ -14,9 +14,15 @@ from tests.puppets import STEADY
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, RequestError
 from stoker.tensors import Method, ModelTensors, NamedSignature, TensorInfo
-from stoker.wire.tf_example import entry_of, example_of
 from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
-from stoker.wire.tfs_examples import ExamplesRequest, Verb, decode_examples, encode_results
+from stoker.wire.tfs_examples import (
+    ExamplesRequest,
+    Verb,
+    decode_examples,
+    encode_results,
+    entry_of,
+    example_of,
+)
 
 X = TensorInfo("x", "float32", (-1, 2))
 IDS = TensorInfo("ids", "int32", (-1,))

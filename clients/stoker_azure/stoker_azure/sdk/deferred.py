@@ -14,7 +14,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stoker.keys import keyring, tokens
+    from stoker.keys import credentials, keyring
     from stoker.models import repository
     from stoker_azure.sdk import compute
     from stoker_azure.sdk.data import dataset, datastore
@@ -42,6 +42,7 @@ __all__ = [
     "calling",
     "checking",
     "compute",
+    "credentials",
     "dataset",
     "datastore",
     "definitions",
@@ -62,7 +63,6 @@ __all__ = [
     "repository",
     "run",
     "run_configuration",
-    "tokens",
     "web_files",
     "webservice",
 ]
@@ -79,7 +79,7 @@ _PACKAGES: Final = MappingProxyType(
         ],
         "stoker_azure.sdk.training": ["experiment", "hyperdrive_run", "run", "run_configuration"],
         "stoker_cluster": ["access", "checking"],
-        "stoker.keys": ["keyring", "tokens"],
+        "stoker.keys": ["credentials", "keyring"],
         "stoker_runs.launch": ["registration", "web_files"],
         "stoker.models": ["repository"],
         "stoker_runs.targets": ["attaching", "definitions", "registry"],

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import SubmissionRefused
-from stoker.system.durable import Copied, copy_regular, private_folder, read_regular
-from stoker.system.staging import staging_folder
+from stoker.system.durable import Copied, copy_regular, private_folder, read_regular, staging_folder
 from stoker_runs.records.seen_files import SeenFiles
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from stoker.gpu.nvml import gpus
-from stoker.system.cgroup import usable_cores
+from stoker.system.resources import usable_cores
 
 __all__ = ["Capacity", "machine_capacity"]
 

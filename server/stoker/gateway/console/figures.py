@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
+from stoker.metrics.history import Past, Steps
 from stoker.metrics.journal import Journal, Kind
 from stoker.metrics.layout import (
     BATCH_BLOCK,
@@ -33,7 +34,6 @@ from stoker.metrics.layout import (
     TARGET_REASONS_BLOCK,
     Block,
 )
-from stoker.metrics.past import Past, Steps
 
 if TYPE_CHECKING:
     pass

@@ -21,7 +21,7 @@ from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_caller
-from stoker.metrics.past import Past
+from stoker.metrics.history import Past
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:

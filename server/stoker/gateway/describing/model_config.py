@@ -13,7 +13,7 @@ from stoker.gateway.pipelines.service import PipelineService
 from stoker.sequences import TEXT_IDS
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.wire.oip_tensors import DATATYPES
-from stoker.wire.piece_tensors import PIECE_TENSORS
+from stoker.wire.script_tensors import PIECE_TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from stoker.errors import BodyTooLarge, DeadlineExceeded, MalformedBody, NotReady, RequestTimeout, StokerError
-from stoker.errors.serving import unforeseen
+from stoker.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    MalformedBody,
+    NotReady,
+    RequestTimeout,
+    StokerError,
+    unforeseen,
+)
 from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, inflated, prefixed
 from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, ok_trailers, refusal_fields, trailers_alone
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
@@ -20,7 +27,7 @@ from stoker.wire.http2.fields import Fields, encoded
 if TYPE_CHECKING:
     from stoker.gateway.grpc.framing import Room
     from stoker.wire.http2.connection import Connection
-    from stoker.wire.http2.stream import Stream
+    from stoker.wire.http2.streams import Stream
 
 __all__ = [
     "BEARER_METADATA",

@@ -31,7 +31,7 @@ from stoker.gateway.scoring.askers import TIER_HEADER, Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.tensor_dialect import TensorDialect
 from stoker.keys.callers import DEFAULT
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
     from stoker.keys.callers import CallerTerms
     from stoker.wire.http2.fields import Fields
-    from stoker.wire.http2.stream import Stream
+    from stoker.wire.http2.streams import Stream
     from stoker.wire.oip_requests import InferRequest
 
 __all__ = ["GrpcDialect", "InferCall", "InferStream", "Named", "Scoring", "Streams"]

@@ -20,9 +20,9 @@ from stoker.gateway.http.responses import split_lines, told_error
 from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
 from stoker.gateway.regions.regions import Places
 from stoker.gateway.scoring.askers import Asker
-from stoker.wire.envelope import RequestHead
 from stoker.wire.oip_tensors import DATATYPES, datatype_of, to_raw
-from stoker.wire.piece_tensors import body_of, outputs_of, tensors_like
+from stoker.wire.script_requests import RequestHead
+from stoker.wire.script_tensors import body_of, outputs_of, tensors_like
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,11 +15,27 @@ from stoker.gateway.grpc.contents import from_typed, no_data
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.gateway.rows.ticket import Rows
 from stoker.tensors import ModelTensors, TensorInfo
-from stoker.wire.oip_parameters import check_id, check_parameters, tier, timeout_ns
-from stoker.wire.oip_regions import RegionReader, from_region, span_of
-from stoker.wire.oip_requests import InferRequest, WantedOutput, all_inputs, decode_wanted
-from stoker.wire.oip_sequences import sequence_of
-from stoker.wire.oip_tensors import DATATYPES, MAX_AXES, as_sent, checked_shape, from_raw
+from stoker.wire.oip_requests import (
+    InferRequest,
+    WantedOutput,
+    all_inputs,
+    check_id,
+    check_parameters,
+    decode_wanted,
+    sequence_of,
+    tier,
+    timeout_ns,
+)
+from stoker.wire.oip_tensors import (
+    DATATYPES,
+    MAX_AXES,
+    RegionReader,
+    as_sent,
+    checked_shape,
+    from_raw,
+    from_region,
+    span_of,
+)
 
 __all__ = ["FINAL_ASKED", "PlainRow", "RequestDecoder", "RequestMessage", "RequestReader"]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
-from stoker.wire.oip_answers import classified
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
+from stoker.wire.oip_responses import classified
 from stoker.wire.oip_tensors import datatype_of, to_raw
 from stoker.wire.protobuf import length_delimited
 

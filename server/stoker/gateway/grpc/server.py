@@ -22,9 +22,8 @@ from stoker.gateway.grpc.services import InferenceServicer
 from stoker.gateway.listeners.connections import HANDSHAKE_S, Entrance, Siblings, drop_new_connections
 from stoker.gateway.listeners.tls import SecurePort
 from stoker.wire.http2.connection import Connection
-from stoker.wire.http2.frames import ErrorCode
-from stoker.wire.http2.limits import PATIENCE, RESETS
-from stoker.wire.http2.stream import Receiver, Stream
+from stoker.wire.http2.frames import PATIENCE, RESETS, ErrorCode
+from stoker.wire.http2.streams import Receiver, Stream
 
 __all__ = ["Door", "GrpcServer", "House", "Times", "Watch", "call_of"]
 

@@ -28,7 +28,7 @@ from stoker.gateway.grpc.metadata import Status
 if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.metadata import CallHead
-    from stoker.wire.http2.stream import Stream
+    from stoker.wire.http2.streams import Stream
 
 __all__ = ["Health", "ReflectionCall", "WatchCall"]
 

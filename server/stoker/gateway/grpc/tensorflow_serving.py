@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
     from stoker.keys.callers import CallerTerms
     from stoker.tensors import ModelTensors, NamedSignature
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = [
     "ExamplesMessage",

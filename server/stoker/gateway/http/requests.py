@@ -24,8 +24,8 @@ from stoker.errors import (
 )
 from stoker.gateway.http.body_budget import Allowance
 from stoker.gateway.http.encodings import PIECE_BYTES, Inflater
-from stoker.wire.envelope import RequestHead
 from stoker.wire.json_bodies import nests_deeper
+from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -17,8 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
-from stoker.errors.serving import unforeseen
+from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError, unforeseen
 from stoker.gateway.console.routes import console_routes
 from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe

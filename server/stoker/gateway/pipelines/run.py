@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from stoker.errors import InvalidInput, StokerError
-from stoker.errors.serving import unforeseen
+from stoker.errors import InvalidInput, StokerError, unforeseen
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.urgency import USUAL
 from stoker.gateway.scoring.call import Call, Dialect
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.service import Service
     from stoker.pipelines.joined import JoinedPipeline
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["PipelineRun", "StepCall", "StepTimes", "begin_step"]
 

@@ -9,8 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, Unpack, cast
 
-from stoker.errors import DeadlineExceeded, InvalidSettings, NotReady, Overloaded, StokerError
-from stoker.errors.serving import unforeseen
+from stoker.errors import DeadlineExceeded, InvalidSettings, NotReady, Overloaded, StokerError, unforeseen
 from stoker.gateway.pipelines.run import PipelineRun
 from stoker.gateway.pipelines.whole_calls import PipelineCall
 from stoker.gateway.rows.failures import device_lost
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import BodyT, Decode, Rows
     from stoker.gateway.scoring.call import Call
     from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
-    from stoker.keys.access import Access
+    from stoker.keys.credentials import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.pipelines.definition import Pipeline, Step
     from stoker.tensors import Signature

@@ -57,7 +57,7 @@ from stoker.wire.tensor_json import check_rows
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["BinaryDialect", "ScoringEndpoint", "is_array"]
 

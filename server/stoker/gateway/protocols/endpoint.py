@@ -24,7 +24,7 @@ from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.scoring.piecewise import PiecewiseAnswer
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, Dialect

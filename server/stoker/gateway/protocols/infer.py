@@ -23,8 +23,8 @@ from stoker.wire.oip_codec import InferCodec
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer
-    from stoker.wire.envelope import RequestHead
     from stoker.wire.oip_requests import InferRequest
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = [
     "JSON_LENGTH",

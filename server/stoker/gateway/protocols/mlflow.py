@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
     from stoker.non_finite import NonFinite
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["mlflow_routes"]
 

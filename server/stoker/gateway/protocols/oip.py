@@ -53,7 +53,7 @@ from stoker.gateway.protocols.shared_memory import (
 from stoker.gateway.scoring.askers import asker_of
 from stoker.gateway.scoring.service import Service
 from stoker.wire.oip_tensors import DATATYPES
-from stoker.wire.piece_tensors import PIECE_OUTPUT
+from stoker.wire.script_tensors import PIECE_OUTPUT
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stoker.gateway.served_models import ServedVersion
     from stoker.non_finite import NonFinite
     from stoker.tensors import NamedSignature, TensorInfo
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["DTYPES", "described_signatures", "described_versions", "service_of", "tfs_routes"]
 

@@ -22,10 +22,9 @@ from stoker.errors import (
 )
 from stoker.gateway.regions.memory import CudaDevices, CudaMemory, OpenMemory, file_of
 from stoker.gateway.regions.table import CudaPlace, FilePlace, Place, RegionTable, Registration
-from stoker.wire.oip_answers import classified
-from stoker.wire.oip_regions import RegionSpan
 from stoker.wire.oip_requests import InferRequest, RegionOutput
-from stoker.wire.oip_tensors import to_raw
+from stoker.wire.oip_responses import classified
+from stoker.wire.oip_tensors import RegionSpan, to_raw
 
 __all__ = ["MAX_REGIONS", "Places", "Reader", "Regions", "is_local"]
 

@@ -11,7 +11,7 @@ from stoker.gateway.rows.answer_cache import AnswerCache, KeptAnswer
 from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.ranges import check_ranges
 from stoker.gateway.rows.ticket import Rows, SlicedAnswer, Ticket
-from stoker.wire.envelope import ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 if TYPE_CHECKING:
     import socket

@@ -11,11 +11,11 @@ from stoker.errors import (
     ModelFailed,
     OutputTooLarge,
     Overloaded,
+    Refusal,
     StokerError,
     TooManySequences,
     UnknownSequence,
 )
-from stoker.errors.refusals import Refusal
 from stoker.gateway.rows.service_rate import ServiceRate
 from stoker.gateway.rows.ticket import Ticket
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from stoker.arena import Arena
-from stoker.errors.serving import unforeseen
+from stoker.errors import unforeseen
 from stoker.gateway.rows.ticket import Rows, RowsHolder, SlicedAnswer, Ticket
 
 __all__ = ["Feeding", "SliceHolder"]

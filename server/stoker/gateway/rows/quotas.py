@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors import QuotaExceeded, RequestOverQuota
-from stoker.errors.refusals import Refusal
+from stoker.errors import QuotaExceeded, Refusal, RequestOverQuota
 from stoker.keys.buckets import Bucket
 
 if TYPE_CHECKING:
-    from stoker.keys.callers import CallerTerms
-    from stoker.keys.known_callers import KnownCallers
-    from stoker.metrics.caller_counts import CallerCounts, CallerUsage
+    from stoker.keys.callers import CallerTerms, KnownCallers
+    from stoker.metrics.counters import CallerCounts, CallerUsage
 
 __all__ = ["LOOK_NS", "Quota", "Quotas"]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker.board import BoardPage
-from stoker.errors import DeadlineExceeded, Overloaded
-from stoker.errors.refusals import Refusal
+from stoker.errors import DeadlineExceeded, Overloaded, Refusal
 from stoker.gateway.admitting import admit, comeback, hopeless
 from stoker.gateway.rows.urgency import USUAL
 

@@ -24,9 +24,9 @@ from stoker.gateway.scoring.service import Service
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
-    from stoker.keys.access import Access
+    from stoker.keys.credentials import Access
     from stoker.metrics.counters import ModelMetrics
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["LimitedService"]
 

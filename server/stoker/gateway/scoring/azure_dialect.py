@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["AzureDialect", "Unloaded"]
 

@@ -18,9 +18,9 @@ import numpy as np
 from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.long_body import read_long_body
 from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
+from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
-from stoker.system.passed_memory import memory_with
-from stoker.system.process_end import be_expendable
+from stoker.system.processes import be_expendable
 
 __all__ = ["main", "serve"]
 

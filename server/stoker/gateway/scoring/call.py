@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError
-from stoker.errors.serving import unforeseen
+from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError, unforeseen
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.rows.ticket import Ticket
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from stoker.metrics.counters import ModelMetrics
     from stoker.non_finite import NonFinite
     from stoker.tensors import Signature
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = [
     "SCORED_LINES",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["LONG_BODY_BYTES", "TURN_BYTES", "FairTurns", "OrderedTurns", "Staged"]
 

@@ -19,7 +19,7 @@ from stoker.wire.images import ImageReader, OpenedImages
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Rows
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["ImageScoring", "PixelBudget", "PixelShare", "content_type_of"]
 

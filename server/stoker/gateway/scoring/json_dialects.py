@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import NonFiniteOutput, UnsupportedEncoding
 from stoker.gateway.scoring.azure_dialect import AzureDialect
-from stoker.wire.column_names import ColumnNames
 from stoker.wire.images import is_media
 from stoker.wire.json_bodies import MAX_VALUES
 from stoker.wire.packed import pack, unpack
 from stoker.wire.scoring import ScoringDecoder, encode_each, encode_outputs, encode_texts
-from stoker.wire.tensor_decoder import TensorDecoder
-from stoker.wire.tensor_json import encode_tensors
+from stoker.wire.tensor_json import ColumnNames, TensorDecoder, encode_tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, UnlockedReader
     from stoker.non_finite import NonFinite
     from stoker.tensors import ModelTensors, Signature
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["JsonDialect", "PackedDialect", "RowsDialect"]
 

@@ -18,10 +18,9 @@ from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, Row
 from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors
 from stoker.gateway.scoring.watched_calls import traced_head
 from stoker.non_finite import NonFinite
-from stoker.wire.envelope import ScriptAnswer
 from stoker.wire.images import is_media
-from stoker.wire.methods import MethodDecoder, encode_named, encode_results
-from stoker.wire.script_rows import script_row
+from stoker.wire.script_requests import ScriptAnswer, script_row
+from stoker.wire.tensor_json import MethodDecoder, encode_named, encode_results
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, Scorer
     from stoker.script_form import ScriptForm
     from stoker.tensors import Signature
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["MethodDialect", "ScriptDialect", "loaded_dialect"]
 

@@ -28,7 +28,7 @@ from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Rows
     from stoker.gateway.scoring.call import Call, UnlockedReader
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["PORTION_BYTES", "LongBodies", "Reader", "shared_long_bodies"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.non_finite import NonFinite
     from stoker.sequences import SequenceStep
     from stoker.tensors import Signature
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["Found", "LongBody", "read_long_body", "submit_found", "task_for"]
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from stoker.system.passed_memory import receive_packet
+from stoker.system.fd_passing import receive_packet
 
 __all__ = ["Parcel", "receive_parcel", "send_parcel"]
 

@@ -51,7 +51,7 @@ from stoker.non_finite import WORDS, NonFinite
 from stoker.placed import NORMAL_TIER
 from stoker.script_form import ScriptForm
 from stoker.tensors import Signature
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.image_scoring import ImageScoring
     from stoker.gateway.scoring.load_reports import LoadReports
     from stoker.gateway.scoring.parcels import Parcel
-    from stoker.keys.access import Access
+    from stoker.keys.credentials import Access
 
 __all__ = ["ImageDialect", "Service", "choose_replica", "count_refused"]
 

@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Final
 
-from stoker.wire.pieces import TOKEN_BYTES, PieceReader, fresh_place, listening_socket
+from stoker.wire.script_streams import TOKEN_BYTES, PieceReader, fresh_place, listening_socket
 
 __all__ = ["ExpectedStream", "ScriptStreams"]
 

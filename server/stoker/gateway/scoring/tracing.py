@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.gateway.http.request_ids import SpanContext
 from stoker.gateway.scoring.watched_calls import WatchedCall, Watcher
-from stoker.metrics.traced import TracedRequest, TraceWriter
+from stoker.metrics.journal import TracedRequest, TraceWriter
 
 if TYPE_CHECKING:
     from stoker.control.frontend_rules import Sampling

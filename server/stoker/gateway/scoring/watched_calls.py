@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import SpanContext
     from stoker.gateway.scoring.call import Scorer
-    from stoker.wire.envelope import RequestHead
+    from stoker.wire.script_requests import RequestHead
 
 __all__ = ["WatchedCall", "Watcher", "traced_head"]
 

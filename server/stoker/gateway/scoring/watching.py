@@ -76,7 +76,7 @@ def watch_of(rules: ServerRules, metrics_fd: int, page: int) -> Watch | None:
         watchers.append(access_log)
     if rules.sampling is not None:
         from stoker.gateway.scoring.tracing import Tracing
-        from stoker.metrics.traced import TraceWriter
+        from stoker.metrics.journal import TraceWriter
 
         watchers.append(Tracing(TraceWriter(metrics_fd, page), rules.sampling))
     return Watch(watchers) if watchers else None

@@ -20,16 +20,31 @@ from typing import Final, Generic, Protocol, TypeVar
 from stoker.wire.http2.fields import Fields, HeadReader, checked_trailers
 from stoker.wire.http2.frames import (
     ACK,
+    COPIED_BYTES,
     END_HEADERS,
     END_STREAM,
+    GREETING,
     HEAD,
     HEAD_BYTES,
+    HEAD_WORK,
     LARGEST_STREAM,
     LARGEST_WINDOW_BYTES,
+    MAX_BLOCK_BYTES,
+    MAX_CONTINUATIONS,
+    MAX_FRAME_BYTES,
+    MAX_STREAMS,
+    MOST_KEPT,
     PADDED,
+    PATIENCE,
     PREFACE,
     PRIORITY_FIELDS,
+    RESETS,
     SMALLEST_MAX_FRAME_BYTES,
+    STREAM_WINDOW_BYTES,
+    TINY_BYTES,
+    TURN_WORK,
+    WINDOW_BYTES,
+    WORK_BYTES,
     ConnectionFault,
     ErrorCode,
     Kind,
@@ -40,25 +55,7 @@ from stoker.wire.http2.frames import (
     rst_stream,
     window_update,
 )
-from stoker.wire.http2.limits import (
-    COPIED_BYTES,
-    GREETING,
-    HEAD_WORK,
-    MAX_BLOCK_BYTES,
-    MAX_CONTINUATIONS,
-    MAX_FRAME_BYTES,
-    MAX_STREAMS,
-    MOST_KEPT,
-    PATIENCE,
-    RESETS,
-    STREAM_WINDOW_BYTES,
-    TINY_BYTES,
-    TURN_WORK,
-    WINDOW_BYTES,
-    WORK_BYTES,
-)
-from stoker.wire.http2.sending import Sender
-from stoker.wire.http2.stream import Receiver, Stream
+from stoker.wire.http2.streams import Receiver, Sender, Stream
 
 __all__ = [
     "Connection",

@@ -9,12 +9,9 @@ from typing import Any, Final, Generic, TypeVar
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
-from stoker.wire.http2.frames import ConnectionFault, ErrorCode, StreamFault
+from stoker.wire.http2.frames import MAX_LIST_BYTES, ConnectionFault, ErrorCode, StreamFault
 
-__all__ = ["MAX_LIST_BYTES", "Fields", "HeadReader", "checked_trailers", "encoded"]
-
-MAX_LIST_BYTES: Final = 1 << 14
-"""The longest header list that is read: names and values, and 32 bytes for each (RFC 9113, section 6.5.2)."""
+__all__ = ["Fields", "HeadReader", "checked_trailers", "encoded"]
 
 _MAX_HEADS: Final = 64
 _REMEMBERED_BYTES: Final = 1024

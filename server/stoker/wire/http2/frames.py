@@ -8,17 +8,33 @@ from typing import Final
 
 __all__ = [
     "ACK",
+    "COPIED_BYTES",
     "END_HEADERS",
     "END_STREAM",
+    "GREETING",
     "HEAD",
     "HEAD_BYTES",
+    "HEAD_WORK",
     "INITIAL_WINDOW_BYTES",
     "LARGEST_STREAM",
     "LARGEST_WINDOW_BYTES",
+    "MAX_BLOCK_BYTES",
+    "MAX_CONTINUATIONS",
+    "MAX_FRAME_BYTES",
+    "MAX_LIST_BYTES",
+    "MAX_STREAMS",
+    "MOST_KEPT",
     "PADDED",
+    "PATIENCE",
     "PREFACE",
     "PRIORITY_FIELDS",
+    "RESETS",
     "SMALLEST_MAX_FRAME_BYTES",
+    "STREAM_WINDOW_BYTES",
+    "TINY_BYTES",
+    "TURN_WORK",
+    "WINDOW_BYTES",
+    "WORK_BYTES",
     "ConnectionFault",
     "ErrorCode",
     "Kind",
@@ -135,3 +151,46 @@ def rst_stream(stream: int, code: ErrorCode) -> bytes:
 def goaway(last_stream: int, code: ErrorCode = ErrorCode.NO_ERROR, reason: bytes = b"") -> bytes:
     """Write a GOAWAY frame: streams up to `last_stream` are answered, later ones have not been looked at."""
     return frame(Kind.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason)
+
+
+MAX_LIST_BYTES: Final = 1 << 14
+"""The longest header list that is read: names and values, and 32 bytes for each (RFC 9113, section 6.5.2)."""
+MAX_FRAME_BYTES: Final = 1 << 16
+MAX_STREAMS: Final = 256
+"""How many streams may be open at once."""
+MAX_BLOCK_BYTES: Final = MAX_LIST_BYTES
+"""The longest block of header fields, as it is sent."""
+MAX_CONTINUATIONS: Final = 16
+
+STREAM_WINDOW_BYTES: Final = 1 << 20
+"""How much a client may send on a stream that is held."""
+WINDOW_BYTES: Final = 1 << 22
+"""How much it may have on its way on all streams together."""
+
+PATIENCE: Final = 1000
+"""How many frames may move nothing before somebody looks."""
+RESETS: Final = 1000
+"""How many streams a client may give up before somebody looks; answers with content earn more."""
+TURN_WORK: Final = 1024
+"""How many frames are read in a turn of the event loop: enough for a client that begins all streams that it may have,
+with a request in a frame of each. `HEAD_WORK` and `WORK_BYTES` say what counts as more than one."""
+HEAD_WORK: Final = 3
+"""A head counts as so many frames,"""
+WORK_BYTES: Final = 64
+"""and so many bytes of any frame but DATA count as one more."""
+TINY_BYTES: Final = 256
+"""A frame with less content, and more to follow, is such a one."""
+COPIED_BYTES: Final = 1 << 12
+"""Content up to this size is copied; of more, receivers get a view of what has arrived,"""
+MOST_KEPT: Final = 8
+"""unless that is so many times as much."""
+
+GREETING: Final = settings(
+    {
+        Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+        Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+        Setting.MAX_FRAME_SIZE: MAX_FRAME_BYTES,
+        Setting.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
+    }
+) + window_update(0, WINDOW_BYTES - INITIAL_WINDOW_BYTES)
+"""What a server says first."""

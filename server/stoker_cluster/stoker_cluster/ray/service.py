@@ -160,7 +160,7 @@ def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[Standing]
 
 def _reason(error: Exception) -> str:
     """The actor's error message, without what Ray adds."""
-    _, _, said = str(error).partition("stoker.errors.operator.LoadFailed: ")
+    _, _, said = str(error).partition("stoker.errors.LoadFailed: ")
     return said or str(error)
 
 

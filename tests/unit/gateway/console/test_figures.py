@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from stoker.gateway.console.figures import figures, quantiles_ms
+from stoker.metrics.history import Past, ProcessReading
 from stoker.metrics.layout import STAGE_BOUNDS_S
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.past import Past, ProcessReading
 
 SLOT = 2
 MS = 1_000_000

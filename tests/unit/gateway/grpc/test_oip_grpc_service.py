@@ -27,7 +27,7 @@ from tests.puppets import HandClock, metric_memory, puppet_service
 from stoker import errors
 from stoker.control.asks import AskIndex, AskLoad, AskUnload, Refusal
 from stoker.errors import DeadlineExceeded, InvalidInput, ModelFailed, Overloaded, StokerError
-from stoker.errors.refusals import Refusal as ToldRefusal
+from stoker.errors import Refusal as ToldRefusal
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc import infer, server, services
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
@@ -38,14 +38,13 @@ from stoker.gateway.listeners.tls import SecurePort
 from stoker.gateway.rows.quotas import Quotas
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.keys.access import Access
-from stoker.keys.callers import CallerBook
+from stoker.keys.callers import CallerBook, KnownCallers
+from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keyring, Keys
-from stoker.keys.known_callers import KnownCallers
 from stoker.keys.verifier import KeyVerifier
 from stoker.script_form import ScriptForm
 from stoker.system.certificates import TlsFiles
-from stoker.takeover.weights import Split
+from stoker.takeover.traffic_split import Split
 from stoker.tensors import Signature, TensorSpec
 from stoker.versions import Standing, VersionPolicy
 

@@ -22,7 +22,7 @@ from stoker.gateway.grpc.tensorflow_serving import (
 )
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
 from stoker.wire.protobuf import field
-from stoker.wire.tf_example import entry_of, example_of
+from stoker.wire.tfs_examples import entry_of, example_of
 
 Proto = message("TensorProto", SERVING)
 BY_TENSORFLOW = {

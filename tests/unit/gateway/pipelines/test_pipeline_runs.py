@@ -37,12 +37,12 @@ from stoker.gateway.scoring.watched_calls import Watcher
 from stoker.gateway.scoring.watching import Watch
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.metrics.journal import TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.traced import TraceReader, TraceWriter
 from stoker.pipelines.definition import Pipeline, Step
 from stoker.pipelines.graph import Progress
 from stoker.sequences import SequenceStep
-from stoker.takeover.weights import Split
+from stoker.takeover.traffic_split import Split
 from stoker.tensors import Signature, TensorSpec
 from stoker.versions import Standing
 

@@ -18,7 +18,7 @@ from stoker.gateway.regions.memory import CudaDevices
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import CudaPlace, RegionTable
 from stoker.gpu.cuda_ipc import CudaIpc, CudaUnusable
-from stoker.wire.oip_regions import RegionSpan
+from stoker.wire.oip_tensors import RegionSpan
 
 
 class Machine:

@@ -14,7 +14,7 @@ from stoker.errors import BodyTooLarge, Forbidden, InvalidInput, MalformedBody, 
 from stoker.gateway.regions.memory import file_of
 from stoker.gateway.regions.regions import MAX_REGIONS, Reader, Regions, is_local
 from stoker.gateway.regions.table import FilePlace, RegionTable, Registration
-from stoker.wire.oip_regions import RegionSpan, span_of
+from stoker.wire.oip_tensors import RegionSpan, span_of
 
 Frontends = tuple[Regions, Regions]
 

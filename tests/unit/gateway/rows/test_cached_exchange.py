@@ -9,7 +9,7 @@ from stoker.errors import DeviceLost, InvalidInput, ModelFailed, Overloaded
 from stoker.gateway.rows.answer_cache import AnswerCache
 from stoker.gateway.rows.exchange import Exchange
 from stoker.metrics.totals import CacheTotals
-from stoker.wire.envelope import RequestHead, ScriptAnswer, ScriptRequest
+from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ from stoker.errors import InvalidInput, QuotaExceeded, RequestOverQuota
 from stoker.gateway.rows.answer_cache import AnswerCache
 from stoker.gateway.rows.quotas import LOOK_NS, Quota, Quotas
 from stoker.gateway.rows.urgency import USUAL
-from stoker.keys.callers import MOST_CALLERS, CallerBook, CallerTerms
+from stoker.keys.callers import MOST_CALLERS, CallerBook, CallerTerms, KnownCallers
 from stoker.keys.keyring import Keyring
-from stoker.keys.known_callers import KnownCallers
 from stoker.metrics.layout import CALLERS, FIRST_DEVICE_PAGE
 
 MS = 1_000_000

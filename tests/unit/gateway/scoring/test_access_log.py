@@ -18,8 +18,14 @@ from stoker.gateway.scoring.access_log import AccessLog
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.joining_call import JoiningCall
 from stoker.gateway.scoring.watching import Watch
-from stoker.system.log_settings import LogSettings
-from stoker.system.logs import JsonFormatter, LimitedHandler, LineFormatter, LineLimit, change_log_settings
+from stoker.system.logs import (
+    JsonFormatter,
+    LimitedHandler,
+    LineFormatter,
+    LineLimit,
+    LogSettings,
+    change_log_settings,
+)
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01".encode()

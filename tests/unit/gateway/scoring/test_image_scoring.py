@@ -19,7 +19,7 @@ from stoker.gateway.scoring.image_scoring import ImageScoring, PixelBudget
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import Signature, TensorSpec
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is not installed")
 

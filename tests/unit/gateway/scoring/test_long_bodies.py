@@ -27,7 +27,7 @@ from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.long_bodies import PORTION_BYTES, LongBodies, Reader
 from stoker.gateway.scoring.parcels import Parcel, send_parcel
 from stoker.gateway.scoring.service import Service
-from stoker.system.passed_memory import memory_with
+from stoker.system.fd_passing import memory_with
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
 from stoker.wire.json_bodies import MAX_VALUES

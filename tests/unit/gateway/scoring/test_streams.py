@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.gateway.scoring.streams import ScriptStreams
-from stoker.wire.pieces import CallerGone, PieceWriter, fresh_place, token_of
+from stoker.wire.script_streams import CallerGone, PieceWriter, fresh_place, token_of
 
 
 def test_pieces_come_in_order_and_end() -> None:

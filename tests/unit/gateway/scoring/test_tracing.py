@@ -16,9 +16,9 @@ from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.tracing import Tracing
 from stoker.gateway.scoring.watched_calls import traced_head
 from stoker.gateway.scoring.watching import Watch
+from stoker.metrics.journal import TracedRequest, TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.traced import TracedRequest, TraceReader, TraceWriter
-from stoker.wire.envelope import RequestHead
+from stoker.wire.script_requests import RequestHead
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 KEPT, DROPPED = (f"00-{TRACE}-{PARENT}-{flags}".encode() for flags in ("01", "00"))

@@ -21,7 +21,7 @@ from stoker.wire.http2.frames import (
     frame,
     settings,
 )
-from stoker.wire.http2.stream import Stream
+from stoker.wire.http2.streams import Stream
 
 REQUEST: Fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/s/M"), (b"te", b"trailers")]
 HEAD_BLOCK = b"\x88"

@@ -15,8 +15,15 @@ from stoker.wire.http2.frames import (
     END_HEADERS,
     END_STREAM,
     HEAD,
+    HEAD_WORK,
     LARGEST_STREAM,
+    MAX_STREAMS,
+    PATIENCE,
     PREFACE,
+    RESETS,
+    STREAM_WINDOW_BYTES,
+    TURN_WORK,
+    WORK_BYTES,
     ErrorCode,
     Kind,
     Setting,
@@ -25,16 +32,7 @@ from stoker.wire.http2.frames import (
     settings,
     window_update,
 )
-from stoker.wire.http2.limits import (
-    HEAD_WORK,
-    MAX_STREAMS,
-    PATIENCE,
-    RESETS,
-    STREAM_WINDOW_BYTES,
-    TURN_WORK,
-    WORK_BYTES,
-)
-from stoker.wire.http2.stream import NOBODY
+from stoker.wire.http2.streams import NOBODY
 
 KIB = 1 << 10
 WINDOW_BYTES = 65535

@@ -14,7 +14,7 @@ import orjson
 
 from stoker.errors import InvalidInput
 from stoker.non_finite import WORDS, NonFinite
-from stoker.wire.non_finite import rewritten
+from stoker.wire.json_bodies import rewritten
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw
 

@@ -1,11 +1,9 @@
-"""Tokens: short-lived signed credentials of a service, for callers who should not hold its keys.
+"""Credentials of a service's callers in a frontend: keys, and tokens, which are short-lived and signed.
 
-A token is a JWT signed by HMAC-SHA-256 with the service's own secret (`SERVICE.signing`, see `stoker.keys.keyring`).
-It says for which service it is, when it was issued, when its holder should fetch the next one, and when it expires.
-Callers with a key of the service can get one, and so can whoever can read the secret.
-
-Replacing the secret invalidates all tokens in every running frontend with the next request, by the same shared
-counter as for keys.
+A token is a JWT signed by HMAC-SHA-256 with the secret of the service (`SERVICE.signing`, see `stoker.keys.keyring`).
+It names the service, when it was issued, when its holder should fetch the next one, and when it expires. Callers with
+a key of the service can get a token, and so can anyone who can read the secret. Replacing the secret invalidates all
+tokens at once.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from urllib.parse import quote
 
 import jwt
 
-from stoker.errors import InvalidSettings, NotReady, Unauthorized
+from stoker.errors import InvalidSettings, NotReady, OutOfScope, StokerError, Unauthorized
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.generation import FileGeneration, Generation
 from stoker.keys.keyring import BEARER_HEADER, read_signing_secret
@@ -28,7 +26,9 @@ from stoker.keys.verifier import KeyVerifier
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DEFAULT_VALID_S", "LONGEST_VALID_S", "Token", "TokenVerifier", "issue"]
+__all__ = ["DEFAULT_VALID_S", "LONGEST_VALID_S", "Access", "Token", "TokenVerifier", "issue"]
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_VALID_S: Final = 12 * 3600
 LONGEST_VALID_S: Final = 30 * 24 * 3600
@@ -38,8 +38,6 @@ _ISSUER: Final = "stoker"
 _MAX_TOKEN_BYTES: Final = 4096
 _REMEMBERED: Final = 1024
 _DOTS: Final = 2
-
-_log = logging.getLogger(__name__)
 
 _Flaw = Literal["expired", "invalid", "disowned", "none"]
 _FLAWS: Final[dict[_Flaw, str]] = {
@@ -281,3 +279,78 @@ class TokenVerifier:
 def _token_of(authorization: bytes) -> bytes:
     scheme, _, text = authorization.partition(b" ")
     return text.strip(b" \t") if scheme.lower() == b"bearer" else b""
+
+
+class Access:
+    """The credential required from callers: a key, a token, either, or none.
+
+    Args:
+        keys: Verifies keys; None if keys are not accepted.
+        tokens: Verifies tokens; None if tokens are not accepted.
+        needs: The beginning of the error message for a caller without a valid key.
+
+    Attributes:
+        holder: Returns the caller for a value of the `Authorization` header; None if access is denied.
+        open: Whether no credential is required.
+        tokens: As given; issues new tokens to holders of a key.
+    """
+
+    __slots__ = ("_keys", "_needs", "holder", "open", "tokens")
+
+    def __init__(
+        self,
+        keys: KeyVerifier | None = None,
+        tokens: TokenVerifier | None = None,
+        needs: str = "A valid key is needed",
+    ) -> None:
+        self.holder: Callable[[bytes], CallerTerms | None] = _check(keys, tokens)
+        self._keys = keys
+        self.open = keys is None and tokens is None
+        self.tokens = tokens
+        self._needs = needs
+
+    def allows(self, authorization: bytes) -> bool:
+        """Whether the value of the `Authorization` header grants access."""
+        return self.holder(authorization) is not None
+
+    def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> CallerTerms:
+        """Return the caller for a value of the `Authorization` header.
+
+        Args:
+            authorization: The header's value; empty if there is none.
+            sent_as: As for `refusal`.
+
+        Raises:
+            Unauthorized: It carries no valid credential.
+            OutOfScope: Its key is valid, but not for this service.
+        """
+        holder = self.holder(authorization)
+        if holder is None:
+            raise self.refusal(authorization, sent_as)
+        return holder
+
+    def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> StokerError:
+        """Return the error for a request that is denied.
+
+        Args:
+            authorization: The value of the request's `Authorization` header.
+            sent_as: How callers send credentials in the request's protocol, worded like `BEARER_HEADER`.
+        """
+        if self._keys is not None and self._keys.out_of_scope(authorization):
+            return OutOfScope("This key is valid, but not for this model.")
+        if self.tokens is not None:
+            return self.tokens.refusal(authorization, sent_as)
+        return Unauthorized(f"{self._needs}: send {sent_as.format('key')}.")
+
+
+def _check(keys: KeyVerifier | None, tokens: TokenVerifier | None) -> Callable[[bytes], CallerTerms | None]:
+    if tokens is None:
+        return _everybody if keys is None else keys.holder
+    if keys is None:
+        return tokens.holder
+    of_token, of_key = tokens.holder, keys.holder
+    return lambda authorization: of_token(authorization) or of_key(authorization)
+
+
+def _everybody(_: bytes) -> CallerTerms:
+    return DEFAULT

@@ -7,13 +7,30 @@ Both are packed behind a small fixed head, in native byte order: the two process
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-__all__ = ["HEAD_ROOM_BYTES", "RequestHead", "ScriptAnswer", "ScriptRequest"]
+from stoker.wire.json_bodies import check_text
+
+if TYPE_CHECKING:
+    from stoker.script_form import ScriptForm
+
+__all__ = [
+    "HEAD_ROOM_BYTES",
+    "MERGED_BYTES",
+    "RequestHead",
+    "ScriptAnswer",
+    "ScriptRequest",
+    "merge",
+    "row_count",
+    "row_texture",
+    "script_row",
+]
 
 HEAD_ROOM_BYTES: Final = 1 << 18
 """How much longer than its body an envelope may be; the server takes at most 64 KiB of headers."""
@@ -35,7 +52,7 @@ class RequestHead:
         headers: Names and values in the order in which they came, decoded as latin-1.
         remote: The caller's address.
         deadline_ns: When the caller stops waiting, as `time.monotonic_ns`; 0 if nobody has said so.
-        stream: Where the pieces of an answer go, see `stoker.wire.pieces`; empty where nobody wants them one by one.
+        stream: Where the pieces of an answer go, see `stoker.wire.script_streams`; empty if the caller wants none.
         only_piece: Whether the answer is to be the only piece, and an error where `run` yields more, or none.
     """
 
@@ -130,3 +147,87 @@ class ScriptAnswer:
             bool(flags & _FAILED),
             exec_ns if flags & _EXECUTED else None,
         )
+
+
+def script_row(
+    parser: Any, form: ScriptForm, request_id: bytes, body: bytes, head: RequestHead | None
+) -> bytes:
+    """Return a request as its row.
+
+    Args:
+        parser: A `simdjson.Parser`, which counts the rows of bodies that may be merged; it belongs to one thread.
+        form: How the script is called.
+        request_id: Names the request in the log.
+        body: As it was received.
+        head: What else the script is to see.
+
+    Raises:
+        MalformedBody: It is to be text, and is not.
+    """
+    if form.kind == "string":
+        check_text(body)
+    rows = row_count(parser, body, form.merge_key) if form.batching == "merge" else 0
+    return ScriptRequest(request_id, body, rows, head).pack()
+
+
+MERGED_BYTES: Final = 8 << 20
+"""Longest text that is merged, alone and together; what reading longer ones costs is not saved by company."""
+
+
+def row_count(parser: Any, body: bytes, key: str = "data") -> int:
+    """Return how many rows a body has that may be merged with others, 0 for any other body.
+
+    Args:
+        parser: A `simdjson.Parser`; its memory is reused, so it belongs to one thread.
+        body: Anything.
+        key: The only key that the body may have. It holds no bracket.
+    """
+    if len(body) > MERGED_BYTES:
+        return 0
+    document: Any = None
+    rows: Any = None
+    try:
+        document = parser.parse(body)
+        if len(document) != 1:
+            return 0
+        rows = document[key]
+        # Only lists have buffers; a dict with entries has a length too.
+        return len(rows) if hasattr(rows, "as_buffer") else 0
+    except (ValueError, TypeError, KeyError, RuntimeError):
+        return 0
+    finally:
+        # The parser refuses its next document while anything refers to the last one.
+        document = rows = None
+
+
+def merge(bodies: Sequence[bytes], key: str = "data") -> bytes:
+    """Return one body with the rows of all, in their order.
+
+    Args:
+        bodies: Bodies for which `row_count` is positive.
+        key: Their only key.
+    """
+    return b"{%b: [%b]}" % (json.dumps(key).encode(), b", ".join(map(_rows_text, bodies)))
+
+
+def row_texture(body: bytes) -> tuple[bool, ...]:
+    """Return which kinds of JSON values its rows have, for a body that may be merged.
+
+    Whole numbers beside fractions, or null beside numbers, become one type in an array or a table. Rows of equal
+    texture keep the types that they have alone.
+    """
+    text = _rows_text(body)
+    if b'"' in text:
+        # The letters of strings say nothing; so only what changes a whole column is looked for.
+        return (True, b"null" in text, b"{" in text)
+    return (
+        False,
+        b"." in text or b"e" in text or b"E" in text,
+        b"n" in text,
+        b"t" in text,
+        b"f" in text,
+    )
+
+
+def _rows_text(body: bytes) -> bytes:
+    return body[body.index(b"[") + 1 : body.rindex(b"]")]

@@ -1,0 +1,640 @@
+"""The error tree. Each error has an HTTP status and a stable code that clients may match on.
+
+StokerError                     500 internal
+├─ RequestError                 the caller can mend it
+│  ├─ MalformedBody             400 malformed_body      not JSON, not UTF-8, NaN, an incomplete body
+│  ├─ InvalidInput              422 invalid_input       JSON of the wrong shape or type
+│  ├─ SequenceRequired          400 sequence_required   the model keeps state: no sequence was named
+│  ├─ UnknownSequence           400 unknown_sequence    none was started, or it has ended
+│  ├─ Unauthorized              401 unauthorized
+│  ├─ Forbidden                 403 forbidden           no key would help: this server does not do that
+│  │  ├─ OutOfScope             403 out_of_scope        the key is not for this model
+│  │  └─ HostNotAllowed         403 host_not_allowed    without keys: the Host is none of allowed_hosts
+│  ├─ NotFound                  404 not_found           no such path
+│  ├─ UnknownService            404 unknown_service
+│  ├─ MethodNotAllowed          405 method_not_allowed
+│  ├─ RegionTaken               409 region_taken        shared memory: a name twice, or too many
+│  ├─ RequestTimeout            408 request_timeout     the request did not arrive in time
+│  ├─ BodyTooLarge              413 body_too_large
+│  ├─ ImageTooLarge             413 image_too_large     too many pixels to decode
+│  ├─ RequestOverQuota          413 request_over_quota  more rows than the caller may ever send at once
+│  ├─ TargetTooLong             414 target_too_long     path and query
+│  ├─ UnsupportedEncoding       415 unsupported_encoding
+│  ├─ ExpectationFailed         417 expectation_failed  an Expect other than 100-continue
+│  ├─ QuotaExceeded             429 quota_exceeded      the caller's own limit; Retry-After
+│  └─ HeaderTooLarge            431 header_too_large
+├─ ServingError                 the server cannot answer this request
+│  ├─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
+│  ├─ Overloaded                503 overloaded          no row, or no memory; Retry-After
+│  ├─ TooManySequences          503 too_many_sequences  as many are kept as may be; Retry-After
+│  ├─ NotReady                  503 not_ready           loading, restarting or draining
+│  ├─ DeviceLost                503 device_lost         the device process died with the request
+│  ├─ DeviceOutOfMemory         503 device_out_of_memory  the device had no memory for the rows
+│  ├─ DeadlineExceeded          504 deadline_exceeded
+│  ├─ ModelFailed               500 model_failed        run() raised or the runtime refused the row
+│  ├─ ScoringTimeout            500 scoring_timeout     run() had begun and did not return in time
+│  ├─ OutputTooLarge            500 output_too_large    the answer does not fit its row
+│  └─ NonFiniteOutput           500 non_finite_output   NaN or infinity, where non_finite is error
+└─ OperatorError                the operator can mend it: settings, files, devices; exit code 2
+   ├─ InvalidSettings
+   ├─ RepositoryError
+   │  ├─ UnknownModel
+   │  ├─ ModelInUse
+   │  └─ CorruptModel
+   ├─ DeviceUnavailable
+   ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
+   ├─ BatchFailed               exit code 1: rows that are scored without a server have no answer
+   ├─ ReloadFailed              the new server did not start, and the old one goes on
+   ├─ ClusterError              a cluster cannot be asked, or has not become what was wanted
+   │  └─ ClusterRefusal
+   │     └─ FieldConflict       others have changed fields that belong to what is applied
+   ├─ UnknownRun
+   ├─ SubmissionRefused         a training run cannot be begun, continued or ended as it was asked
+   ├─ RunFailed                 exit code 1: a training run that was waited for has failed
+   └─ LoadFailed                exit code 3, as the Azure inference server has it
+      ├─ LoadTimeout            it took longer than load_timeout_s
+      └─ ParityFailed           it was not shown to answer as the version that it would take over from
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Final, NamedTuple, Self
+
+__all__ = [
+    "BatchFailed",
+    "BodyTooLarge",
+    "ClusterError",
+    "ClusterRefusal",
+    "CorruptModel",
+    "DeadlineExceeded",
+    "DeviceLost",
+    "DeviceOutOfMemory",
+    "DeviceUnavailable",
+    "EnvironmentUnusable",
+    "ExpectationFailed",
+    "FieldConflict",
+    "Forbidden",
+    "HeaderTooLarge",
+    "HostNotAllowed",
+    "ImageTooLarge",
+    "InvalidInput",
+    "InvalidSettings",
+    "LoadFailed",
+    "LoadTimeout",
+    "MalformedBody",
+    "MethodNotAllowed",
+    "ModelFailed",
+    "ModelInUse",
+    "NonFiniteOutput",
+    "NotFound",
+    "NotReady",
+    "NotSupported",
+    "OperatorError",
+    "OutOfScope",
+    "OutputTooLarge",
+    "Overloaded",
+    "ParityFailed",
+    "QuotaExceeded",
+    "Refusal",
+    "RegionTaken",
+    "ReloadFailed",
+    "RepositoryError",
+    "RequestError",
+    "RequestOverQuota",
+    "RequestTimeout",
+    "RunFailed",
+    "ScoringTimeout",
+    "SequenceRequired",
+    "ServingError",
+    "StokerError",
+    "SubmissionRefused",
+    "TargetTooLong",
+    "TooManySequences",
+    "Unauthorized",
+    "UnknownModel",
+    "UnknownRun",
+    "UnknownSequence",
+    "UnknownService",
+    "UnsupportedEncoding",
+    "unforeseen",
+]
+
+_MS_NS: Final = 1_000_000
+
+
+class Refusal(NamedTuple):
+    """What is known where a request is refused: for its caller, and for what is counted.
+
+    Attributes:
+        status: Of HTTP.
+        code: Of the error.
+        retry_after_ms: In how long another try makes sense, at least 1.
+        expected_ns: How long its answer was expected to take; 0 if nothing was.
+        rows_ahead: How many rows would have been served before it.
+        reason: In a word: `target`, `deadline` or `rows`, or which limit of its caller's.
+        target_ns: How long its answer might take; 0 if nobody said.
+    """
+
+    status: int
+    code: str
+    retry_after_ms: int
+    expected_ns: int = 0
+    rows_ahead: int = 0
+    reason: str = "rows"
+    target_ns: int = 0
+
+    @property
+    def retry_after_s(self) -> int:
+        """The same in whole seconds, rounded up."""
+        return max(1, -(-self.retry_after_ms // 1000))
+
+    @property
+    def explained(self) -> str:
+        """What the header `Stoker-Refused` says: the reason, and what is known of the rest."""
+        said = [f"reason={self.reason}"]
+        if self.expected_ns:
+            said.append(f"expected-ms={-(-self.expected_ns // _MS_NS)}")
+        if self.target_ns:
+            said.append(f"target-ms={self.target_ns // _MS_NS}")
+        if self.rows_ahead:
+            said.append(f"rows-ahead={self.rows_ahead}")
+        return ", ".join(said)
+
+
+class StokerError(Exception):
+    """Base of every error that Stoker raises on purpose; `str(error)` is safe to show to the caller."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    run_failed: ClassVar[bool] = False
+    """Whether the model or script is to blame: what the header `x-ms-run-function-failed` says."""
+    error_id: str | None = None
+    """What the log has more under, or None."""
+
+    def __init__(
+        self, message: str, *, retry_after_s: int | None = None, refusal: Refusal | None = None
+    ) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        """What is known of a request that might be taken at another time, or None."""
+        self.retry_after_s = retry_after_s if refusal is None else refusal.retry_after_s
+        """Whole seconds after which a retry makes sense, or None."""
+
+    def within(self, place: str) -> Self:
+        """The same error, whose message says first where it has happened."""
+        told = type(self).__new__(type(self))
+        told.__dict__.update(self.__dict__)
+        told.args = (f"{place}: {self}",)
+        return told
+
+    @property
+    def retry_after_ms(self) -> int | None:
+        """The same in milliseconds, as precisely as it is known."""
+        if self.refusal is not None:
+            return self.refusal.retry_after_ms
+        return None if self.retry_after_s is None else self.retry_after_s * 1000
+
+
+class RequestError(StokerError):
+    """The caller can mend the request."""
+
+    status, code = 400, "bad_request"
+
+
+class MalformedBody(RequestError):
+    """The body is not what its content type says: not JSON, not UTF-8, NaN, cut short."""
+
+    status, code = 400, "malformed_body"
+
+    @classmethod
+    def not_json(cls, reason: object) -> MalformedBody:
+        """Return the error of a body that is to be JSON and is none."""
+        return cls(f"Request body is not valid JSON: {reason}")
+
+    @classmethod
+    def not_utf8(cls, error: UnicodeDecodeError) -> MalformedBody:
+        """Return the error of a body that is to be text and is none, in the words of the Azure inference server."""
+        return cls(f"Input cannot be decoded as UTF-8: {error}")
+
+
+class InvalidInput(RequestError):
+    """The body is well formed, but its content does not fit the model's signature."""
+
+    status, code = 422, "invalid_input"
+
+    @classmethod
+    def refused_by_model(cls, reason: str) -> InvalidInput:
+        """Return the error of tensors that the runtime refuses, for the reason that it gives."""
+        return cls(f"The model cannot take these tensors: {reason}")
+
+    @classmethod
+    def different_rows(cls, counts: Iterable[tuple[str, int]]) -> InvalidInput:
+        """Return the error of inputs, by name, that do not have the same number of rows."""
+        listed = ", ".join(f"{name} {count}" for name, count in counts)
+        return cls(f"All inputs must have the same number of rows, got: {listed}.")
+
+
+class SequenceRequired(RequestError):
+    """The model keeps state, and the request does not say of which sequence it is."""
+
+    status, code = 400, "sequence_required"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This model keeps state: say of which sequence the request is, with sequence_id, and with sequence_start "
+            "in its first one; at a scoring URI with the header 'Stoker-Sequence: ID; start'."
+        )
+
+
+class UnknownSequence(RequestError):
+    """The request does not begin its sequence, and there is none: it has ended, was idle, or its replica was lost."""
+
+    status, code = 400, "unknown_sequence"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no such sequence: it was not started, has ended, was idle for too long, or was lost with its "
+            "device process. Start it, with sequence_start, or 'Stoker-Sequence: ID; start', in its first request."
+        )
+
+
+class Unauthorized(RequestError):
+    """No key or token, or not a valid one; `challenge` is what `WWW-Authenticate` says."""
+
+    status, code = 401, "unauthorized"
+
+    def __init__(self, message: str, *, challenge: str = "Bearer") -> None:
+        super().__init__(message)
+        self.challenge = challenge
+
+
+class Forbidden(RequestError):
+    """This server, as it was started, does not do that for anybody who asks in this way."""
+
+    status, code = 403, "forbidden"
+
+
+class OutOfScope(Forbidden):
+    """The caller's key is valid, but not for this model."""
+
+    status, code = 403, "out_of_scope"
+
+
+class HostNotAllowed(Forbidden):
+    """The request was sent to a host that this server does not answer for, perhaps by a page of that host."""
+
+    status, code = 403, "host_not_allowed"
+
+
+class NotFound(RequestError):
+    """No route has this path."""
+
+    status, code = 404, "not_found"
+
+
+class RegionTaken(RequestError):
+    """A region of shared memory has this name already, or there are as many as there may be."""
+
+    status, code = 409, "region_taken"
+
+
+class UnknownService(RequestError):
+    """No model is served under this name."""
+
+    status, code = 404, "unknown_service"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, but not with this method; `allowed` are the methods that it has."""
+
+    status, code = 405, "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class RequestTimeout(RequestError):
+    """The request did not arrive in time."""
+
+    status, code = 408, "request_timeout"
+
+
+class BodyTooLarge(RequestError):
+    """The body is larger than `max_body_mb`, or than a row once it is in the model's datatypes."""
+
+    status, code = 413, "body_too_large"
+
+
+class ImageTooLarge(RequestError):
+    """Decoding the image would take too much memory or time: too many pixels, scans or parts."""
+
+    status, code = 413, "image_too_large"
+
+
+class RequestOverQuota(RequestError):
+    """The request has more rows than its caller may ever send at once."""
+
+    status, code = 413, "request_over_quota"
+
+
+class QuotaExceeded(RequestError):
+    """The caller has had as many rows, or as much device time, as their key allows for now."""
+
+    status, code = 429, "quota_exceeded"
+
+
+class TargetTooLong(RequestError):
+    """Path and query of the request are longer than the server reads."""
+
+    status, code = 414, "target_too_long"
+
+    @classmethod
+    def over(cls, limit_bytes: int) -> TargetTooLong:
+        """Return the error of a longer target than this."""
+        return cls(f"Path and query are longer than {limit_bytes} bytes.")
+
+
+class UnsupportedEncoding(RequestError):
+    """The content encoding or media type is not one that the server reads; `accepted` are the encodings it does."""
+
+    status, code = 415, "unsupported_encoding"
+
+    def __init__(self, message: str, *, accepted: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+
+class ExpectationFailed(RequestError):
+    """The header `Expect` asks for something else than `100-continue`."""
+
+    status, code = 417, "expectation_failed"
+
+
+class HeaderTooLarge(RequestError):
+    """A header exceeds its limit."""
+
+    status, code = 431, "header_too_large"
+
+    @classmethod
+    def over(cls, limit_bytes: int) -> HeaderTooLarge:
+        """Return the error of headers that are together longer than this."""
+        return cls(f"The request's headers are larger than {limit_bytes} bytes.")
+
+
+class ServingError(StokerError):
+    """The request is fine; the server cannot answer it."""
+
+
+class NotSupported(ServingError):
+    """A part of a protocol that this server does not have."""
+
+    status, code = 501, "not_supported"
+
+
+class Overloaded(ServingError):
+    """Every row of the model's arena is taken, or there is no memory for the request."""
+
+    status, code = 503, "overloaded"
+
+
+class TooManySequences(ServingError):
+    """The model keeps the state of as many sequences as it may; one more can start when others have ended."""
+
+    status, code = 503, "too_many_sequences"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model keeps the state of as many sequences as it may (max_sequences); try again later.",
+            retry_after_s=1,
+        )
+
+
+class NotReady(ServingError):
+    """The model is loading, restarting or draining."""
+
+    status, code = 503, "not_ready"
+
+
+class DeviceLost(ServingError):
+    """The device process died while it held the request's rows."""
+
+    status, code = 503, "device_lost"
+
+
+class DeviceOutOfMemory(ServingError):
+    """The device had no memory for the rows, not even alone; the log has more under `error_id`."""
+
+    status, code = 503, "device_out_of_memory"
+
+    def __init__(self, *, error_id: str) -> None:
+        super().__init__("The device has no memory for this request now; try again later.", retry_after_s=1)
+        self.error_id = error_id
+
+
+class DeadlineExceeded(ServingError):
+    """The request was not answered within `timeout_ms`, or would have missed a target that refuses late answers."""
+
+    status, code = 504, "deadline_exceeded"
+
+    def __init__(
+        self,
+        message: str = "The request was not answered within its timeout.",
+        *,
+        refusal: Refusal | None = None,
+    ) -> None:
+        super().__init__(message, refusal=refusal)
+
+
+class ModelFailed(ServingError):
+    """The entry script raised, or the runtime refused the rows; the log has the reason under `error_id`."""
+
+    status, code = 500, "model_failed"
+    run_failed = True
+
+    def __init__(self, *, error_id: str) -> None:
+        # The text of the Azure inference server, which clients know.
+        super().__init__("An unexpected error occurred in scoring script. Check the logs for more info.")
+        self.error_id = error_id
+
+
+class ScoringTimeout(ServingError):
+    """`run` began and did not return within `timeout_ms`."""
+
+    status, code = 500, "scoring_timeout"
+    run_failed = True
+
+    def __init__(self, timeout_ms: int) -> None:
+        # The text of the Azure inference server, as above.
+        super().__init__(f"Scoring timeout after {timeout_ms} ms")
+
+
+class OutputTooLarge(ServingError):
+    """The model's answer is larger than the space that its rows have."""
+
+    status, code = 500, "output_too_large"
+    run_failed = True
+
+
+class NonFiniteOutput(ServingError):
+    """The answer has numbers that JSON cannot hold, and `non_finite` says that this is an error."""
+
+    status, code = 500, "non_finite_output"
+    run_failed = True
+
+    def __init__(self) -> None:
+        super().__init__("The model's answer holds NaN or infinity.")
+
+
+def unforeseen(error: BaseException) -> StokerError:
+    """Return what a caller is told of an error that nobody raised on purpose; the log says more.
+
+    A request that there was no memory for may be answered when others have ended.
+    """
+    if isinstance(error, MemoryError):
+        return Overloaded("There is no memory for this request now.", retry_after_s=1)
+    return StokerError("An unexpected internal error occurred. Check the logs for more info.")
+
+
+class OperatorError(StokerError):
+    """The operator can mend it: settings, files, devices. The command line prints it and exits."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class InvalidSettings(OperatorError):
+    """A setting is unknown, has a bad value, or contradicts another."""
+
+    code = "invalid_settings"
+
+
+class RepositoryError(OperatorError):
+    """The repository of registered models refuses the operation."""
+
+    code = "repository_error"
+
+
+class UnknownModel(RepositoryError):
+    """No registered model has this name and version."""
+
+    code = "unknown_model"
+
+    @classmethod
+    def deleted(cls, reference: str) -> UnknownModel:
+        """Return the error of a version, `NAME:VERSION`, that was there a moment ago."""
+        return cls(f"{reference} is not there any more: it was deleted")
+
+
+class ModelInUse(RepositoryError):
+    """The version is being served."""
+
+    code = "model_in_use"
+
+
+class CorruptModel(RepositoryError):
+    """A registered file is missing or is not the one that was registered."""
+
+    code = "corrupt_model"
+
+
+class DeviceUnavailable(OperatorError):
+    """A device was asked for that cannot be used; the message names the missing library or driver."""
+
+    code = "device_unavailable"
+
+
+class EnvironmentUnusable(OperatorError):
+    """A model's environment file cannot be read, or its environment cannot be built."""
+
+    code = "environment_unusable"
+
+
+class LoadFailed(OperatorError):
+    """A model or entry script could not be loaded."""
+
+    code = "load_failed"
+    exit_code = 3
+
+    @classmethod
+    def unreadable_sample(cls, error: OSError) -> LoadFailed:
+        """Return the error of a sample input whose file cannot be read."""
+        return cls(f"the sample input cannot be read: {error}")
+
+
+class LoadTimeout(LoadFailed):
+    """A model or entry script was not loaded within `load_timeout_s`: it hangs, or needs longer."""
+
+    code = "load_timeout"
+
+
+class ParityFailed(LoadFailed):
+    """A version was not shown to answer as the one that it would take over from, and `parity` requires that."""
+
+    code = "parity_failed"
+
+
+class BatchFailed(OperatorError):
+    """Rows of a batch that is scored without a server have no answer: the model fails on them."""
+
+    code = "batch_failed"
+    exit_code = 1
+
+
+class ReloadFailed(OperatorError):
+    """A server could not be replaced by a new one, and goes on."""
+
+    code = "reload_failed"
+
+
+class ClusterError(OperatorError):
+    """A cluster cannot be asked, or has not become what was wanted."""
+
+    code = "cluster_error"
+
+
+class ClusterRefusal(ClusterError):
+    """The API server of a cluster refuses.
+
+    Attributes:
+        http_status: Its status, for instance 403.
+    """
+
+    code = "cluster_refusal"
+
+    def __init__(self, message: str, http_status: int) -> None:
+        super().__init__(message)
+        self.http_status = http_status
+
+
+class FieldConflict(ClusterRefusal):
+    """Others have changed fields of an object that belong to what is applied.
+
+    Attributes:
+        fields: Who has changed each of them, as the API server says it, by its path.
+    """
+
+    code = "field_conflict"
+
+    def __init__(self, message: str, http_status: int, fields: Mapping[str, str]) -> None:
+        super().__init__(message, http_status)
+        self.fields = fields
+
+
+class UnknownRun(OperatorError):
+    """No training run has this id, or several could be meant."""
+
+    code = "unknown_run"
+
+
+class SubmissionRefused(OperatorError):
+    """A training run cannot be begun, continued or ended as it was asked; nothing was changed."""
+
+    code = "submission_refused"
+
+
+class RunFailed(OperatorError):
+    """A training run that was waited for has failed or was cancelled; the message has its error."""
+
+    code = "run_failed"
+    exit_code = 1
