@@ -47,7 +47,7 @@ from stoker.non_finite import WORDS, NonFinite
 from stoker.pipelines.definition import Pipeline
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BodyScript, StreamingScript
-from stoker.scripts import coroutines
+from stoker.scripts import guards
 from stoker.scripts.batching import BatchedCalls
 from stoker.scripts.calls import ScriptCalls
 from stoker.settings.endpoint import Endpoint
@@ -262,8 +262,8 @@ class InProcessServer:
                 worker._close()
                 far.close()
             # A device process ends with its threads, and so do the loops of their coroutines.
-            if hasattr(coroutines._thread, "loop"):
-                coroutines._thread.loop.close()
+            if hasattr(guards._thread, "loop"):
+                guards._thread.loop.close()
 
         for _ in range(1, self._instances):
             assert isinstance(runtime, ForkingRuntime), "its test knows"

@@ -16,7 +16,7 @@ from tests.contract.in_process import InProcessServer, go_on_until, script
 from tests.http.raw_http import Connection, request
 from tests.patience import PATIENCE_S
 
-from stoker.scripts import coroutines
+from stoker.scripts import guards
 from stoker_client import AsyncClient, Client, ModelFailed
 
 EVENTS = ("Accept", "text/event-stream")
@@ -156,8 +156,8 @@ def test_an_asynchronous_generator_is_cancelled_where_it_awaits_when_its_caller_
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though there is never a further piece; the next request finds the script free."""
-    loop = coroutines.SharedLoop() if shared else None
-    monkeypatch.setattr(coroutines, "_shared", [] if loop is None else [loop])
+    loop = guards.SharedLoop() if shared else None
+    monkeypatch.setattr(guards, "_shared", [] if loop is None else [loop])
     ended = threading.Event()
 
     async def stand_still(raw_data: str) -> AsyncIterator[str]:
@@ -317,8 +317,8 @@ class Meeting:
 
 def test_streams_of_an_asynchronous_generator_interleave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of several instances has one, all on one loop: none could end before the others have begun."""
-    loop = coroutines.SharedLoop()
-    monkeypatch.setattr(coroutines, "_shared", [loop])
+    loop = guards.SharedLoop()
+    monkeypatch.setattr(guards, "_shared", [loop])
     meeting = Meeting(3)
 
     async def meet(raw_data: str) -> AsyncIterator[str]:

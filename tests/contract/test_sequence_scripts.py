@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
-from stoker.scripts.watchdog import Watchdog
+from stoker.scripts.guards import Watchdog
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker_client import Client, UnknownSequence

@@ -18,8 +18,7 @@ from tests.live_server import PRIMARY, LiveServer
 from tests.patience import PATIENCE_S
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.runtimes.packed import PackedRuntime
-from stoker.runtimes.signatures import SignaturesRuntime
+from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.versions import Standing, State

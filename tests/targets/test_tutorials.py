@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.live_server import free_port
 
-from stoker.environments.asked import AskedEnvironment
 from stoker.environments.interpreters import find_interpreter
+from stoker.environments.requested import AskedEnvironment
 from stoker.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.store import RunStore

@@ -21,7 +21,7 @@ import orjson
 
 from stoker.errors import OperatorError
 from stoker.gpu.devices import enter_device
-from stoker.runtimes.cuda_memory import Cuda, CudaError, load_cuda
+from stoker.runtimes.pinned_memory import Cuda, CudaError, load_cuda
 from stoker_bench.generators.load_generator import output_of
 
 if TYPE_CHECKING:

@@ -22,18 +22,24 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_got
-from stoker.environments.build import Say
+from stoker.environments.build import (
+    MANIFEST,
+    Say,
+    digest_of,
+    import_failed,
+    import_script,
+    named_packages,
+    only_one,
+    packages_in,
+    sweep,
+)
 from stoker.environments.check import notes
 from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
-from stoker.environments.discovery import read_environment
+from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, python_of
-from stoker.environments.interpreters import Interpreter, variables_for
-from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
-from stoker.environments.package_names import TENSORFLOW_1, TENSORFLOW_GPU
-from stoker.environments.run_interpreters import choose_run_interpreter
-from stoker.environments.specification import Entry, Specification, stays_below
-from stoker.environments.trial import import_failed, import_script, named_packages
+from stoker.environments.interpreters import Interpreter, choose_run_interpreter, variables_for
+from stoker.environments.requested import AskedEnvironment, RunEnvironment, write_got
+from stoker.environments.specification import TENSORFLOW_1, TENSORFLOW_GPU, Entry, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters

@@ -22,8 +22,7 @@ from typing import Any, Final, Literal
 
 from packaging.requirements import Requirement
 
-from stoker.environments.check import installed_version
-from stoker.environments.model_environment import ModelEnvironment
+from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
 from stoker.gpu.device_survey import FoundDevice, find_devices, probe_in_child
 from stoker.gpu.devices import choose_device

@@ -22,9 +22,8 @@ from stoker.device.canary import Canary
 from stoker.device.lanes import Batch, Lane
 from stoker.device.planner import Lot
 from stoker.errors import InvalidInput, ScoringTimeout
-from stoker.isolation.audit import Finding, Taken, audit
-from stoker.isolation.batch_watch import BatchWatch
-from stoker.isolation.finite import all_finite, finite_rows
+from stoker.isolation.audit import BatchWatch, Finding, Taken, audit
+from stoker.isolation.difference import all_finite, finite_rows
 from stoker.metrics.batch_facts import packed_facts
 from stoker.runtimes.base import BufferedRuntime, JoiningRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.tensors import TensorSpec, check_batch

@@ -32,7 +32,7 @@ __all__ = ["HangWatch", "ModelThreads"]
 
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 #
-# Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.watchdog`.
+# Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.guards`.
 
 
 _PAUSE_S: Final = 0.5

@@ -11,7 +11,7 @@ import numpy as np
 from stoker.arena import Outcome
 from stoker.device.lanes import Batch, Lane
 from stoker.device.worker import Worker
-from stoker.runtimes.sequence_states import KeepsStates, Key, SequenceStates
+from stoker.runtimes.sequences import KeepsStates, Key, SequenceStates
 from stoker.sequences import START
 
 __all__ = ["Decision", "SequenceGate", "SequenceRow", "SequenceWorker"]

@@ -11,6 +11,7 @@ needs. An environment is built in its final folder, because scripts written by i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -33,29 +34,29 @@ from packaging.version import Version
 
 import stoker
 from stoker.environments.installers import Installer, python_of
-from stoker.environments.interpreters import (
-    Interpreter,
-    choose_interpreter,
-    this_interpreter,
-    variables_for,
-)
-from stoker.environments.kept import MANIFEST, digest_of, only_one, packages_in, sweep
-from stoker.environments.package_names import EQUIVALENTS
-from stoker.environments.specification import Specification, stays_below
-from stoker.environments.trial import named_packages
+from stoker.environments.interpreters import Interpreter, choose_interpreter, this_interpreter, variables_for
+from stoker.environments.specification import EQUIVALENTS, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
-from stoker.system.durable import private_folder, replace_file
+from stoker.system.durable import lock_file, private_folder, replace_file
 from stoker.system.extras import onnx_extra, requirements
 
 __all__ = [
+    "MANIFEST",
     "OLDEST_NUMPY",
     "Built",
     "Say",
     "build_environment",
     "device_needs",
+    "digest_of",
     "find_built",
+    "import_failed",
+    "import_script",
+    "named_packages",
+    "only_one",
     "package_folders",
+    "packages_in",
     "server_paths",
+    "sweep",
     "write_entry_points",
 ]
 
@@ -413,3 +414,98 @@ def _refuse_old_numpy(specification: Specification) -> None:
                 f"{entry.place}: {entry.text} cannot be had: the device process needs numpy {OLDEST_NUMPY} or newer. "
                 "Raise the version, or leave it out"
             )
+
+
+# The folder of environments: locks that serialise builds, and removal of what killed builds have left.
+
+
+MANIFEST: Final = "manifest.json"
+"""Written last: without it the environment is incomplete and not used."""
+
+
+def packages_in(site_packages: Path) -> dict[str, str]:
+    """The versions of the packages in a folder, by normalised name."""
+    found = metadata.distributions(path=[str(site_packages)])
+    return dict(sorted((canonicalize_name(package.name), package.version) for package in found))
+
+
+def digest_of(path: Path) -> str:
+    """A digest of a file's content; for a folder, of names, sizes and times, because it may be large."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
+    described = [
+        (str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns)
+        for file, stat in stats
+        if {"__pycache__", ".git"}.isdisjoint(file.parts)
+    ]
+    return hashlib.sha256(repr(described).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def only_one(environments_dir: Path, key: str, say: Callable[[str], None]) -> Iterator[int]:
+    """Hold the lock of an environment within the body; yields the lock's descriptor."""
+    path = _lock_path(environments_dir, key)
+    try:
+        lock = lock_file(path, wait=False)
+    except BlockingIOError:
+        say(f"waiting for another process that builds the environment {key}")
+        lock = lock_file(path)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _lock_path(environments_dir: Path, key: str) -> Path:
+    return environments_dir / f".{key}.lock"
+
+
+def sweep(environments_dir: Path) -> None:
+    """Remove what killed builds have left."""
+    for folder in environments_dir.iterdir():
+        if not folder.is_dir() or (folder / MANIFEST).exists():
+            continue
+        with contextlib.suppress(BlockingIOError):
+            lock = lock_file(_lock_path(environments_dir, folder.name), wait=False)
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+# The trial of an environment that was built: what was named is imported, for what resolves may still fit nothing.
+
+
+_NO_LIBRARY: Final = "cannot open shared object file"
+
+
+def named_packages(specification: Specification) -> set[str]:
+    """Return the normalised names of the packages that are asked for by name."""
+    return {entry.requirement.name for entry in specification.entries if entry.requirement is not None}
+
+
+def import_script(modules: Iterable[str]) -> str:
+    """Return the code that imports modules, each on a line of its own."""
+    return "".join(f"import {module}\n" for module in modules)
+
+
+def import_failed(specification: Specification, output: str, where: str = "") -> EnvironmentUnusable:
+    """Return the error for an environment whose trial has failed.
+
+    Args:
+        specification: What was asked for.
+        output: What Python has written; its last line says why.
+        where: Where it was installed, if not here.
+    """
+    said = (output.strip().splitlines() or ["it ended without a word"])[-1]
+    installed = f"installed {where}" if where else "installed"
+    # No package of Python brings it, of whatever date.
+    library = (
+        "; that is a library of the system: install it there, or run in a container whose image has it (--image)"
+        if _NO_LIBRARY in said
+        else ""
+    )
+    return EnvironmentUnusable(
+        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {said}{library}"
+    )

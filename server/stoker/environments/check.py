@@ -1,22 +1,36 @@
-"""Compares the packages of an interpreter with the requirements of a model, and with the GPUs of a run."""
+"""The environment of a model: its packages compared with the installed ones, its virtual environment, its summary."""
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Final, Literal
 
 from packaging.requirements import Requirement
 
+from stoker.environments.build import Built, Say, build_environment, find_built
+from stoker.environments.files import LOOKED_FOR, find_environment, read_environment
 from stoker.environments.installers import masked
 from stoker.environments.interpreters import allows_python
-from stoker.environments.package_names import EQUIVALENTS
-from stoker.environments.specification import Entry, Specification
+from stoker.environments.specification import EQUIVALENTS, Entry, Specification
+from stoker.errors import EnvironmentUnusable
+from stoker.workspace import Workspace
 
-__all__ = ["LIST_LIBRARIES", "Finding", "compare", "frameworks_without_gpus", "installed_version", "notes"]
+__all__ = [
+    "LIST_LIBRARIES",
+    "Finding",
+    "ModelEnvironment",
+    "compare",
+    "frameworks_without_gpus",
+    "installed_version",
+    "notes",
+]
+
 
 LIST_LIBRARIES: Final = ("sh", "-c", "ldconfig -p; /sbin/ldconfig -p; ls /usr/local/cuda*/lib64; true")
 """The command that lists the shared libraries of a machine."""
@@ -131,3 +145,125 @@ def frameworks_without_gpus(
             "tensorflow[and-cuda]"
         )
     return lines
+
+
+# The environment of one model: the file that describes it, who installs it, and messages about it.
+
+
+_SHOWN_ITEMS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEnvironment:
+    """The environment that a model requires.
+
+    Attributes:
+        specification: The content of its environment file.
+        managed_by_system: Whether Stoker installs it in a virtual environment; otherwise the user has installed it.
+        built: That virtual environment, once it is built.
+    """
+
+    specification: Specification
+    managed_by_system: bool
+    built: Built | None = None
+
+    @classmethod
+    def of(cls, given: Path | None, managed: str, beside: Path | None) -> ModelEnvironment | None:
+        """Find and read the environment file of a model.
+
+        Args:
+            given: The file named by the settings.
+            managed: `user` or `system`.
+            beside: The folder to search for known file names if no file is given, or None.
+
+        Returns:
+            None if there is no file.
+
+        Raises:
+            EnvironmentUnusable: The file cannot be read, or is missing though the system is to manage the
+                environment.
+        """
+        path = given or (find_environment(beside) if beside is not None else None)
+        if path is not None:
+            return cls(read_environment(path), managed == "system")
+        if managed == "system":
+            where = f" in {beside}" if beside is not None else ""
+            raise EnvironmentUnusable(
+                f"there is no environment file to build from{where}: name one (--environment FILE, in a deployment "
+                f"file environment:), or put one of these beside the script: {', '.join(LOOKED_FOR)}"
+            )
+        return None
+
+    @property
+    def interpreter(self) -> Path:
+        """The Python interpreter that runs the model."""
+        return Path(sys.executable) if self.built is None else self.built.interpreter
+
+    def prepared(self, workspace: Workspace, framework: str, say: Say) -> ModelEnvironment:
+        """Build the virtual environment if the system manages it; else do nothing.
+
+        Raises:
+            EnvironmentUnusable: It cannot be built; the message says what to do.
+        """
+        if not self.managed_by_system:
+            return self
+        folder = workspace.create().environments_dir
+        return dataclasses.replace(self, built=build_environment(self.specification, folder, framework, say))
+
+    def found(self, workspace: Workspace, framework: str) -> ModelEnvironment:
+        """A copy with its virtual environment, if that has been built before."""
+        if not self.managed_by_system:
+            return self
+        built = find_built(self.specification, workspace.environments_dir, framework)
+        return dataclasses.replace(self, built=built)
+
+    def findings(self) -> list[Finding]:
+        """Mismatches with this interpreter; empty if the system manages the environment."""
+        return [] if self.managed_by_system else compare(self.specification)
+
+    def notes(self) -> list[str]:
+        """Entries of the file that are interpreted differently from what is written."""
+        python = [self.built.note] if self.built is not None and self.built.note else []
+        return [*python, *notes(self.specification)]
+
+    def runs_code(self) -> list[str]:
+        """What its installation runs and trusts, if the system installs it; see `Specification.runs_code`."""
+        return self.specification.runs_code() if self.managed_by_system else []
+
+    def summary(self) -> str:
+        """Its state in one line."""
+        name = self.specification.path.name
+        if not self.managed_by_system:
+            return f"{name} (user-managed): {self._compared()}"
+        if self.built is None:
+            return f"{name} (system-managed): not built yet"
+        when = "built before" if self.built.build_s is None else f"built in {self.built.build_s:.1f} s"
+        return (
+            f"{name} (system-managed): environment {self.built.key} with Python {self.built.python} and "
+            f"{_counted(len(self.built.packages))} of its own, {when}"
+        )
+
+    def lines(self) -> list[str]:
+        """The summary, and a line for each thing to know; of many the first ones."""
+        items = [f"{finding.kind:<8} {finding.text}" for finding in self.findings()]
+        items += [f"{'note':<8} {note}" for note in self.notes()]
+        more = (
+            [f"and {len(items) - _SHOWN_ITEMS} more: stoker doctor lists them"]
+            if len(items) > _SHOWN_ITEMS
+            else []
+        )
+        return [self.summary(), *items[:_SHOWN_ITEMS], *more]
+
+    def _compared(self) -> str:
+        count = sum(entry.applies for entry in self.specification.entries)
+        kinds = [finding.kind for finding in self.findings()]
+        missing, other = kinds.count("missing"), kinds.count("version")
+        asked = f"{_counted(count)} asked for"
+        if not missing and not other:
+            return f"{asked}, all there"
+        parts = [f"{missing} missing"] * bool(missing) + [f"{other} in another version"] * bool(other)
+        return f"{asked}, {', '.join(parts)}"
+
+
+def _counted(packages: int) -> str:
+    return f"{packages} {'package' if packages == 1 else 'packages'}"

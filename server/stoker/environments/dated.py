@@ -26,10 +26,9 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from stoker.environments.asked import AskedEnvironment
-from stoker.environments.build import Say
-from stoker.environments.kept import digest_of
-from stoker.environments.run_interpreters import NoPython, PythonChoice
+from stoker.environments.build import Say, digest_of
+from stoker.environments.interpreters import NoPython, PythonChoice
+from stoker.environments.requested import AskedEnvironment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file

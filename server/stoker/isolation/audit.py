@@ -1,4 +1,4 @@
-"""An audit runs an answered row again, at the same position among other rows, and expects a bit-identical answer.
+"""Audits answers while a model serves: a row runs again at the same position among other rows, for the same bits.
 
 The rows tried beside a row before the model serves cannot cover everything that callers send. An audit compares the
 answer that a caller was given, beside the rows of other callers, with the answer that the same row gets beside rows
@@ -8,26 +8,33 @@ derived from itself. It needs no data of other callers, and it checks the very b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
 from stoker.isolation.companions import Companions
-from stoker.isolation.difference import largest_difference, same_bits
-from stoker.isolation.finite import all_finite
-from stoker.isolation.noise import Noisy, noise_of
+from stoker.isolation.difference import (
+    Noisy,
+    all_finite,
+    count_unexplained,
+    largest_difference,
+    noise_of,
+    same_bits,
+)
 from stoker.isolation.row_test import Run, in_one_line
 
-__all__ = ["Finding", "Taken", "audit", "take"]
+__all__ = ["BatchWatch", "Finding", "Taken", "audit", "take"]
+
 
 _KINDS: Final = (("zero", "other", "large", "short"), ("other",))
 """Kinds of rows put beside a row; the second set, tried if the model refuses the first, only permutes its values."""
 _ROUNDS: Final = 4
 """How often the device's noise is measured before a difference counts as a failure."""
 _DIGEST: Final = 16
-_SHOWN: Final = 200
+_SHOWN_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ def _compare(
         except Noisy:
             return Finding("skipped", "equal batches get different answers", noise=noise)
         except Exception as error:  # noqa: BLE001  # the model accepted the same batch before
-            return Finding("skipped", f"it fails now and then: {error}"[:_SHOWN], noise=noise)
+            return Finding("skipped", f"it fails now and then: {error}"[:_SHOWN_CHARACTERS], noise=noise)
     if difference <= noise:
         return Finding("passed", noise=noise)
     reason = f"{taken} got another answer beside other rows"
@@ -171,3 +178,37 @@ def _digest(answers: Sequence[np.ndarray]) -> str:
     for array in answers:
         digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
     return digest.hexdigest()[:_DIGEST]
+
+
+# Inspects batches of a model while it serves: samples rows for audits, and counts answers that are not finite.
+
+
+class BatchWatch:
+    """Inspects the batches of one thread.
+
+    Attributes:
+        takes: Whether to keep a row of the next batch that has room for another one, for an audit.
+        taken: The rows that were kept; the auditor takes them and resets this.
+        non_finite_rows: Number of rows with NaN or infinite answers to finite inputs; reset by the thread that adds
+            it to the metrics.
+    """
+
+    def __init__(self) -> None:
+        self.takes = False
+        self.taken: Taken | None = None
+        self.non_finite_rows = 0
+        self._random = random.Random(0)  # noqa: S311  # needs no cryptographic randomness
+
+    def look(self, inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int) -> None:
+        """Count the rows of a batch with unexplained non-finite answers; see `count_unexplained`."""
+        unexplained = count_unexplained(inputs, outputs, rows)
+        if unexplained:
+            self.non_finite_rows += unexplained
+
+    def take(
+        self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], bounds: Sequence[int]
+    ) -> None:
+        """Keep the rows between two consecutive `bounds`, which belong to one caller, for an audit."""
+        part = self._random.randrange(len(bounds) - 1)
+        self.taken = take(inputs, outputs, bounds[part], bounds[part + 1])
+        self.takes = False

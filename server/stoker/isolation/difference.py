@@ -1,12 +1,27 @@
-"""The difference between two answers: bit for bit, or relative to the magnitude of the output."""
+"""How answers differ: bit for bit, relative to the output's magnitude, by the device's noise, by NaN and infinities.
+
+Not every device computes the same bits in every run; on a GPU the order of additions may differ. The difference
+between the answers to one batch when it is repeated is the only tolerance of the isolation tests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
-__all__ = ["largest_difference", "same_bits"]
+__all__ = [
+    "Noisy",
+    "all_finite",
+    "count_unexplained",
+    "finite_rows",
+    "largest_difference",
+    "noise_of",
+    "same_bits",
+]
+
 
 _SMALLEST_SIZE = 1e-6
 """Lower bound of the magnitude that differences are divided by, for outputs close to zero."""
@@ -44,3 +59,79 @@ def _difference(output: np.ndarray, expected: np.ndarray) -> float:
         return 0.0
     gap = np.abs(output[finite].astype(np.float64) - wanted).max()
     return float(gap / max(np.abs(wanted).max(), _SMALLEST_SIZE)) if np.isfinite(gap) else float("inf")
+
+
+# Measures a device's noise: how far answers to equal batches differ.
+
+
+_REPEATS: Final = 6
+_NOISE_ROOM: Final = 2.0
+_MOST_NOISE: Final = 1e-3
+"""Relative to the output: larger differences are not noise of a device; such a model draws random numbers."""
+
+
+class Noisy(Exception):
+    """Answers to equal batches differ so much that an influence of one row on another could not be detected."""
+
+
+def noise_of(
+    repeat: Callable[[], Sequence[np.ndarray]], expected: Sequence[np.ndarray], known: float = 0.0
+) -> float:
+    """The largest difference between answers to equal batches, relative to the output; 0 if they are bit-identical.
+
+    Args:
+        repeat: Runs the batch again; returns the compared answers.
+        expected: The answers of the first run.
+        known: The noise as known so far.
+
+    Raises:
+        Noisy: The noise is too large to conclude anything.
+    """
+    noise = known
+    for _ in range(_REPEATS):
+        noise = max(noise, _NOISE_ROOM * largest_difference(repeat(), expected))
+    if noise > _MOST_NOISE:
+        raise Noisy
+    return noise
+
+
+# Finds NaN and infinities: rows that hold them, and answers that do although their inputs were finite.
+
+
+_SMALL: Final = 8192
+"""For up to this many numbers the dot product with themselves is the fastest check, and numpy starts no threads."""
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Whether an array has neither NaN nor infinities; integers and strings are always finite."""
+    if array.dtype.kind != "f":
+        return True
+    # The dot product of very large numbers overflows although they are finite; then each number is checked.
+    if array.size <= _SMALL and array.itemsize > 2 and math.isfinite(np.vdot(array, array)):
+        return True
+    return bool(np.isfinite(array).all())
+
+
+def finite_rows(arrays: Iterable[np.ndarray], rows: int) -> np.ndarray | None:
+    """Which rows are finite in all arrays `[rows, ...]`, `bool[rows]`; None if all are."""
+    finite = None
+    for array in arrays:
+        if not all_finite(array):
+            mine = np.isfinite(array).reshape(rows, -1).all(axis=1)
+            finite = mine if finite is None else finite & mine
+    return finite
+
+
+def count_unexplained(inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int) -> int:
+    """The number of rows whose answers are not finite although their inputs are.
+
+    Args:
+        inputs: The inputs, `[rows, ...]` each; read only if an answer is not finite.
+        outputs: The outputs, `[rows, ...]` each.
+        rows: The number of rows.
+    """
+    answered = finite_rows(outputs, rows)
+    if answered is None:
+        return 0
+    asked = finite_rows(inputs, rows)
+    return int(np.count_nonzero(~answered if asked is None else ~answered & asked))

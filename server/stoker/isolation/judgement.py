@@ -1,22 +1,40 @@
-"""The verdict on a model: whether rows of different callers may share a batch."""
+"""Decides whether rows of different callers may share a batch: from a model's graph and from tests of its rows."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
-from stoker.isolation.reading import Reading
 from stoker.isolation.row_test import Evidence, Run, try_rows
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors
 from stoker.verdict import Verdict
 
-__all__ = ["judge"]
+__all__ = ["Reading", "judge"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The result of following the batch axis through a model's graph.
+
+    Attributes:
+        finding: `apart` if no operator between input and output lets one row affect another, `mixed` if one does,
+            `unknown` if there are operators for which this is not known.
+        reason: For `mixed` and `unknown` one sentence that names the node, shown to the operator; else empty.
+    """
+
+    finding: Literal["apart", "mixed", "unknown"]
+    reason: str = ""
+
+
+# The verdict on a model: whether rows of different callers may share a batch.
+
 
 _VOUCH: Final = "batching: rows"
 _SAMPLE: Final = "sample_input: FILE or batching: rows"

@@ -16,8 +16,7 @@ from typing import Final, Literal
 import numpy as np
 
 from stoker.isolation.companions import NON_FINITE, Companions, Row, made_up_rows, same_rows
-from stoker.isolation.difference import largest_difference, same_bits
-from stoker.isolation.noise import Noisy, noise_of
+from stoker.isolation.difference import Noisy, largest_difference, noise_of, same_bits
 from stoker.tensors import TensorInfo
 
 __all__ = ["Evidence", "Run", "in_one_line", "try_rows"]

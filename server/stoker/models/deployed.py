@@ -16,7 +16,7 @@ from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 
-from stoker.environments.model_environment import ModelEnvironment
+from stoker.environments.check import ModelEnvironment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.mlflow_serving import folder_around, sample_request, write_sample

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings
-from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
-from stoker.models.pbtxt_fields import Fields, WrongField
+from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
 from stoker.models.triton_config import CONFIG_FILE
 from stoker.names import checked_service
 from stoker.pipelines.definition import VERSION, Pipeline, Step, named_steps

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker.models.pbtxt import Message, Value, Word
-from stoker.models.pbtxt_fields import Fields, WrongField
+from stoker.models.pbtxt import Fields, Message, Value, Word, WrongField
 from stoker.models.triton_config import batching_settings
 from stoker.settings.adjustments import Adjustments
 from stoker.settings.model import model_settings

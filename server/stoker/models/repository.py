@@ -21,8 +21,17 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from stoker.errors import CorruptModel, ModelInUse, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import Detected, Framework, detect
-from stoker.models.model_files import SourceFiles, copy_files, source_files, with_sample
-from stoker.models.registered import FILES_FOLDER, LEASE_FILE, MANIFEST, Registered, read_registered
+from stoker.models.registered import (
+    FILES_FOLDER,
+    LEASE_FILE,
+    MANIFEST,
+    Registered,
+    SourceFiles,
+    copy_files,
+    read_registered,
+    source_files,
+    with_sample,
+)
 from stoker.names import checked_name, is_name, parse_reference
 from stoker.system.durable import lock_file, locked, private_folder, replace_file, staging_folder, sync_folder
 

@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 
 from stoker.echo import cut
 from stoker.errors import InvalidSettings
-from stoker.models.pbtxt import MOST_CHARACTERS, PbtxtError, parse
-from stoker.models.pbtxt_fields import Fields, WrongField
+from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
 from stoker.models.triton_config import version_settings
 from stoker.names import SERVICE_RULE, is_service_name
 from stoker.settings.files import settings_text

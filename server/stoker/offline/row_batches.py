@@ -11,7 +11,7 @@ import orjson
 
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, StokerError
-from stoker.isolation.finite import finite_rows
+from stoker.isolation.difference import finite_rows
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, RowFailure
 from stoker.tensors import TensorSpec, check_batch
 

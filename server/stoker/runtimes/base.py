@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from stoker.isolation.batch_watch import BatchWatch
+from stoker.isolation.audit import BatchWatch
 from stoker.tensors import Signature
 
 __all__ = [

@@ -18,19 +18,17 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
-from stoker.isolation.onnx.graph import Model, Node
-from stoker.isolation.onnx.model_file import MalformedModel, read_model
+from stoker.isolation.onnx.graph import MalformedModel, Model, Node, read_model
 from stoker.isolation.onnx.reading import read_onnx
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
-from stoker.runtimes.cuda_memory import Cuda, StagedMemory, load_cuda
-from stoker.runtimes.declared import as_declared, is_reshaped
 from stoker.runtimes.fastest import choose_fastest, feasible_sizes
 from stoker.runtimes.onnx_executions import CopiedExecution, bind, bind_with_graphs
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.packed import Run
+from stoker.runtimes.pinned_memory import Cuda, StagedMemory, load_cuda
 from stoker.runtimes.sequences import sequence_runtime
-from stoker.runtimes.serving_way import as_runtime
+from stoker.runtimes.serving_way import as_declared, as_runtime, is_reshaped
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.extras import how_to_install

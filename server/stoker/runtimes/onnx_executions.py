@@ -12,8 +12,8 @@ import onnxruntime
 
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
-from stoker.runtimes.cuda_memory import StagedMemory
 from stoker.runtimes.onnx_sessions import raise_if_out_of_memory
+from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.tensors import Signature
 
 __all__ = ["BoundExecution", "CopiedExecution", "bind", "bind_with_graphs"]

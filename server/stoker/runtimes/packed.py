@@ -1,28 +1,32 @@
 """Models as they are: any number of inputs of any shape, batched where their shapes allow it.
 
-One row is one request, with all its tensors packed. Requests whose tensors agree in all but the first axis are
-concatenated on it and run as one batch; models without a batch axis run request by request. Inputs that the
-deployment says how to pad may differ in their free sizes, but by less than a factor of two: a short request must
-not be made to compute what only a long one needs.
+A row is a request with all its tensors packed. Requests whose tensors agree in all but the first axis are joined on
+that axis and run as one batch; models without a batch axis run request by request. Inputs that the deployment pads
+may differ in their free sizes, but by less than a factor of two: a short request must not compute what only a long
+one needs. Where a SavedModel serves several signatures, each packed request names its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.isolation.batch_watch import BatchWatch
-from stoker.isolation.finite import all_finite
+from stoker.errors import LoadFailed
+from stoker.isolation.audit import BatchWatch
+from stoker.isolation.difference import all_finite
 from stoker.runtimes.base import Outputs, RowFailure
 from stoker.servable import Servable
-from stoker.tensors import ModelTensors, Signature, TensorSpec
+from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorSpec
 from stoker.verdict import Verdict
-from stoker.wire.packed import pack, unpack
+from stoker.wire.packed import pack, signature_of, unpack
 
-__all__ = ["Feeds", "PackedRuntime", "Run"]
+__all__ = ["Feeds", "PackedRuntime", "Run", "SignaturesRuntime", "chosen_signatures"]
+
 
 _ANSWER_BYTES: Final = 64 << 20
 """What an answer may have even where bodies are short; rows are sparse, so this costs no memory."""
@@ -170,3 +174,92 @@ class PackedRuntime:
 
 def _rows(feeds: Feeds) -> int:
     return len(next(iter(feeds.values())))
+
+
+# The signatures of a SavedModel: which are served, and several of them in one model.
+
+
+_EVERY: Final = "*"
+"""Stands for all signatures of a SavedModel."""
+
+
+def chosen_signatures(path: Path, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Return the signatures to serve, first the one that is meant where a request names none.
+
+    Args:
+        path: The SavedModel, for error messages.
+        present: What it has.
+        wanted: What the settings ask for: names, `*` for all, or nothing.
+
+    Raises:
+        LoadFailed: One is not there, or which one is meant is not clear.
+    """
+    missing = [name for name in wanted if name != _EVERY and name not in present]
+    if not present or missing:
+        raise LoadFailed(
+            f"{path} has no signature {missing[0] if missing else DEFAULT_SIGNATURE!r}, "
+            f"it has: {', '.join(present) or 'none'}"
+        )
+    named = [name for name in wanted if name != _EVERY]
+    if not named and DEFAULT_SIGNATURE not in present and len(present) > 1:
+        raise LoadFailed(
+            f"{path} has no signature {DEFAULT_SIGNATURE!r}, and several others: {', '.join(present)}; name the one "
+            "to serve with the setting signature (--signature), the first of several is the default"
+        )
+    first = named or [DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in present else present[0]]
+    further = [name for name in present if name not in first] if _EVERY in wanted else []
+    return [*first, *further]
+
+
+class SignaturesRuntime:
+    """Runs packed requests, each through the signature that it names.
+
+    Attributes:
+        signature: What it takes and gives.
+        watch: What is looked at in the batches of all signatures.
+    """
+
+    def __init__(self, signatures: Sequence[NamedSignature], runtimes: Mapping[str, PackedRuntime]) -> None:
+        """Serve several signatures, the first of them to requests that name none.
+
+        Args:
+            signatures: The signatures.
+            runtimes: What runs each, by name; their batches are watched here from now on.
+        """
+        self._default = signatures[0].name
+        self._runtimes = dict(runtimes)
+        self._taken_from = self._default
+        self.watch = BatchWatch()
+        for runtime in self._runtimes.values():
+            runtime.watch = self.watch
+        first = self._runtimes[self._default].signature
+        verdict = first.verdict
+        if verdict is not None and any(one.signature.keeps_state for one in self._runtimes.values()):
+            # They share their variables.
+            verdict = dataclasses.replace(verdict, keeps_state=True)
+        self.signature = dataclasses.replace(first, signatures=tuple(signatures), verdict=verdict)
+
+    def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
+        """Run requests; those of one signature together, as far as they go together."""
+        places: dict[str, list[int]] = {}
+        requests: list[bytes] = [bytes(packed) for packed in inputs[0]]
+        for place, packed in enumerate(requests):
+            places.setdefault(signature_of(packed) or self._default, []).append(place)
+        answers: list[bytes | RowFailure] = [b""] * len(requests)
+        for name, asking in places.items():
+            taken = self.watch.taken
+            (given,) = self._runtimes[name].run([[requests[place] for place in asking]])
+            if self.watch.taken is not taken:
+                self._taken_from = name
+            for place, answer in zip(asking, given, strict=True):
+                answers[place] = answer
+        return [answers]
+
+    def run_tensors(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
+        """Run one batch of tensors of the signature whose rows `watch` has kept last."""
+        return self._runtimes[self._taken_from].run_tensors(feeds)
+
+    def fork(self) -> SignaturesRuntime:
+        """A further one of the same model."""
+        forks = {name: runtime.fork() for name, runtime in self._runtimes.items()}
+        return SignaturesRuntime(self.signature.signatures, forks)

@@ -19,17 +19,14 @@ from stoker.batch_mark import BatchedInput
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
 from stoker.runtimes.base import Outputs, RowFailure, Runtime
-from stoker.runtimes.sequence_states import SequenceStates, Taken
+from stoker.runtimes.sequences import SequenceStates, Taken
 from stoker.runtimes.tensorflow import import_tensorflow
 from stoker.script_form import ScriptForm
 from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
-from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.containment import contain
-from stoker.scripts.coroutines import finish, share_loop
+from stoker.scripts.calls import ScriptCalls, encode_rows
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.environment import script_folders, script_variables
-from stoker.scripts.results import encode_rows
-from stoker.scripts.sequence_arguments import (
+from stoker.scripts.forms import (
     ENDS,
     ID,
     STARTS,
@@ -39,8 +36,8 @@ from stoker.scripts.sequence_arguments import (
     refuse_states,
     sequence_arguments,
 )
+from stoker.scripts.guards import Watchdog, contain, finish, share_loop
 from stoker.scripts.tensorflow_v1 import first_v1_use, give_version_1, read_uses
-from stoker.scripts.watchdog import Watchdog
 from stoker.sequences import END, START, TEXT_IDS, Control, text_of
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings

@@ -23,12 +23,10 @@ import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import Outputs, Runtime
-from stoker.runtimes.boosters import as_estimator, read_booster
-from stoker.runtimes.estimator_columns import Table, Taken, ways_to_take
-from stoker.runtimes.packed import Feeds, PackedRuntime
+from stoker.runtimes.estimator_columns import Table, Taken, as_estimator, read_booster, ways_to_take
+from stoker.runtimes.packed import Feeds, PackedRuntime, SignaturesRuntime, chosen_signatures
 from stoker.runtimes.serving_way import as_runtime
-from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
-from stoker.scripts.load_advice import load_advice
+from stoker.scripts.entry_script import load_advice
 from stoker.servable import Device, Servable, code_of_load, library_of_booster
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo

@@ -14,14 +14,13 @@ import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.difference import largest_difference
-from stoker.isolation.reading import Reading
+from stoker.isolation.judgement import Reading
 from stoker.isolation.tensorflow.effects import PYTHON, find_state, read_effects
 from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.fastest import feasible_sizes, sample_rows
-from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
 from stoker.runtimes.serving_way import as_runtime
-from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
 from stoker.servable import Device, Servable
 from stoker.settings.acceleration import Acceleration
 from stoker.system.extras import how_to_install

@@ -10,8 +10,11 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Final, TypeVar
+
+import numpy as np
+import orjson
 
 from stoker.errors import (
     DeadlineExceeded,
@@ -23,20 +26,94 @@ from stoker.errors import (
     unforeseen,
 )
 from stoker.script_form import ScriptForm
-from stoker.scripts.containment import contain
-from stoker.scripts.coroutines import finish
-from stoker.scripts.forms import NO_HEAD, bind_form, request_headers
-from stoker.scripts.results import encode_result, is_response, response_answer
-from stoker.scripts.schema import failed_in_conversion
-from stoker.scripts.sequence_arguments import StateNotCopied
-from stoker.scripts.stand_ins import flask_context, uses_flask
-from stoker.scripts.watchdog import Watchdog
+from stoker.scripts.forms import (
+    NO_HEAD,
+    StateNotCopied,
+    bind_form,
+    failed_in_conversion,
+    flask_context,
+    request_headers,
+    stand_ins,
+    uses_flask,
+)
+from stoker.scripts.guards import Watchdog, contain, finish
 from stoker.system.logs import frames_of_script, requests_in_log
 from stoker.wire.json_bodies import numpy_hint, plain_numbers
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker.wire.script_streams import CallerGone, PieceWriter
 
-__all__ = ["Pieces", "ScriptCalls", "is_yielded", "json_fault", "yields"]
+__all__ = [
+    "Pieces",
+    "ScriptCalls",
+    "encode_result",
+    "encode_rows",
+    "is_response",
+    "is_yielded",
+    "json_fault",
+    "response_answer",
+    "yields",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def encode_result(result: Any) -> bytes:
+    """Return what `run` returned as JSON, as the Azure inference server does.
+
+    `None` becomes `{}`; a string is encoded again even if it holds JSON; NaN and infinities become the
+    tokens `NaN`, `Infinity` and `-Infinity`; numpy arrays and numbers become lists and numbers.
+
+    Raises:
+        TypeError: JSON cannot hold the result.
+        ValueError: It contains itself.
+        RecursionError: It is nested too deeply.
+    """
+    if result is None:
+        return b"{}"
+    return json.dumps(result, default=_plain).encode()
+
+
+def encode_rows(rows: Sequence[Any]) -> list[bytes]:
+    """Return each row of a batched result as compact JSON.
+
+    Raises:
+        TypeError: JSON cannot hold a row.
+    """
+    return [_encode_row(row) for row in rows]
+
+
+def is_response(result: Any) -> bool:
+    """Whether `run` returned a response: an `AMLResponse`, or one of Flask or Werkzeug."""
+    return callable(getattr(result, "get_data", None)) and all(
+        hasattr(result, name) for name in ("status_code", "headers")
+    )
+
+
+def response_answer(response: Any, exec_ns: int) -> ScriptAnswer:
+    """Return a response as it goes to the caller."""
+    return dataclasses.replace(stand_ins().answer_from(response), exec_ns=exec_ns)
+
+
+def _encode_row(row: Any) -> bytes:
+    try:
+        text = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        return _compact(row)
+    # orjson writes what is not finite as null.
+    return _compact(row) if b"null" in text else text
+
+
+def _compact(row: Any) -> bytes:
+    return json.dumps(row, default=_plain, separators=(",", ":")).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"run() returned {type(value).__name__}, which JSON cannot hold")
+
+
+# A call of an entry script: a request becomes arguments, `run` is called, what it returns becomes an answer.
 
 
 # Scripts whose `run` yields: answers that are sent piece by piece, or gathered to one list for who wants that.
@@ -194,8 +271,6 @@ def _place(text: str, position: int) -> str:
     error = json.JSONDecodeError("", text, position)
     return f"line {error.lineno} column {error.colno} (char {position})"
 
-
-logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 

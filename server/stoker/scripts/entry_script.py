@@ -1,8 +1,4 @@
-"""The entry-script contract of Azure Machine Learning: `init()` once, then `run()` for each request.
-
-The script is executed as the module `entry_module`. How its `run` is called is the matter of `stoker.scripts`;
-a `run` decorated with `stoker.batched` gets numpy batches.
-"""
+"""The entry-script contract of Azure Machine Learning: `init()` once, then `run()`. Advice where loading fails."""
 
 from __future__ import annotations
 
@@ -10,9 +6,11 @@ import importlib.util
 import itertools
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -20,15 +18,94 @@ from typing import Any, Final
 
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
-from stoker.scripts.load_advice import load_advice
-from stoker.scripts.stand_ins import find_stand_ins
+from stoker.extensions import find_extension
+from stoker.scripts.forms import find_stand_ins
+from stoker.system.extras import how_to_install
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
 from stoker_run.former_names import provide_former_names
 
-__all__ = ["EntryScript"]
+__all__ = ["EntryScript", "load_advice"]
 
 logger = logging.getLogger(__name__)
+
+
+_AUTOML: Final = (
+    "azureml.automl.dnn",
+    "azureml.automl.runtime",
+    "azureml.train.automl.runtime",
+    "azureml.training",
+)
+_BY_EXTENSION: Final = ("azureml", "azureml_inference_server_http", "inference_schema")
+# As pickle says it, and as its older protocols do.
+_NO_CLASS: Final = re.compile(
+    r"Can't get attribute .* on <module 'sklearn\.|module 'sklearn\.\S+' has no attribute"
+)
+_TREES: Final = "node array from the pickle has an incompatible dtype"
+
+
+def load_advice(error: BaseException) -> str:
+    """Say what can be done about an exception of a script, in a line; empty where nothing is known.
+
+    Args:
+        error: The exception; those that it was raised from, or while handling, are looked at too.
+    """
+    for each in _chain(error):
+        name = getattr(each, "name", None) or ""
+        if isinstance(each, ModuleNotFoundError) and _is_below(name, _AUTOML):
+            return (
+                f"Advice: the model consists of classes of Azure's AutoML ({name}), whose packages ask for numpy "
+                "1.23, with which a device process does not run: export the model as ONNX (AutoML's "
+                "enable_onnx_compatible_models), or build the pipeline with scikit-learn, and serve that.\n"
+            )
+        if isinstance(each, ModuleNotFoundError) and _is_below(name, _BY_EXTENSION):
+            if find_extension("azure") is None:
+                return f"Advice: {name} is provided by a distribution of Stoker; {how_to_install('azure')}\n"
+            return (
+                f"Advice: {name} is a part of Azure's SDK that Stoker does not have: take it out of the script if it "
+                "is for training, or list its package in the environment of the script.\n"
+            )
+        if _is_of_scikit_learn(each, name):
+            return (
+                f"Advice: the model was saved with another version of scikit-learn than {_scikit_learn()}, which "
+                "cannot read it: name the version that saved it in the environment of the script (--environment FILE "
+                "--system-managed), or load it there, and save it anew as ONNX or with this version.\n"
+            )
+    return ""
+
+
+def _is_of_scikit_learn(error: BaseException, name: str) -> bool:
+    text = str(error)
+    return (
+        # What belongs to a pickle: other names are missing because nothing of scikit-learn is there.
+        (isinstance(error, ModuleNotFoundError) and name.startswith("sklearn."))
+        or (isinstance(error, AttributeError) and _NO_CLASS.search(text) is not None)
+        or (isinstance(error, ValueError) and _TREES in text)
+    )
+
+
+def _scikit_learn() -> str:
+    try:
+        return metadata.version("scikit-learn")
+    except metadata.PackageNotFoundError:
+        return "the one that is installed"
+
+
+def _is_below(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+# The entry-script contract of Azure Machine Learning: `init()` once, then `run()` for each request.
+
 
 _MODULE: Final = "entry_module"
 _LISTED_FILES: Final = 200

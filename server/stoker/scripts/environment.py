@@ -1,19 +1,28 @@
-"""The process of an entry script as scripts written for Azure expect it: variables, folders, log."""
+"""The process of an entry script as scripts for Azure expect it: variables, folders, log, and a fast `json.loads`.
+
+Most of what an entry script does for a row of numbers is to read them from the body. simdjson has proved that a body
+with rows is JSON, without NaN, without numbers that only Python can hold. From such a text orjson makes the same
+objects as Python's reader, in about a tenth of the time. All other texts, and calls with options, go to Python's.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
+import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from stoker.collecting.model_data import open_model_data
 from stoker.errors import LoadFailed
-from stoker.scripts.json_reading import quicken_json_loads
 from stoker.servable import Device, Servable
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import log_settings, open_request_log
@@ -22,13 +31,52 @@ __all__ = [
     "app_root",
     "enter_script_folder",
     "enter_script_process",
+    "known_json",
     "leave_script_process",
+    "quicken_json_loads",
     "script_folders",
     "script_variables",
     "set_script_log_level",
 ]
 
 logger = logging.getLogger(__name__)
+
+
+_known: Final = threading.local()
+
+
+@contextlib.contextmanager
+def known_json(body: bytes) -> Iterator[None]:
+    """Say that `body` has passed `wire.merging.row_count`, or was merged from such bodies, on this thread."""
+    _known.texts = {str: body.decode(), bytes: body}
+    try:
+        yield
+    finally:
+        _known.texts = {}
+
+
+def quicken_json_loads() -> None:
+    """Let `json.loads` in this process read known bodies faster; call it before the script is imported."""
+    original = json.loads
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def loads(s: Any, *args: Any, **kwargs: Any) -> Any:
+        texts: dict[type, Any] = getattr(_known, "texts", {})
+        text = texts.get(type(s))
+        # Comparing a text costs a thousandth of reading it.
+        if text is not None and not args and not kwargs and s == text:
+            # Each has a limit of depth of its own.
+            with contextlib.suppress(orjson.JSONDecodeError):
+                return orjson.loads(s)
+        return original(s, *args, **kwargs)
+
+    json.loads = loads
+
+
+# The process of an entry script as scripts written for Azure expect it: variables, folders, log.
+
 
 # Less than the supervisor waits before it kills the process.
 _LEAVE_WITHIN_S: Final = 4.0

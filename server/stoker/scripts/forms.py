@@ -1,20 +1,162 @@
-"""The forms that `run` may have, and the arguments that a request becomes in each."""
+"""The forms that `run` may have: its arguments, the decorators of `inference_schema`, and the state of sequences."""
 
 from __future__ import annotations
 
+import copy
+import importlib
 import inspect
 import json
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol, cast
 
 from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
+from stoker.extensions import find_extension, require_extension
 from stoker.script_form import ScriptForm
-from stoker.scripts.schema import is_decorated, schema_form
-from stoker.scripts.stand_ins import stand_ins
-from stoker.wire.script_requests import RequestHead, ScriptRequest
+from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
-__all__ = ["NO_HEAD", "Form", "bind_form", "parameters_of", "request_headers"]
+__all__ = [
+    "ENDS",
+    "ID",
+    "NO_HEAD",
+    "STARTS",
+    "STATE",
+    "STATES",
+    "Form",
+    "StandIns",
+    "StateNotCopied",
+    "bind_form",
+    "copied",
+    "failed_in_conversion",
+    "find_stand_ins",
+    "flask_context",
+    "is_decorated",
+    "parameters_of",
+    "refuse_states",
+    "request_headers",
+    "schema_form",
+    "sequence_arguments",
+    "stand_ins",
+    "uses_flask",
+]
+
+
+class StandIns(Protocol):
+    """The modules that entry scripts import, and the objects of theirs that requests and answers become."""
+
+    def install(self) -> None:
+        """Make the imports of Azure's packages work."""
+
+    def raw_http_requested(self) -> bool:
+        """Whether `rawhttp` has decorated anything in this process."""
+
+    def request_from(self, head: RequestHead, body: bytes) -> Any:
+        """Return the request object that a `run` decorated with `rawhttp` gets."""
+
+    def answer_from(self, response: Any) -> ScriptAnswer:
+        """Return a response object of a script, one of Azure, Flask or Werkzeug, as it is sent."""
+
+    def flask_context(self, head: RequestHead, body: bytes) -> AbstractContextManager[object]:
+        """Return the context of Flask for a request."""
+
+
+def find_stand_ins() -> StandIns | None:
+    """Return the extension; None if it is not installed."""
+    return cast("StandIns | None", find_extension("azure"))
+
+
+def stand_ins() -> StandIns:
+    """Return the extension.
+
+    Raises:
+        OperatorError: It is not installed.
+    """
+    return cast("StandIns", require_extension("azure"))
+
+
+def uses_flask() -> bool:
+    """Whether the script, or something that it imports, has imported Flask."""
+    return "flask" in sys.modules
+
+
+def flask_context(head: RequestHead, body: bytes) -> AbstractContextManager[object]:
+    """Return the context in which `run` is called: Flask's for this request, or an empty one without Flask.
+
+    Args:
+        head: Method, path, query, headers and caller.
+        body: The request's body, uncompressed; Flask's request reads it independently of other readers.
+    """
+    return stand_ins().flask_context(head, body) if uses_flask() else nullcontext()
+
+
+# What the decorators of `inference_schema` say of a `run`, be it the real package or Stoker's own.
+
+
+_SCHEMA_PACKAGE: Final = "inference_schema"
+_CONVERTERS: Final = ("inference_schema.", "stoker_azure.inference_schema")
+_CONVERSION_ERRORS: Final = (ValueError, TypeError, LookupError, ArithmeticError)
+
+
+def is_decorated(run: Callable[..., Any]) -> bool:
+    """Whether `run` has an `input_schema` or `output_schema`."""
+    # A script that has decorated something has imported the package.
+    if _SCHEMA_PACKAGE not in sys.modules:
+        return False
+    try:
+        return bool(_schema_util().is_schema_decorated(run))
+    except AttributeError:
+        # It looks into closures and finds what is no function there.
+        return False
+
+
+def schema_form(run: Callable[..., Any]) -> ScriptForm:
+    """Return the form of a decorated `run`, with the Swagger schemas of its input and output.
+
+    Raises:
+        LoadFailed: The package cannot describe them.
+    """
+    schema_util = _schema_util()
+    try:
+        return ScriptForm(
+            kind="schema",
+            wants_head=True,
+            input_schema=schema_util.get_input_schema(run),
+            output_schema=schema_util.get_output_schema(run),
+            swagger_versions=_versions(schema_util, run),
+        )
+    except Exception as error:
+        raise LoadFailed(f"the schema of run() cannot be described: {error!r}") from error
+
+
+def failed_in_conversion(run: Callable[..., Any], error: BaseException) -> bool:
+    """Whether a decorator raised `error` while it converted an argument, before the script's own `run` began."""
+    if not isinstance(error, _CONVERSION_ERRORS):
+        return False
+    own_code = getattr(inspect.unwrap(run), "__code__", None)
+    converting = False
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code is own_code:
+            return False
+        converting = converting or str(frame.tb_frame.f_globals.get("__name__")).startswith(_CONVERTERS)
+        frame = frame.tb_next
+    return converting
+
+
+def _schema_util() -> Any:
+    return importlib.import_module(f"{_SCHEMA_PACKAGE}.schema_util")
+
+
+def _versions(schema_util: Any, run: Callable[..., Any]) -> tuple[str, ...]:
+    # "3.0" and "2.0" are other spellings of "3" and "2".
+    named = (str(version).removesuffix(".0") for version in schema_util.get_supported_versions(run))
+    return tuple(dict.fromkeys(named))
+
+
+# The forms that `run` may have, and the arguments that a request becomes in each.
+
 
 _HEADERS: Final = "request_headers"
 NO_HEAD: Final = RequestHead("POST", "/score", "", [], "")
@@ -209,3 +351,63 @@ def _json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MalformedBody("POST body should be a JSON dictionary.")
     return value
+
+
+# What of the arguments of `run` is not in its request: the state of its sequence, and where in that it stands.
+
+
+STATE: Final = "state"
+"""What a `run` that takes a request calls the state of its sequence."""
+STATES: Final = "states"
+"""What a `run` that takes rows calls the states of theirs."""
+STARTS: Final = "sequence_start"
+ENDS: Final = "sequence_end"
+ID: Final = "sequence_id"
+
+
+class StateNotCopied(RuntimeError):
+    """The state of a sequence holds what cannot be copied."""
+
+
+def sequence_arguments(run: Callable[..., Any], state: str) -> frozenset[str]:
+    """Return the arguments of a script with state that it gets beside its data.
+
+    Args:
+        run: The script's `run`.
+        state: What its state is called.
+
+    Raises:
+        LoadFailed: It takes no state.
+    """
+    takes = parameters_of(run)
+    if state not in takes:
+        data = "data, states" if state == STATES else "raw_data, state"
+        raise LoadFailed(
+            f"run() has no argument {state!r}, and the model is to keep state for sequences: write run({data}), or "
+            "leave sequence out of its settings"
+        )
+    return frozenset({state, STARTS, ENDS, ID} & takes.keys())
+
+
+def refuse_states(run: Callable[..., Any]) -> None:
+    """Raise LoadFailed for a `run` that takes rows and states without a deployment that keeps any."""
+    taken = parameters_of(run).get(STATES)
+    if taken is not None and taken.default is inspect.Parameter.empty:
+        raise LoadFailed(
+            f"run() has an argument {STATES!r}, and the model keeps no state: give it the setting sequence: {{}}"
+        )
+
+
+def copied(state: dict[Any, Any] | None) -> dict[Any, Any]:
+    """Return a state that `run` may change; one that has not begun is empty.
+
+    Raises:
+        StateNotCopied: It holds what cannot be copied.
+    """
+    try:
+        return {} if state is None else copy.deepcopy(state)
+    except Exception as error:
+        raise StateNotCopied(
+            f"the state of the sequence holds what cannot be copied: {error!r}; begin the sequence anew, and keep "
+            "only data in its state"
+        ) from error

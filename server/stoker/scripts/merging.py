@@ -25,7 +25,7 @@ import orjson
 
 from stoker.errors import ScoringTimeout
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.json_reading import known_json
+from stoker.scripts.environment import known_json
 from stoker.system.logs import requests_in_log
 from stoker.wire.script_requests import MERGED_BYTES, ScriptAnswer, ScriptRequest, merge, row_texture
 

@@ -1,33 +1,26 @@
-"""Proof, on a sample input, that a script answers requests together as it answers each of them alone.
+"""Checks that a script gives the same answers batched as alone.
 
-Whatever is compared has been run alone first. A script is steady if it gives equal answers to equal requests; rows
-are made different from each other, so that a script which looks at other rows (a mean over the batch, a rank) gives
-itself away; companies have several sizes and orders, so that a list that happens to be as long as the batch does too.
-
-Alone and together are compared closely, not exactly: other shapes have other kernels. In companies of one shape the
-answer to a row must be the same to the last character, whatever is beside it (`stoker.isolation.row_test` has the
-reason), and the models that a script calls are read and tried in the same way.
+Answers agree if structure, texts, truth values and whole numbers are equal, and fractions are close.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from stoker.isolation.judgement import Reading
 from stoker.isolation.onnx.reading import read_onnx
-from stoker.isolation.reading import Reading
 from stoker.isolation.row_test import Evidence, try_rows
 from stoker.isolation.tensorflow.reading import read_concrete_function
-from stoker.scripts.agreement import answer_difference
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathered_calls import GatheredCalls
-from stoker.scripts.handles import HandleCall, like
+from stoker.scripts.handles import GatheredCalls, HandleCall, like
 from stoker.scripts.merging import Unsplittable
 from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
@@ -36,16 +29,217 @@ from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 __all__ = [
     "Disproved",
     "Sample",
+    "answer_difference",
     "answer_of",
     "check_model",
     "check_models",
     "compare_answers",
+    "difference",
     "dynamically_quantised",
     "read_handle",
     "reason_of",
     "steady_answer",
     "try_handle",
+    "variations",
 ]
+
+
+RELATIVE: Final = 1e-3
+ABSOLUTE: Final = 1e-5
+_SHOWN_CHARACTERS: Final = 60
+
+
+def answer_difference(alone: ScriptAnswer, batched: ScriptAnswer) -> str | None:
+    """Say in what two answers differ, or None if callers could not tell them apart."""
+    if (alone.status, alone.lines, alone.failed) != (batched.status, batched.lines, batched.failed):
+        return f"status {alone.status} alone, {batched.status} batched"
+    if alone.body == batched.body:
+        return None
+    try:
+        values = json.loads(alone.body), json.loads(batched.body)
+    except ValueError:
+        return f"{_shown(alone.body)} alone, {_shown(batched.body)} batched"
+    return difference(*values)
+
+
+def difference(alone: Any, batched: Any, where: str = "") -> str | None:
+    """Say where two values differ and how, or None if they agree.
+
+    Fractions agree if they differ by at most 1e-5 plus a thousandth of the largest number in their list: a device
+    may compute rows in another order when there are more of them, and what it adds up is as large as that.
+
+    Args:
+        alone: JSON values, numpy arrays, or eager tensors.
+        batched: Likewise.
+        where: Where they are, for the sentence.
+    """
+    if hasattr(alone, "numpy") and hasattr(batched, "numpy"):
+        alone, batched = alone.numpy(), batched.numpy()
+    if type(alone) is type(batched):
+        match alone:
+            case np.ndarray():
+                return _array_difference(alone, batched, where)
+            case dict() if list(alone) == list(batched):
+                return _first(difference(alone[key], batched[key], f"{where}[{key!r}]") for key in alone)
+            case list() | tuple() if len(alone) == len(batched):
+                return _list_difference(alone, batched, where)
+            case str() if alone != batched:
+                return _text_difference(alone, batched, where)
+            case float():
+                return _array_difference(np.array([alone]), np.array([batched]), where)
+            case dict() | list() | tuple():
+                pass
+            case _ if alone == batched:
+                return None
+    return f"{where or 'the answer'} is {_shown(alone)} alone, {_shown(batched)} batched"
+
+
+def _list_difference(alone: Sequence[Any], batched: Sequence[Any], where: str) -> str | None:
+    if alone and all(type(item) is float for item in (*alone, *batched)):
+        return _array_difference(np.array(alone), np.array(batched), where)
+    return _first(
+        difference(mine, theirs, f"{where}[{place}]")
+        for place, (mine, theirs) in enumerate(zip(alone, batched, strict=True))
+    )
+
+
+def _array_difference(alone: np.ndarray, batched: np.ndarray, where: str) -> str | None:
+    if alone.shape != batched.shape or alone.dtype != batched.dtype:
+        return (
+            f"{where or 'the answer'} is {alone.dtype.name}{list(alone.shape)} alone, "
+            f"{batched.dtype.name}{list(batched.shape)} batched"
+        )
+    if alone.dtype.kind == "f":
+        wrong = ~_close(alone.astype(np.float64), batched.astype(np.float64))
+    else:
+        wrong = alone != batched
+    if not wrong.any():
+        return None
+    place = tuple(int(index) for index in np.argwhere(wrong)[0]) if alone.ndim else ()
+    shown = "".join(f"[{index}]" for index in place) if alone.size > 1 else ""
+    # As objects of Python: numpy shows its own with their types.
+    mine, theirs = alone.astype(object)[place], batched.astype(object)[place]
+    return (
+        f"{where}{shown or ('' if where else 'the answer')} is {_shown(mine)} alone, {_shown(theirs)} batched"
+    )
+
+
+def _close(alone: np.ndarray, batched: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(alone) & np.isfinite(batched)
+    size = np.where(finite, np.abs(alone), 0)
+    scale = size.max(axis=-1, keepdims=True, initial=0) if alone.ndim else size
+    with np.errstate(invalid="ignore"):
+        near = np.abs(alone - batched) <= ABSOLUTE + RELATIVE * scale
+    same = (alone == batched) | (np.isnan(alone) & np.isnan(batched))
+    return np.asarray(np.where(finite, near, same))
+
+
+def _text_difference(alone: str, batched: str, where: str) -> str | None:
+    """Texts that hold JSON agree if what they hold does."""
+    if alone[:1] in ("[", "{") and batched[:1] == alone[:1]:
+        try:
+            return difference(json.loads(alone), json.loads(batched), where)
+        except ValueError:
+            pass
+    return f"{where or 'the answer'} is {_shown(alone)} alone, {_shown(batched)} batched"
+
+
+def _first(differences: Any) -> str | None:
+    return next((found for found in differences if found is not None), None)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+# Further rows made from a few: other numbers of the same kind in the same places.
+
+
+_ATTEMPTS: Final = 8
+_MOST_FRUITLESS_LEAVES: Final = 500_000
+"""Attempts that give nothing new take seconds for large rows, and a row of zeros has no variations."""
+
+
+def variations(rows: Sequence[Any], count: int) -> list[Any]:
+    """Return up to `count` different rows: first those given, then ones made of them.
+
+    Numbers change places with others of their row, are halved, or come from the same place of another row; whole
+    numbers stay whole, and nothing grows. Words of a text change places. The result is the same each time. What is
+    tried is bounded, so there may be fewer.
+
+    Args:
+        rows: JSON values.
+        count: How many are wanted.
+    """
+    random = np.random.default_rng(0)
+    made: dict[str, Any] = {repr(row): row for row in rows[:count]}
+    fruitless_leaves = 0
+    for attempt in range(_ATTEMPTS * count):
+        if len(made) >= count or fruitless_leaves > _MOST_FRUITLESS_LEAVES:
+            break
+        known = list(made.values())
+        parent, other = random.integers(len(known), size=2).tolist()
+        varied = _varied(known[parent], known[other], attempt, random)
+        if made.setdefault(repr(varied), varied) is varied:
+            fruitless_leaves = 0
+        else:
+            fruitless_leaves += sum(1 for _ in _leaves(varied))
+    return list(made.values())
+
+
+def _varied(row: Any, other: Any, attempt: int, random: np.random.Generator) -> Any:
+    leaves, others = list(_leaves(row)), list(_leaves(other))
+    match attempt % 3:
+        case 0:
+            leaves = [_halved(leaf) for leaf in leaves]
+        case 1:
+            _change_places(leaves, random)
+        case 2 if len(others) == len(leaves):
+            chosen = random.random(len(leaves)) < 0.5
+            leaves = [
+                theirs if pick and type(theirs) is type(mine) else mine
+                for mine, theirs, pick in zip(leaves, others, chosen.tolist(), strict=True)
+            ]
+    return _refilled(row, iter(leaves))
+
+
+def _change_places(leaves: list[Any], random: np.random.Generator) -> None:
+    for kind in (int, float):
+        places = [place for place, leaf in enumerate(leaves) if type(leaf) is kind]
+        values = [leaves[place] for place in random.permutation(places).tolist()]
+        for place, value in zip(places, values, strict=True):
+            leaves[place] = value
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, str):
+            leaves[place] = " ".join(random.permutation(leaf.split(" ")).tolist())
+
+
+def _halved(leaf: Any) -> Any:
+    if type(leaf) is int:
+        return leaf // 2
+    return leaf / 2 if type(leaf) is float else leaf
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _leaves(item)
+
+
+def _refilled(value: Any, leaves: Iterator[Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _refilled(item, leaves) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_refilled(item, leaves) for item in value]
+    return next(leaves)
+
+
+# Proof, on a sample input, that a script answers requests together as it answers each of them alone.
 
 
 # Whether the models that a script calls let rows see each other: read, and tried with companions.

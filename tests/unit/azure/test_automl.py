@@ -15,7 +15,7 @@ import pytest
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
-from stoker.scripts.watchdog import Watchdog
+from stoker.scripts.guards import Watchdog
 from stoker.servable import Device, Servable
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_azure.automl import log_server, logging_utilities, telemetry

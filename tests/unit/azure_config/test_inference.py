@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from stoker.commands.serve import add_arguments, serve_settings
-from stoker.environments.discovery import read_environment
+from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings
 from stoker_azure.config import InferenceConfig

@@ -16,7 +16,7 @@ from azureml.core.environment import DEFAULT_CPU_IMAGE, DEFAULT_GPU_IMAGE, Envir
 from azureml.core.model import InferenceConfig
 from azureml.exceptions import UserErrorException, WebserviceException
 
-from stoker.environments.discovery import read_environment
+from stoker.environments.files import read_environment
 from stoker_azure.config import InferenceConfig as ServerInferenceConfig
 
 MYENV = """

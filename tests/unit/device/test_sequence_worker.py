@@ -28,8 +28,7 @@ from stoker.errors import (
 from stoker.gateway.rows.sequence_exchange import SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
-from stoker.runtimes.sequence_states import SequenceStates
-from stoker.runtimes.sequences import SequenceRuntime
+from stoker.runtimes.sequences import SequenceRuntime, SequenceStates
 from stoker.sequences import Control, SequenceStep
 from stoker.tensors import Signature, TensorSpec
 

@@ -14,11 +14,17 @@ from tests.patience import PATIENCE_S
 from tests.tiny_packages import write_wheel
 
 from stoker.environments import build, installers
-from stoker.environments.build import Built, build_environment, device_needs, find_built, server_paths
-from stoker.environments.discovery import read_environment
+from stoker.environments.build import (
+    Built,
+    build_environment,
+    device_needs,
+    digest_of,
+    find_built,
+    server_paths,
+)
+from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, masked
 from stoker.environments.interpreters import Interpreter
-from stoker.environments.kept import digest_of
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import lock_file
@@ -260,9 +266,9 @@ def test_the_installer_holds_the_lock_too(ask: Ask, home: Path, tmp_path: Path) 
     os.mkfifo(gate)
     program = (
         "import sys; from pathlib import Path\n"
-        "from stoker.environments import build, discovery, installers\n"
+        "from stoker.environments import build, files, installers\n"
         f"installers.Installer.creation = lambda *_: ['sh', '-c', 'touch {entered}; read line < {gate}']\n"
-        "specification = discovery.read_environment(Path(sys.argv[1]))\n"
+        "specification = files.read_environment(Path(sys.argv[1]))\n"
         "build.build_environment(specification, Path(sys.argv[2]), 'script', print)\n"
     )
     server = subprocess.Popen(

@@ -9,8 +9,14 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments import installers, interpreters
-from stoker.environments.check import compare, frameworks_without_gpus, installed_version, notes
-from stoker.environments.discovery import read_environment
+from stoker.environments.check import (
+    ModelEnvironment,
+    compare,
+    frameworks_without_gpus,
+    installed_version,
+    notes,
+)
+from stoker.environments.files import read_environment
 from stoker.environments.interpreters import (
     Interpreter,
     choose_interpreter,
@@ -18,7 +24,6 @@ from stoker.environments.interpreters import (
     this_interpreter,
     variables_for,
 )
-from stoker.environments.model_environment import ModelEnvironment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from stoker.environments import dated
-from stoker.environments.asked import AskedEnvironment
 from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
-from stoker.environments.discovery import read_environment
+from stoker.environments.files import read_environment
+from stoker.environments.requested import AskedEnvironment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments.dated import date_of_pins, python_of_date, upload_date
-from stoker.environments.discovery import read_environment
+from stoker.environments.files import read_environment
 
 
 def test_the_newest_pin_says_the_date(tmp_path: Path) -> None:

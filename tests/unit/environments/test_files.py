@@ -6,8 +6,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments.check import notes
-from stoker.environments.conda_spec import parse_conda_spec
-from stoker.environments.discovery import LOOKED_FOR, find_environment, read_environment
+from stoker.environments.files import LOOKED_FOR, find_environment, parse_conda_spec, read_environment
 from stoker.environments.specification import Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from stoker.environments import dated
-from stoker.environments.asked import AskedEnvironment, user_managed
+from stoker.environments.build import import_failed
 from stoker.environments.check import notes
-from stoker.environments.discovery import read_environment
-from stoker.environments.interpreters import Interpreter
-from stoker.environments.run_interpreters import NoPython, choose_run_interpreter
+from stoker.environments.files import read_environment
+from stoker.environments.interpreters import Interpreter, NoPython, choose_run_interpreter
+from stoker.environments.requested import AskedEnvironment, user_managed
 from stoker.environments.specification import Specification
-from stoker.environments.trial import import_failed
 from stoker.errors import EnvironmentUnusable
 from stoker_runs import run_environment
 from stoker_runs.run_environment import as_written, prepared_for_run, relaxed

@@ -15,7 +15,7 @@ from tests.zoo import ZOO
 
 from stoker.isolation.audit import Finding, Taken, audit, take
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.finite import all_finite, count_unexplained
+from stoker.isolation.difference import all_finite, count_unexplained
 from stoker.tensors import TensorInfo
 
 LEAK = 12345.0

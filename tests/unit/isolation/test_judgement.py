@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import LoadFailed
-from stoker.isolation.judgement import judge
-from stoker.isolation.reading import Reading
+from stoker.isolation.judgement import Reading, judge
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
 from stoker.runtimes.serving_way import as_runtime

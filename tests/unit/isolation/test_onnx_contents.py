@@ -13,7 +13,7 @@ from tests.onnx_operators import one, vector
 from tests.zoo import graph_of, model_of, tensor
 
 from stoker.isolation.onnx.reading import followed
-from stoker.isolation.onnx.values import Size
+from stoker.isolation.onnx.row_states import Size
 
 INTEGER, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 SIZES = one("Shape", "x", "sizes")

@@ -26,12 +26,11 @@ from tests.onnx_operators import OPERATORS, ROWS, WEIGHTS, one, vector
 from tests.tiny_models import write_mlp
 from tests.zoo import ZOO, graph_of, model_of, node, tensor
 
-from stoker.isolation.onnx import model_file
-from stoker.isolation.onnx.graph import Tensor
-from stoker.isolation.onnx.model_file import MalformedModel, read_model
+from stoker.isolation.judgement import Reading
+from stoker.isolation.onnx import graph as graph_module
+from stoker.isolation.onnx.graph import MalformedModel, Tensor, read_model
 from stoker.isolation.onnx.reading import followed, read_onnx
-from stoker.isolation.onnx.values import Shape, Size, Undecided
-from stoker.isolation.reading import Reading
+from stoker.isolation.onnx.row_states import Shape, Size, Undecided
 from stoker.wire.protobuf import FileBytes
 
 REFUSED = (Fail, InvalidArgument, InvalidGraph, NotImplemented_, RuntimeException)
@@ -344,13 +343,13 @@ def test_a_large_file_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest
     data = model(one("Relu"), constants={"w": np.zeros((300, 300), np.float32), "a": vector(-1, 2)})
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
-    monkeypatch.setattr(model_file, "_WHOLE_BYTES", 1)
+    monkeypatch.setattr(graph_module, "_WHOLE_BYTES", 1)
     assert read_model(path) == read_model(data)
     with path.open("rb") as file:
         content = FileBytes(file.fileno())
         os.truncate(path, len(data) // 2)
         with pytest.raises(MalformedModel):
-            model_file._guarded(content)
+            graph_module._guarded(content)
 
 
 def test_what_is_no_model_is_unknown(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 import stoker.isolation.onnx.reading  # noqa: F401  # enters all rules
-from stoker.isolation.onnx.call import MICROSOFT, ML, RULES, Call
 from stoker.isolation.onnx.contents import computed
 from stoker.isolation.onnx.graph import Attribute, Node, Tensor
-from stoker.isolation.onnx.values import (
+from stoker.isolation.onnx.row_states import (
+    MICROSOFT,
+    ML,
     ROWS,
+    RULES,
+    Call,
     Mixed,
     Size,
     Undecided,

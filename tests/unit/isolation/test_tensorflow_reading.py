@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.isolation.reading import Reading
+from stoker.isolation.judgement import Reading
 from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.runtimes.tensorflow import load_saved_model
 from stoker.servable import Device, Servable

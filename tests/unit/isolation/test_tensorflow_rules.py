@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
-from stoker.isolation.tensorflow.elementwise import COMPUTING
-from stoker.isolation.tensorflow.layouts import LAYOUTS, MAKING
 from stoker.isolation.tensorflow.reading import PRODUCTS
-from stoker.isolation.tensorflow.row_states import Listed, Mixed, Plain, Rows, Size, State, Unknown
-from stoker.isolation.tensorflow.sizes import compute, shape_of
+from stoker.isolation.tensorflow.row_states import (
+    Listed,
+    Mixed,
+    Plain,
+    Rows,
+    Size,
+    State,
+    Unknown,
+    compute,
+    shape_of,
+)
+from stoker.isolation.tensorflow.rules import COMPUTING, LAYOUTS, MAKING
 
 RULES = {**COMPUTING, **LAYOUTS, **MAKING, **PRODUCTS}
 ROWS, SECOND, PLAIN, VARIES = Rows(0), Rows(1), Plain(), Plain(None, varies=True)

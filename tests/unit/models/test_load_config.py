@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.models.load_config import adjustments_of
-from stoker.models.pbtxt_fields import WrongField
+from stoker.models.pbtxt import WrongField
 from stoker.settings.adjustments import Adjustments
 from stoker.settings.model import ModelSettings
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from tests.mlflow_folders import PRICES, write_mlmodel, write_onnx, write_sklearn
 
-from stoker.environments.discovery import find_environment, read_environment
+from stoker.environments.files import find_environment, read_environment
 from stoker.errors import EnvironmentUnusable, LoadFailed, RepositoryError, RequestError
 from stoker.mlflow_folder import Column, MlflowFolder
 from stoker.models.frameworks import Detected, detect

@@ -15,8 +15,8 @@ from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.deployed import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
-from stoker.models.model_files import source_files
 from stoker.models.offers import find_offers, left_out
+from stoker.models.registered import source_files
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
 from stoker.settings.model import ModelSettings

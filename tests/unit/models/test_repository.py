@@ -24,7 +24,7 @@ from stoker.errors import (
     RepositoryError,
     UnknownModel,
 )
-from stoker.models import model_files
+from stoker.models import registered
 from stoker.models.frameworks import Detected
 from stoker.models.registered import _KINDS, Registered
 from stoker.models.repository import Repository
@@ -365,7 +365,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_copied(
 ) -> None:
     """The disk is not filled by a copy that cannot end; a sparse file counts for what it takes."""
     os.truncate(script / "weights.bin", 1 << 40)
-    monkeypatch.setattr(model_files, "copy_regular", lambda *_, **__: pytest.fail("nothing is to be copied"))
+    monkeypatch.setattr(registered, "copy_regular", lambda *_, **__: pytest.fail("nothing is to be copied"))
     (script / "network" / "large").write_bytes(bytes(10_000))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
     with pytest.raises(RepositoryError, match="has room for 0 MB; make room"):
@@ -504,8 +504,8 @@ def test_large_models_are_verified_on_several_threads(
     repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the limit the files are read in parallel, with the same verdicts."""
-    monkeypatch.setattr("stoker.models.model_files._PARALLEL_FROM_BYTES", 10)
-    monkeypatch.setattr("stoker.models.model_files.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("stoker.models.registered._PARALLEL_FROM_BYTES", 10)
+    monkeypatch.setattr("stoker.models.registered.os.cpu_count", lambda: 4)
     for number in range(20):
         (script / f"part-{number}").write_bytes(bytes([number]) * 100)
     registered = registered_script(repository, script)

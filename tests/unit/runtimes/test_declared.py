@@ -10,9 +10,9 @@ from tests.tiny_models import write_doubler
 
 from stoker.declaration import Declaration, DeclaredTensor
 from stoker.errors import LoadFailed
-from stoker.runtimes.declared import as_declared
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.packed import Feeds
+from stoker.runtimes.serving_way import as_declared
 from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import pack, unpack

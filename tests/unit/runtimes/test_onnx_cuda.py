@@ -13,9 +13,9 @@ from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession
 
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
-from stoker.runtimes.cuda_memory import Cuda, CudaError, CudaRuntime
 from stoker.runtimes.onnx import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
+from stoker.runtimes.pinned_memory import Cuda, CudaError, CudaRuntime
 from stoker.servable import Servable
 from stoker.settings.acceleration import Acceleration
 

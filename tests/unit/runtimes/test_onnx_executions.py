@@ -15,8 +15,8 @@ from tests.tiny_models import write_doubler
 
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, OutOfMemory
-from stoker.runtimes.cuda_memory import CudaRuntime, StagedMemory
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution, bind, bind_with_graphs
+from stoker.runtimes.pinned_memory import CudaRuntime, StagedMemory
 from stoker.tensors import Signature, TensorSpec
 
 

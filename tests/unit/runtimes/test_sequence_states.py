@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 from tests.puppets import HandClock
 
-from stoker.runtimes.sequence_states import Key, SequenceStates
+from stoker.runtimes.sequences import Key, SequenceStates
 from stoker.sequences import END, START
 
 FIRST, SECOND, THIRD = (1, 10), (3, 10), (5, 10)

@@ -11,8 +11,7 @@ import pytest
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
 from stoker.runtimes.base import JoiningRuntime, RowFailure
-from stoker.runtimes.packed import PackedRuntime
-from stoker.runtimes.signatures import SignaturesRuntime, chosen_signatures
+from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
 from stoker.servable import Servable
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker.wire.packed import pack, unpack

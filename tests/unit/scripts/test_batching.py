@@ -28,13 +28,12 @@ from stoker.models.placement import place
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.script_form import ScriptForm
-from stoker.scripts import gathered_calls, json_reading
+from stoker.scripts import environment, handles
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathered_calls import GatheredCalls
-from stoker.scripts.handles import Interception
+from stoker.scripts.guards import Watchdog
+from stoker.scripts.handles import GatheredCalls, Interception
 from stoker.scripts.self_check import Sample
-from stoker.scripts.watchdog import Watchdog
 from stoker.servable import Device, Servable
 from stoker.settings.loading import load_settings
 from stoker.supervisor.start_up import ModelReport
@@ -155,7 +154,7 @@ def test_a_way_that_was_asked_for_must_be_proved_too(caplog: pytest.LogCaptureFi
     assert choice(chosen(by_rows, batching="handle"))[0] == "none"
 
 
-@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", gathered_calls.MAX_THREADS)])
+@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", handles.MAX_THREADS)])
 def test_a_way_may_be_asked_for_without_a_sample(way: str, most: int) -> None:
     """It is the operator's word then, and the reason says so."""
     calls = chosen(by_rows, None, batching=way, max_batch_rows=200)
@@ -394,10 +393,10 @@ def test_rows_are_counted_only_for_merging() -> None:
 def quickened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """`json.loads` as scripts have it; returns what was read the quick way."""
     quick: list[Any] = []
-    loads = json_reading.orjson.loads
-    monkeypatch.setattr(json_reading.orjson, "loads", lambda text: (quick.append(text), loads(text))[1])
+    loads = environment.orjson.loads
+    monkeypatch.setattr(environment.orjson, "loads", lambda text: (quick.append(text), loads(text))[1])
     monkeypatch.setattr(json, "loads", json.loads)
-    json_reading.quicken_json_loads()
+    environment.quicken_json_loads()
     return quick
 
 
@@ -406,7 +405,7 @@ def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
     body = '{"data": [[1, 2.5, "é"]]}'.encode()
     assert json.loads(body) == {"data": [[1, 2.5, "é"]]}
     elsewhere: list[Any] = []
-    with json_reading.known_json(body):
+    with environment.known_json(body):
         assert json.loads(body) == json.loads(body.decode()) == {"data": [[1, 2.5, "é"]]}
         assert json.loads('{"data": [[1, 2.5, "e"]]}') == {"data": [[1, 2.5, "e"]]}
         assert json.loads(body, parse_float=str) == {"data": [[1, "2.5", "é"]]}
@@ -417,7 +416,7 @@ def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
             json.loads(np.zeros(3))
     assert json.loads(body) == elsewhere[0]
     assert quickened == [body, body.decode()]
-    json_reading.quicken_json_loads()
+    environment.quicken_json_loads()
     assert not hasattr(json.loads.__wrapped__, "__wrapped__"), "it is put in place once"
 
 
@@ -428,10 +427,10 @@ def test_what_the_faster_reader_refuses_is_read_all_the_same(
 
     def refuse(text: Any) -> None:
         quickened.append(text)
-        raise json_reading.orjson.JSONDecodeError("Recursion limit reached", "", 0)
+        raise environment.orjson.JSONDecodeError("Recursion limit reached", "", 0)
 
-    monkeypatch.setattr(json_reading.orjson, "loads", refuse)
-    with json_reading.known_json(b"[[1]]"):
+    monkeypatch.setattr(environment.orjson, "loads", refuse)
+    with environment.known_json(b"[[1]]"):
         assert json.loads(b"[[1]]") == [[1]]
     assert quickened == [b"[[1]]"]
 

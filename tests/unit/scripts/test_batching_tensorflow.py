@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathered_calls import GatheredCalls
+from stoker.scripts.handles import GatheredCalls
 from stoker.scripts.batching import check_gathering
 from stoker.scripts.self_check import Disproved, Sample
 from stoker.wire.script_requests import ScriptRequest

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_S
 
-from stoker.scripts import coroutines
-from stoker.scripts.coroutines import SharedLoop
+from stoker.scripts import guards
+from stoker.scripts.guards import SharedLoop
 
 MARK: ContextVar[str] = ContextVar("mark")
 
@@ -60,9 +60,9 @@ def test_who_is_interrupted_cancels_what_he_waits_for(
         assert begun.wait(PATIENCE_S)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(coroutines, "wait", interrupted)
+    monkeypatch.setattr(guards, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.finish(lasts())
     assert cancelled.wait(PATIENCE_S)
-    monkeypatch.setattr(coroutines, "wait", wait)
+    monkeypatch.setattr(guards, "wait", wait)
     assert loop.finish(asyncio.sleep(0, "on")) == "on"

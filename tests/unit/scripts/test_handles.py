@@ -14,8 +14,7 @@ import pytest
 from tests.tiny_models import PICKY_LIMIT, write_doubler, write_picky
 
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathered_calls import GatheredCalls
-from stoker.scripts.handles import HandleCall, Interception, at_desk, like, together
+from stoker.scripts.handles import GatheredCalls, HandleCall, Interception, at_desk, like, together
 from stoker.scripts.merging import Unsplittable
 from stoker.system.logs import RequestMarks
 from stoker.wire.script_requests import ScriptRequest

@@ -19,8 +19,8 @@ from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BatchedScript, BodyScript, load_script
-from stoker.scripts import coroutines
-from stoker.scripts.watchdog import Watchdog
+from stoker.scripts import guards
+from stoker.scripts.guards import Watchdog
 from stoker.servable import Device, Servable
 from stoker.tensors import TensorSpec
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
@@ -427,17 +427,17 @@ async def init():
 async def run(raw_data):
     yield asyncio.get_running_loop() is loop
 """
-    monkeypatch.setattr(coroutines, "_shared", [])
+    monkeypatch.setattr(guards, "_shared", [])
     assert not isinstance(load_script(servable(text), CPU, 1), ForkingRuntime)
-    assert not coroutines._shared
-    coroutines._thread.loop.close()
-    del coroutines._thread.loop
+    assert not guards._shared
+    guards._thread.loop.close()
+    del guards._thread.loop
     runtime = load_script(dataclasses.replace(servable(text), instances=2), CPU, 1)
     assert isinstance(runtime, ForkingRuntime)
     with ThreadPoolExecutor(2) as threads:
         told = list(threads.map(lambda one: answers(one, b"")[0].body, [runtime, runtime.fork()]))
     assert told == [b"[true]"] * 2
-    coroutines._shared[0].close()
+    guards._shared[0].close()
 
 
 def test_a_script_that_returns_has_one_instance(servable: Write) -> None:
@@ -447,7 +447,7 @@ def test_a_script_that_returns_has_one_instance(servable: Write) -> None:
         LoadFailed, match="unless it yields or is given state; leave instances out, or set replicas"
     ):
         load(dataclasses.replace(servable(text), instances=2), CPU, 1)
-    coroutines._shared.pop().close()
+    guards._shared.pop().close()
 
 
 def test_a_shape_that_no_memory_holds_is_refused(servable: Write) -> None:

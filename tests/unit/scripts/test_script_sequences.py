@@ -17,7 +17,7 @@ import pytest
 from stoker.device.lifecycle import load
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
-from stoker.scripts.watchdog import Watchdog
+from stoker.scripts.guards import Watchdog
 from stoker.sequences import END, START, SequenceStep
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import read_sequence

@@ -16,14 +16,11 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.tiny_models import write_doubler
 
-from stoker.scripts import variations as variations_module
-from stoker.scripts.agreement import answer_difference, difference
-from stoker.scripts.batching import check_gathering
+from stoker.scripts import self_check as self_check_module
+from stoker.scripts.batching import check_gathering, check_merging
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.gathered_calls import GatheredCalls
-from stoker.scripts.merge_check import check_merging
-from stoker.scripts.self_check import Disproved, Sample
-from stoker.scripts.variations import variations
+from stoker.scripts.handles import GatheredCalls
+from stoker.scripts.self_check import Disproved, Sample, answer_difference, difference, variations
 from stoker.wire.script_requests import RequestHead, ScriptAnswer
 
 pytestmark = pytest.mark.usefixtures("without_flask")
@@ -353,14 +350,14 @@ def test_variations_differ_and_keep_their_structure(rows: list[Any], count: int)
 def test_large_rows_without_variations_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image of zeros cannot be varied: that is found out in a few attempts, of half a second each."""
     attempts = []
-    made = variations_module._varied
+    made = self_check_module._varied
 
     def counted(*args: Any) -> Any:
         attempts.append(1)
         return made(*args)
 
-    monkeypatch.setattr(variations_module, "_varied", counted)
-    monkeypatch.setattr(variations_module, "_MOST_FRUITLESS_LEAVES", 250)
+    monkeypatch.setattr(self_check_module, "_varied", counted)
+    monkeypatch.setattr(self_check_module, "_MOST_FRUITLESS_LEAVES", 250)
     zeros = [0.0] * 100
     assert variations([zeros], 6) == [zeros]
     assert len(attempts) == 3

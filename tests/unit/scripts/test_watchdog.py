@@ -12,8 +12,8 @@ from tests.patience import PATIENCE_S
 from tests.puppets import HandClock
 
 from stoker.errors import ScoringTimeout
-from stoker.scripts import watchdog
-from stoker.scripts.watchdog import Watchdog
+from stoker.scripts import guards
+from stoker.scripts.guards import Watchdog
 from stoker.system.processes import ExitCode
 
 pytestmark = pytest.mark.interrupts
@@ -172,7 +172,7 @@ def test_an_interruption_that_comes_too_late_is_taken_back(
 ) -> None:
     """A call that returns while it is being interrupted leaves nothing behind for what its thread does next."""
     raised: list[tuple[int, type[BaseException] | None]] = []
-    monkeypatch.setattr(watchdog, "_raise_in", lambda thread_id, error: raised.append((thread_id, error)))
+    monkeypatch.setattr(guards, "_raise_in", lambda thread_id, error: raised.append((thread_id, error)))
 
     def just_in_time() -> str:
         watched.look_after_ms(100)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.environments.discovery import read_conda_file
+from stoker.environments.files import read_conda_file
 from stoker.errors import OperatorError
 from stoker.mlflow_folder import MLMODEL, MlflowFolder
 from stoker.models.labels import stored_labels

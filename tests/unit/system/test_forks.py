@@ -25,11 +25,9 @@ from stoker.control.channel import ControlChannel
 from stoker.control.device_messages import DEVICE_END
 from stoker.device.lanes import Lane, SecondConsumer
 from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.coroutines import SharedLoop, finish
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.gathered_calls import GatheredCalls
-from stoker.scripts.handles import at_desk
-from stoker.scripts.watchdog import Watchdog
+from stoker.scripts.guards import SharedLoop, Watchdog, finish
+from stoker.scripts.handles import GatheredCalls, at_desk
 from stoker.system.forks import CHILDREN, call_in_this_process
 from stoker.wire.script_requests import RequestHead, ScriptRequest
 

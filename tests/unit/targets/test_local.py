@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.environments.asked import AskedEnvironment, RunEnvironment
+from stoker.environments.requested import AskedEnvironment, RunEnvironment
 from stoker.workspace import Workspace
 from stoker_runs.records.definition import Definition
 from stoker_runs.records.record import RunRecord

@@ -209,7 +209,7 @@ def request_of(
 
 
 def _relaxed_file(environment: Mapping[str, Any], source: Path) -> Path:
-    from stoker.environments.discovery import find_environment
+    from stoker.environments.files import find_environment
 
     beside = Path(environment["file"]) if "file" in environment else find_environment(source)
     if beside is None:
@@ -319,7 +319,7 @@ def progress_bar(cleanup: ExitStack) -> Callable[[int, int], None] | None:
 def print_plan(request: Request, workspace: Workspace) -> None:
     """Print what would be submitted."""
     from stoker.environments.check import compare, notes
-    from stoker.environments.discovery import read_environment
+    from stoker.environments.files import read_environment
     from stoker_runs.launch.submission import plan
     from stoker_runs.records.data_digests import measure_data
     from stoker_runs.records.snapshots import SnapshotStore

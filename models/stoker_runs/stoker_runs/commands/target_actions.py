@@ -190,7 +190,7 @@ def _prepare(args: argparse.Namespace) -> int:
     import shutil
     from tempfile import TemporaryDirectory
 
-    from stoker.environments.asked import AskedEnvironment
+    from stoker.environments.requested import AskedEnvironment
     from stoker_runs.launch.configuration import read_configuration
     from stoker_runs.targets.definitions import LOCAL, find_target
     from stoker_runs.targets.engine import Building

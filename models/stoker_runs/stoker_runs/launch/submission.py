@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.asked import AskedEnvironment
+from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.names import name_from_file
 from stoker.workspace import Workspace
@@ -264,7 +264,7 @@ def _asked_environment(request: Request, workspace: Workspace) -> _Packages:
 
 
 def _of_file(file: Path, kind: str, as_of: str) -> _Packages:
-    from stoker.environments.discovery import read_environment
+    from stoker.environments.files import read_environment
 
     read_environment(file)
     name = "asked.yml" if file.suffix.lower() in (".yml", ".yaml") else "asked.txt"

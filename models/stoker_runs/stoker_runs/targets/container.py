@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.asked import AskedEnvironment
+from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder
 from stoker.workspace import Workspace

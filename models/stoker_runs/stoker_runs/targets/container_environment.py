@@ -14,15 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.asked import AskedEnvironment, RunEnvironment, write_got
+from stoker.environments.build import (
+    MANIFEST,
+    import_failed,
+    import_script,
+    named_packages,
+    only_one,
+    packages_in,
+    sweep,
+)
 from stoker.environments.check import notes
 from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
-from stoker.environments.discovery import read_environment
+from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, masked
-from stoker.environments.kept import MANIFEST, only_one, packages_in, sweep
-from stoker.environments.run_interpreters import PythonChoice
+from stoker.environments.interpreters import PythonChoice
+from stoker.environments.requested import AskedEnvironment, RunEnvironment, write_got
 from stoker.environments.specification import Specification
-from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters

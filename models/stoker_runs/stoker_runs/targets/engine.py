@@ -14,7 +14,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from stoker.environments.asked import AskedEnvironment
+from stoker.environments.requested import AskedEnvironment
 from stoker.errors import OperatorError
 from stoker_runs.records.failures import RunFailure
 from stoker_runs.records.folder import RunFolder

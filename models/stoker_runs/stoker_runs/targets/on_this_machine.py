@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.asked import AskedEnvironment
+from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.names import name_from_file
 from stoker.workspace import Workspace

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from stoker.environments.asked import AskedEnvironment, RunEnvironment, user_managed
+from stoker.environments.requested import AskedEnvironment, RunEnvironment, user_managed
 from stoker.errors import EnvironmentUnusable, InvalidSettings
 from stoker.system.durable import private_folder
 from stoker.system.extras import how_to_install

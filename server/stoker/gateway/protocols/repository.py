@@ -24,7 +24,7 @@ from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.models.load_config import ADJUSTED, adjustments_of
-from stoker.models.pbtxt_fields import WrongField
+from stoker.models.pbtxt import WrongField
 from stoker.settings.adjustments import Adjustments
 from stoker.settings.takeover import Canary
 from stoker.versions import read_versions

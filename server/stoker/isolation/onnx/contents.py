@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from stoker.isolation.onnx.call import Call
 from stoker.isolation.onnx.graph import Tensor
-from stoker.isolation.onnx.values import (
+from stoker.isolation.onnx.row_states import (
+    Call,
     Content,
     Dim,
     Shape,

@@ -12,14 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from stoker.isolation.judgement import Reading
+
 # Importing these modules registers their rules.
-from stoker.isolation.onnx import layer_rules, matrix_rules, shape_rules, tree_rules  # noqa: F401
-from stoker.isolation.onnx.call import RULES, Call
+from stoker.isolation.onnx import layer_rules, shape_rules  # noqa: F401
 from stoker.isolation.onnx.contents import computed
-from stoker.isolation.onnx.graph import Attribute, Function, Graph, Model, Node, Reference
-from stoker.isolation.onnx.model_file import MalformedModel, read_model
-from stoker.isolation.onnx.values import (
+from stoker.isolation.onnx.graph import (
+    Attribute,
+    Function,
+    Graph,
+    MalformedModel,
+    Model,
+    Node,
+    Reference,
+    read_model,
+)
+from stoker.isolation.onnx.row_states import (
     ROWS,
+    RULES,
+    Call,
     Dim,
     Mixed,
     Size,
@@ -32,7 +43,6 @@ from stoker.isolation.onnx.values import (
     sized,
     worst,
 )
-from stoker.isolation.reading import Reading
 
 __all__ = ["followed", "read_onnx"]
 

@@ -11,11 +11,21 @@ from collections.abc import Callable, Sequence
 from string import ascii_letters
 from typing import Any, Final
 
-from stoker.isolation.reading import Reading
-from stoker.isolation.tensorflow.elementwise import COMPUTING, is_same_for_all
-from stoker.isolation.tensorflow.layouts import LAYOUTS, MAKING
-from stoker.isolation.tensorflow.row_states import Mixed, Plain, Rows, State, Unknown, join
-from stoker.isolation.tensorflow.sizes import SHAPES, compute, constant, node_of, shape_of
+from stoker.isolation.judgement import Reading
+from stoker.isolation.tensorflow.row_states import (
+    SHAPES,
+    Mixed,
+    Plain,
+    Rows,
+    State,
+    Unknown,
+    compute,
+    constant,
+    join,
+    node_of,
+    shape_of,
+)
+from stoker.isolation.tensorflow.rules import COMPUTING, LAYOUTS, MAKING, is_same_for_all
 
 __all__ = ["PRODUCTS", "read_concrete_function"]
 

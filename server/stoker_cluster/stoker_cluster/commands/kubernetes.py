@@ -203,7 +203,7 @@ def _dockerfile(args: argparse.Namespace) -> int:
 
 def _packages(given: Path | None, models: Sequence[Mapping[str, Any]], base: Path) -> list[str]:
     """What pip installs: the options and packages of the environment files, each once."""
-    from stoker.environments.discovery import find_environment, read_environment
+    from stoker.environments.files import find_environment, read_environment
 
     files = []
     for model in models:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.asked import AskedEnvironment
+from stoker.environments.requested import AskedEnvironment
 from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.targets.container_base import ContainerBase
 from stoker_runs.targets.container_image import FailedPulls, Image, Inside, look_inside

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.asked import AskedEnvironment
+from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.names import name_from_file
 from stoker.system.durable import private_folder

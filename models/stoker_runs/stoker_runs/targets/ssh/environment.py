@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.environments.asked import AskedEnvironment, write_got
+from stoker.environments.build import import_failed, import_script, named_packages
 from stoker.environments.installers import FOREIGN_VARIABLES, Installer, masked
-from stoker.environments.interpreters import Interpreter
-from stoker.environments.run_interpreters import PythonChoice
+from stoker.environments.interpreters import Interpreter, PythonChoice
+from stoker.environments.requested import AskedEnvironment, write_got
 from stoker.environments.specification import Specification
-from stoker.environments.trial import import_failed, import_script, named_packages
 from stoker.errors import EnvironmentUnusable
 from stoker_runs.targets.engine import Say
 from stoker_runs.targets.ssh.porter import Porter
@@ -113,7 +112,7 @@ async def _of_file(
 ) -> RemoteEnvironment:
     # Not above: the libraries that read environment files take longer to import than all the rest.
     from stoker.environments.dated import RememberedDate, tries
-    from stoker.environments.discovery import read_environment
+    from stoker.environments.files import read_environment
     from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
 
     written = read_environment(folder / asked.file)

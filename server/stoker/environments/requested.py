@@ -1,6 +1,6 @@
-"""The environment that a run requests, the record of what it got, and interpreters used as they are.
+"""The environment that a run requests, the record of its packages, and interpreters that are used as they are.
 
-Nothing here reads environment files, so that runs in Stoker's own Python start without the libraries for that.
+This module reads no environment files, so runs in Stoker's own Python start without the libraries for that.
 """
 
 from __future__ import annotations
