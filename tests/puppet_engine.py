@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
 
 __all__ = ["Machine", "PuppetEngine", "exited"]

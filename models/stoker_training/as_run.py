@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker_runs.launch.submission import Request, submit
-from stoker_runs.records.definition import Definition
+from stoker_runs.records.record import Definition
 from stoker_runs.targets.definitions import LOCAL, find_target
-from stoker_training.mnist_files import check_mnist_files
+from stoker_training.digits import check_mnist_files
 from stoker_training.run_folder import check_target, check_writable, replacing
 from stoker_training.script import arguments_of
 

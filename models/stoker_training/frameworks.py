@@ -1,4 +1,4 @@
-"""The one place that imports TensorFlow and Keras: quietly, as Keras's backend, in full float32."""
+"""TensorFlow and Keras, imported quietly and in full float32, and the devices that TensorFlow found."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pynvml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["keras", "tf"]
+__all__ = ["Gpu", "describe_devices", "found_gpus", "keras", "strategy", "tf"]
 
 
 @contextmanager
@@ -53,5 +56,97 @@ keras.config.set_image_data_format("channels_last")
 tf.config.experimental.enable_tensor_float_32_execution(False)
 # A program that has used its GPUs before it trains has settled how their memory grows.
 with suppress(RuntimeError):
-    for _gpu in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(_gpu, True)
+    for _device in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(_device, True)
+
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as TensorFlow sees it; what neither TensorFlow nor NVML tells is None.
+
+    Attributes:
+        name: Product name.
+        compute_capability: For instance `9.0`.
+        pci_bus: PCI bus id, for instance `00000000:18:00.0`.
+        total_bytes: Size of its memory.
+        free_bytes: Memory that no process holds.
+    """
+
+    name: str
+    compute_capability: str | None = None
+    pci_bus: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+    def __str__(self) -> str:
+        facts = [self.name]
+        if self.pci_bus is not None:
+            facts.append(f"PCI bus {self.pci_bus}")
+        if self.compute_capability is not None:
+            facts.append(f"compute capability {self.compute_capability}")
+        if self.total_bytes is not None and self.free_bytes is not None:
+            facts.append(f"{self.total_bytes // _MIB:,} MiB memory, {self.free_bytes // _MIB:,} MiB free")
+        return ", ".join(facts)
+
+
+def found_gpus() -> list[Gpu]:
+    """Return TensorFlow's GPUs in its own order."""
+    devices = tf.config.list_physical_devices("GPU")
+    details = [tf.config.experimental.get_device_details(device) for device in devices]
+    return [_gpu(number, detail) for number, detail in enumerate(details)]
+
+
+def describe_devices(gpus: list[Gpu]) -> list[str]:
+    """Return one sentence a device, for the operator."""
+    if not gpus:
+        return [f"Devices: CPU only ({os.cpu_count()} cores)."]
+    return [f"Device GPU:{number}: {gpu}." for number, gpu in enumerate(gpus)]
+
+
+def strategy(gpus: list[Gpu]) -> tf.distribute.Strategy:
+    """Return how to spread the training: a copy of the model on each of several GPUs, else one device."""
+    return tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
+
+
+def _gpu(number: int, detail: dict[str, Any]) -> Gpu:
+    capability = detail.get("compute_capability")
+    gpu = Gpu(
+        name=str(detail.get("device_name", "GPU")),
+        compute_capability=None if capability is None else ".".join(map(str, capability)),
+    )
+    return _with_nvml(gpu, number)
+
+
+def _with_nvml(gpu: Gpu, number: int) -> Gpu:
+    """Add what NVML knows; `gpu` as it is where NVML is absent or speaks of another device."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return gpu
+    try:
+        handle = _nvml_handle(number)
+        if pynvml.nvmlDeviceGetName(handle) != gpu.name:
+            return gpu
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return replace(
+            gpu,
+            pci_bus=pynvml.nvmlDeviceGetPciInfo(handle).busId,
+            total_bytes=memory.total,
+            free_bytes=memory.free,
+        )
+    except (pynvml.NVMLError, IndexError):
+        return gpu
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvml_handle(number: int) -> pynvml.c_nvmlDevice_t:
+    """NVML sees every GPU of the machine, TensorFlow those that CUDA_VISIBLE_DEVICES names, renumbered."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    name = str(number) if visible is None else visible.split(",")[number].strip()
+    if name.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    return pynvml.nvmlDeviceGetHandleByUUID(name)

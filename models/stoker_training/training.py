@@ -12,15 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker_training.digits import Digits, load_digits
-from stoker_training.run_folder import METRICS, WRITTEN_BY, check_target, check_writable, replacing
+from stoker_training.run_folder import (
+    METRICS,
+    WRITTEN_BY,
+    check_target,
+    check_writable,
+    confusion_matrix,
+    library_versions,
+    mean_cross_entropy,
+    replacing,
+    write_history,
+    write_json,
+    write_sample,
+)
 from stoker_training.spec import TrainingResult, TrainingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker_training.agreement import Agreement
-    from stoker_training.devices import Gpu
+    from stoker_training.exports import Agreement
     from stoker_training.fitting import Fit
+    from stoker_training.frameworks import Gpu
 
 __all__ = ["train"]
 
@@ -44,27 +56,27 @@ def train(
 
     Raises:
         OperatorError: The data is missing or damaged, the output folder is in use for something else or cannot be
-            written, or the exported models disagree by more than `agreement.TOLERANCE`.
+            written, or the exported models disagree by more than `exports.TOLERANCE`.
     """
     check_target(spec.output)
     check_writable(spec.output)
     digits = None if spec.data is None else load_digits(spec.data, say)
     # TensorFlow takes seconds to import: what is wrong with the folders has been said by now.
-    from stoker_training import agreement, devices, fitting
+    from stoker_training import exports, fitting, frameworks
 
-    gpus = devices.found_gpus()
-    for line in devices.describe_devices(gpus):
+    gpus = frameworks.found_gpus()
+    for line in frameworks.describe_devices(gpus):
         say(line)
     if digits is None:
         digits = load_digits(None, say)
     train_rows, test_rows = len(digits.train_rows), len(digits.test_rows)
     say(f"Data: {digits.source}, {train_rows:,} training and {test_rows:,} test images.")
-    fit = fitting.fit(spec, digits, devices.strategy(gpus), say, log)
+    fit = fitting.fit(spec, digits, frameworks.strategy(gpus), say, log)
     say(f"Kept epoch {fit.best_epoch} after {fit.fit_s:.1f} s.")
     with replacing(spec.output) as folder:
         exporting = time.perf_counter()
         agreed = _export(fit, digits, folder)
-        agreement.require(agreed)
+        exports.require(agreed)
         metrics = _metrics(spec, digits, gpus, fit, agreed)
         if run_id:
             metrics["run"] = run_id
@@ -90,14 +102,14 @@ def train(
 
 def _export(fit: Fit, digits: Digits, folder: Path) -> Agreement:
     """Write the three models and the entry script into `folder`, and compare the models."""
-    from stoker_training import agreement, onnx_model, saved_model, tf1_checkpoint
+    from stoker_training import exports
 
-    saved_model.write_saved_model(fit.model, folder / "saved_model")
-    onnx_model.write_onnx(fit.model, folder / "model.onnx")
-    tf1_checkpoint.write_checkpoint(fit.model, folder / tf1_checkpoint.CHECKPOINT)
+    exports.write_saved_model(fit.model, folder / "saved_model")
+    exports.write_onnx(fit.model, folder / "model.onnx")
+    exports.write_checkpoint(fit.model, folder / exports.CHECKPOINT)
     shutil.copyfile(ENTRY_SCRIPT, folder / "score.py")
-    return agreement.measure(
-        folder / "saved_model", folder / "model.onnx", folder / tf1_checkpoint.CHECKPOINT, digits.test_rows
+    return exports.measure(
+        folder / "saved_model", folder / "model.onnx", folder / exports.CHECKPOINT, digits.test_rows
     )
 
 
@@ -105,8 +117,6 @@ def _metrics(
     spec: TrainingSpec, digits: Digits, gpus: list[Gpu], fit: Fit, agreed: Agreement
 ) -> dict[str, Any]:
     """What the run folder says about itself; accuracy and loss are those of the written SavedModel."""
-    from stoker_training import report
-
     predicted = agreed.logits.argmax(axis=1)
     return {
         "written_by": WRITTEN_BY,
@@ -115,8 +125,8 @@ def _metrics(
         "parameters": fit.model.count_params(),
         "seed": spec.seed,
         "accuracy": float(np.mean(predicted == digits.test_classes)),
-        "loss": report.mean_cross_entropy(agreed.logits, digits.test_classes),
-        "confusion_matrix": report.confusion_matrix(digits.test_classes, predicted),
+        "loss": mean_cross_entropy(agreed.logits, digits.test_classes),
+        "confusion_matrix": confusion_matrix(digits.test_classes, predicted),
         "rows": {
             "training": fit.train_rows,
             "validation": fit.validation_rows,
@@ -133,13 +143,11 @@ def _metrics(
         },
         "durations_s": {"fit": round(fit.fit_s, 3)},
         "devices": [asdict(gpu) for gpu in gpus] or ["CPU"],
-        "versions": report.library_versions(),
+        "versions": library_versions(),
     }
 
 
 def _write_reports(metrics: dict[str, Any], fit: Fit, digits: Digits, folder: Path) -> None:
-    from stoker_training import report
-
-    report.write_history(fit, folder)
-    report.write_sample(digits, folder / "sample_input.json")
-    report.write_json(metrics, folder / METRICS)
+    write_history(fit, folder)
+    write_sample(digits, folder / "sample_input.json")
+    write_json(metrics, folder / METRICS)

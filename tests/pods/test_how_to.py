@@ -41,15 +41,15 @@ TRAIN = """
 import sys
 from pathlib import Path
 import numpy as np
-from stoker_training import devices, digits, fitting, tf1_checkpoint
+from stoker_training import digits, exports, fitting, frameworks
 from stoker_training.spec import TrainingSpec
 
 spec = TrainingSpec("softmax", epochs=2, data=Path(sys.argv[1]))
 data = digits.load_digits(spec.data, print)
-fit = fitting.fit(spec, data, devices.strategy(devices.found_gpus()), print, lambda *_: None)
-prefix = Path("outputs") / tf1_checkpoint.CHECKPOINT
-tf1_checkpoint.write_checkpoint(fit.model, prefix)
-np.save("logits.npy", tf1_checkpoint.checkpoint_logits(prefix, data.test_rows))
+fit = fitting.fit(spec, data, frameworks.strategy(frameworks.found_gpus()), print, lambda *_: None)
+prefix = Path("outputs") / exports.CHECKPOINT
+exports.write_checkpoint(fit.model, prefix)
+np.save("logits.npy", exports.checkpoint_logits(prefix, data.test_rows))
 """
 
 BEFORE = f"""

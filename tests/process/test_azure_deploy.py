@@ -41,11 +41,11 @@ pytestmark = pytest.mark.skipif(
 TRAIN = """
 import sys
 from pathlib import Path
-from stoker_training import tf1_checkpoint
-from stoker_training.networks import build
+from stoker_training import exports
+from stoker_training.fitting import build
 
 folder = Path(sys.argv[1])
-tf1_checkpoint.write_checkpoint(build("softmax"), folder / tf1_checkpoint.CHECKPOINT)
+exports.write_checkpoint(build("softmax"), folder / exports.CHECKPOINT)
 """
 
 # Answers with the number of bright pixels of each image: known without a model, and wrong for any other image.

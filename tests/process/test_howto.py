@@ -40,16 +40,16 @@ _WRITE_MODEL = """
 import sys
 from pathlib import Path
 import numpy as np
-from stoker_training import tf1_checkpoint
+from stoker_training import exports
 from stoker_training.frameworks import keras
-from stoker_training.networks import build
+from stoker_training.fitting import build
 
 folder, images = Path(sys.argv[1]), np.load(sys.argv[2])
 keras.utils.set_random_seed(3)
 model = build("softmax")
-prefix = folder / tf1_checkpoint.CHECKPOINT
-tf1_checkpoint.write_checkpoint(model, prefix)
-np.save(folder / "classes.npy", tf1_checkpoint.checkpoint_logits(prefix, images).argmax(axis=1))
+prefix = folder / exports.CHECKPOINT
+exports.write_checkpoint(model, prefix)
+np.save(folder / "classes.npy", exports.checkpoint_logits(prefix, images).argmax(axis=1))
 """
 
 

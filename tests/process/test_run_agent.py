@@ -14,8 +14,8 @@ import pytest
 from tests.patience import PROGRAM_S
 
 from stoker_run import agent, archive, observing
-from stoker_run.environ import KEY
-from stoker_run.lines import replace_json, whole_lines
+from stoker_run.attempt import KEY
+from stoker_run.json_files import replace_json, whole_lines
 
 GRANDCHILDREN = """
 import os, signal, subprocess, sys, time

@@ -9,9 +9,8 @@ from tests.patience import PROGRAM_S
 from tests.targets.machines import MACHINES
 
 from stoker.workspace import Workspace
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import RunRecord
+from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore

@@ -35,9 +35,9 @@ _PROGRAMS = ("python ", "stoker ", "cat ")
 
 MODEL = """
 from pathlib import Path
-from stoker_training import tf1_checkpoint
-from stoker_training.networks import build
-tf1_checkpoint.write_checkpoint(build("softmax"), Path("outputs") / tf1_checkpoint.CHECKPOINT)
+from stoker_training import exports
+from stoker_training.fitting import build
+exports.write_checkpoint(build("softmax"), Path("outputs") / exports.CHECKPOINT)
 from stoker_azure.sdk.core import Model, Workspace
 Model.register(Workspace.from_config(), "outputs/model", "tf-dnn-mnist")
 """

@@ -11,11 +11,11 @@ from tests.targets.test_local_runs import Project, kill_runners
 
 from stoker.cli import main
 from stoker.workspace import Workspace
-from stoker_runs.launch.adoption import adopt
 from stoker_runs.launch.following import wait
+from stoker_runs.launch.runners import adopt
 from stoker_runs.launch.submission import Request, submit
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
 
 pytestmark = pytest.mark.targets

@@ -17,13 +17,12 @@ from tests.targets.test_conformance import STUBBORN, processes_of
 import stoker
 from stoker.errors import RunFailed
 from stoker.workspace import Workspace
-from stoker_runs.launch.adoption import adopt, adopt_all
 from stoker_runs.launch.following import wait
+from stoker_runs.launch.runners import adopt, adopt_all
 from stoker_runs.launch.submission import Request, resume, submit
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.journal import read_lines
-from stoker_runs.records.plotting import draw
+from stoker_runs.records.exports import draw
+from stoker_runs.records.folder import RunFolder, read_lines
+from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 

@@ -25,11 +25,10 @@ from tests.tiny_packages import write_wheel
 from stoker.cli import main
 from stoker.environments.installers import Installer
 from stoker.workspace import Workspace
-from stoker_runs.launch.adoption import adopt_all
 from stoker_runs.launch.following import wait
+from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.submission import resume
-from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.journal import read_lines
+from stoker_runs.records.folder import RunFolder, read_lines
 from stoker_runs.records.states import Status
 
 pytestmark = [pytest.mark.targets, pytest.mark.skipif(bool(why_not()), reason=why_not())]

@@ -12,19 +12,16 @@ import pytest
 from tests.patience import PROGRAM_S
 
 from stoker.workspace import Workspace
-from stoker_runs.launch.adoption import adopt_all
 from stoker_runs.launch.following import wait
+from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.submission import Request
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import Definition
 from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.children import trials_of
+from stoker_runs.tuning.children import submit_sweep, trials_of
+from stoker_runs.tuning.definition import Terms, expression, sampler, terms
 from stoker_runs.tuning.policies import Bandit
-from stoker_runs.tuning.samplers import sampler
-from stoker_runs.tuning.spaces import expression
-from stoker_runs.tuning.submission import submit_sweep
-from stoker_runs.tuning.terms import Terms, terms
 
 pytestmark = pytest.mark.targets
 

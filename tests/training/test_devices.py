@@ -15,12 +15,12 @@ GIB = 1024**3
 @pytest.fixture
 def two_gpus(monkeypatch):
     """TensorFlow sees two GPUs, NVML three: handles are (index or UUID)."""
-    from stoker_training import devices
+    from stoker_training import frameworks
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices.tf.config, "list_physical_devices", lambda _: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(frameworks.tf.config, "list_physical_devices", lambda _: ["GPU:0", "GPU:1"])
     detail = {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}
-    monkeypatch.setattr(devices.tf.config.experimental, "get_device_details", lambda _: detail)
+    monkeypatch.setattr(frameworks.tf.config.experimental, "get_device_details", lambda _: detail)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
@@ -34,7 +34,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetPciInfo", lambda handle: SimpleNamespace(busId=f"00000000:{handle}8:00.0")
     )
-    return devices
+    return frameworks
 
 
 def test_each_gpu_is_described_in_full(two_gpus):
@@ -73,7 +73,7 @@ def test_facts_of_another_device_are_not_told(two_gpus, monkeypatch):
 
 def test_a_machine_without_gpus_says_so():
     """`CPU only` is said plainly."""
-    from stoker_training import devices
+    from stoker_training import frameworks
 
-    (line,) = devices.describe_devices([])
+    (line,) = frameworks.describe_devices([])
     assert line.startswith("Devices: CPU only (")

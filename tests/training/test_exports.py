@@ -75,9 +75,9 @@ def test_all_exports_give_the_same_logits(trained, test_rows):
 @pytest.mark.parametrize("network", ["softmax", "cnn"])
 def test_every_kind_of_layer_survives_all_exports(network, tmp_path, test_rows):
     """The other networks too come out of each format with the logits that Keras gives, biases included."""
-    from stoker_training import agreement, onnx_model, saved_model, tf1_checkpoint
+    from stoker_training import exports
+    from stoker_training.fitting import build
     from stoker_training.frameworks import keras
-    from stoker_training.networks import build
 
     keras.utils.set_random_seed(1)
     model = build(network)
@@ -85,10 +85,10 @@ def test_every_kind_of_layer_survives_all_exports(network, tmp_path, test_rows):
     model.set_weights(
         [rng.normal(0, 0.05, weight.shape).astype(np.float32) for weight in model.get_weights()]
     )
-    saved_model.write_saved_model(model, tmp_path / "saved_model")
-    onnx_model.write_onnx(model, tmp_path / "model.onnx")
-    tf1_checkpoint.write_checkpoint(model, tmp_path / "model" / "mnist-tf.model")
-    agreed = agreement.measure(
+    exports.write_saved_model(model, tmp_path / "saved_model")
+    exports.write_onnx(model, tmp_path / "model.onnx")
+    exports.write_checkpoint(model, tmp_path / "model" / "mnist-tf.model")
+    agreed = exports.measure(
         tmp_path / "saved_model", tmp_path / "model.onnx", tmp_path / "model" / "mnist-tf.model", test_rows
     )
     np.testing.assert_allclose(agreed.logits, model(test_rows, training=False), atol=1e-5)

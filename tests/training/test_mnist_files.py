@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import OperatorError
-from stoker_training.mnist_files import read_mnist_part
+from stoker_training.digits import read_mnist_part
 
 
 def test_a_folder_is_read_part_by_part(tiny_mnist):

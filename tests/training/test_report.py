@@ -13,7 +13,7 @@ pytestmark = pytest.mark.tensorflow
 
 def test_the_confusion_matrix_counts_true_by_predicted():
     """Rows are true classes, columns predicted ones."""
-    from stoker_training.report import confusion_matrix
+    from stoker_training.run_folder import confusion_matrix
 
     matrix = np.array(confusion_matrix(np.array([0, 0, 3, 9]), np.array([0, 1, 3, 3])))
     assert (matrix[0, 0], matrix[0, 1], matrix[3, 3], matrix[9, 3]) == (1, 1, 1, 1)
@@ -32,7 +32,7 @@ def test_the_confusion_matrix_counts_true_by_predicted():
 )
 def test_the_loss_is_the_mean_cross_entropy(logits, expected):
     """Known distributions have known losses, without overflow for large logits."""
-    from stoker_training.report import mean_cross_entropy
+    from stoker_training.run_folder import mean_cross_entropy
 
     loss = mean_cross_entropy(logits.astype(np.float32), np.array([4, 4, 4]))
     assert loss == pytest.approx(expected, rel=1e-6)
@@ -40,7 +40,7 @@ def test_the_loss_is_the_mean_cross_entropy(logits, expected):
 
 def test_numbers_that_are_not_finite_are_no_json(tmp_path):
     """NaN in the metrics is an error, not a file that strict readers refuse."""
-    from stoker_training.report import write_json
+    from stoker_training.run_folder import write_json
 
     with pytest.raises(ValueError, match="JSON"):
         write_json({"loss": float("nan")}, tmp_path / "metrics.json")

@@ -65,27 +65,27 @@ def test_the_same_seed_gives_the_same_weights(trained, tiny_mnist):
 @pytest.mark.parametrize("export", ["onnx_logits", "checkpoint_logits"])
 def test_exports_that_disagree_are_refused(tmp_path, monkeypatch, export, offset):
     """A difference above 1e-3, or one that is no number, is an error that says how large it is."""
-    from stoker_training import agreement
+    from stoker_training import exports
 
     reference = np.zeros((2, 10), np.float32)
     for name in ("saved_model_logits", "onnx_logits", "checkpoint_logits"):
-        monkeypatch.setattr(agreement, name, lambda *_: reference)
+        monkeypatch.setattr(exports, name, lambda *_: reference)
     rows = np.zeros((2, 784), np.float32)
-    agreement.require(agreement.measure(tmp_path, tmp_path, tmp_path, rows))
+    exports.require(exports.measure(tmp_path, tmp_path, tmp_path, rows))
     shifted = reference.copy()
     shifted[1, 3] += offset
-    monkeypatch.setattr(agreement, export, lambda *_: shifted)
+    monkeypatch.setattr(exports, export, lambda *_: shifted)
     with pytest.raises(
         OperatorError, match=r"disagrees with the SavedModel: .* is (0\.002|nan), at most 0\.001"
     ):
-        agreement.require(agreement.measure(tmp_path, tmp_path, tmp_path, rows))
+        exports.require(exports.measure(tmp_path, tmp_path, tmp_path, rows))
 
 
 def test_a_refused_training_leaves_nothing_behind(tiny_mnist, tmp_path, monkeypatch):
     """When the exports disagree no folder appears, not even an unfinished one."""
-    from stoker_training import agreement
+    from stoker_training import exports
 
-    monkeypatch.setattr(agreement, "onnx_logits", lambda _, rows: np.full((len(rows), 10), 5, np.float32))
+    monkeypatch.setattr(exports, "onnx_logits", lambda _, rows: np.full((len(rows), 10), 5, np.float32))
     spec = TrainingSpec(network="softmax", epochs=1, output=tmp_path / "outputs", data=tiny_mnist)
     with pytest.raises(OperatorError, match="the ONNX model disagrees"):
         train(spec, say=lambda _: None)

@@ -57,7 +57,7 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         },
         "azureml.train.sklearn": f"{_SDK}training.estimators",
         "azureml.widgets": f"{_SDK}training.widgets",
-        "azureml.logging": "stoker_run.workbench",
+        "azureml.logging": "stoker_run.faces.azureml.logging",
         "azureml.pipeline.core": f"{_SDK}training.pipelines",
         "azureml.pipeline.steps": f"{_SDK}training.pipelines",
         "azureml.core.dataset": f"{_SDK}data.dataset",

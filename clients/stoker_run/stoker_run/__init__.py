@@ -18,14 +18,12 @@ __version__ = "0.1.0"
 
 __all__ = ["KerasLogger", "OfflineRun", "Run", "__version__", "current"]
 
-_MODULES = {"KerasLogger": "keras_logger", "OfflineRun": "offline", "Run": "run", "current": "context"}
+_MODULES = {"KerasLogger": "keras_logger", "OfflineRun": "run", "Run": "run", "current": "run"}
 
 # Python 3.6 asks no module for what it has not.
 if TYPE_CHECKING or sys.version_info < (3, 7):
-    from stoker_run.context import current
     from stoker_run.keras_logger import KerasLogger
-    from stoker_run.offline import OfflineRun
-    from stoker_run.run import Run
+    from stoker_run.run import OfflineRun, Run, current
 
 
 def __getattr__(name: str) -> object:

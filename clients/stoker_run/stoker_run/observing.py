@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from stoker_run import memory, processes
-from stoker_run.environ import attempt_key
-from stoker_run.lines import read_json, replace_json
+from stoker_run.attempt import attempt_key
+from stoker_run.json_files import read_json, replace_json
 
 __all__ = ["check", "observe", "stop", "sweep"]
 

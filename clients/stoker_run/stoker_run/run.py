@@ -1,20 +1,162 @@
-"""`azureml.core.Run` as a script in a run has it; also what `stoker_run.current()` gives."""
+"""`azureml.core.Run` as a script in a run has it, which `stoker_run.current()` returns too.
 
+Outside of a run it is an object that prints what it would have logged.
+"""
+
+import contextlib
 import json
+import os
 import shutil
 import time
+import uuid
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from types import GeneratorType
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
-from stoker_run.around import Experiment, Inputs, RegisteredLater
 from stoker_run.attempt import OUTPUTS
-from stoker_run.exceptions import NotOffered, UserErrorException
-from stoker_run.lines import read_json, replace_json
-from stoker_run.logging_face import LoggingFace
-from stoker_run.records import Recorder, outside_name, read_events
+from stoker_run.exceptions import NotOffered, RunEnvironmentException, UserErrorException
+from stoker_run.json_files import read_json, replace_json
+from stoker_run.records import Recorder, column, outside_name, read_events, read_metrics, to_json
 from stoker_run.trees import files_below
 
-__all__ = ["FilesFace", "Run"]
+__all__ = [
+    "Experiment",
+    "FilesFace",
+    "Inputs",
+    "LoggingFace",
+    "OfflineRun",
+    "RegisteredLater",
+    "Run",
+    "WorkspaceOfRun",
+    "current",
+    "is_submitted",
+    "run_of",
+]
+
+
+class WorkspaceOfRun:
+    """What a script may know of its workspace."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.name = variables.get("AZUREML_ARM_WORKSPACE_NAME", "local")
+        self.subscription_id = variables.get("AZUREML_ARM_SUBSCRIPTION", "")
+        self.resource_group = variables.get("AZUREML_ARM_RESOURCEGROUP", "local")
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is with the code that has submitted the run."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NotOffered(
+            f"workspace.{name} is not offered in a script: pass data as an input, and register models by "
+            "run.register_model or in the code that submits the run"
+        )
+
+
+class Experiment:
+    """The experiment of a run."""
+
+    def __init__(self, name: str, workspace: WorkspaceOfRun) -> None:
+        self.name = name
+        self.workspace = workspace
+
+
+class Inputs(Dict[str, str]):
+    """Paths of the run's inputs by their names."""
+
+    def __missing__(self, name: str) -> str:
+        raise KeyError(f"the run has no input {name!r}; it has: {', '.join(self) or 'none'}")
+
+
+class RegisteredLater:
+    """A model that is registered when the script has ended.
+
+    Attributes:
+        name: Its name.
+        model_path: Which of the run's files it is of.
+    """
+
+    version = None
+
+    def __init__(self, name: str, model_path: str) -> None:
+        self.name = name
+        self.model_path = model_path
+
+
+class LoggingFace:
+    """Checks what is logged, and hands it on."""
+
+    def log(self, name: str, value: Any, description: str = "", step: Optional[int] = None) -> None:
+        """Log one value: a number, a boolean, a text, or a scalar of numpy or a framework.
+
+        Args:
+            name: Of the metric; logging it again makes it a list.
+            value: The value. Anything else becomes its `repr`.
+            description: Kept with it.
+            step: Where the script is.
+
+        Raises:
+            UserErrorException: The value is a list.
+        """
+        if isinstance(value, (list, tuple, range, GeneratorType)):
+            raise UserErrorException("run.log takes one value; use run.log_list for several")
+        self._number(name, value, step, description)
+
+    def log_list(self, name: str, value: Any, description: str = "") -> None:
+        """Log a list of values."""
+        self._structure(name, "list", list(value), description)
+
+    def log_row(self, name: str, description: Optional[str] = None, **kwargs: Any) -> None:
+        """Log a row: each keyword is a column. Rows of one name make a table."""
+        self._structure(name, "row", kwargs, description)
+
+    def log_table(self, name: str, value: Dict[str, Any], description: str = "") -> None:
+        """Log a table: a dict of columns, each a value or a list."""
+        self._structure(name, "table", value, description)
+
+    def log_confusion_matrix(self, name: str, value: Any, description: str = "") -> None:
+        """Log a confusion matrix, in Azure's schema: a dict or JSON."""
+        self._structure(name, "confusion_matrix", value, description)
+
+    def log_accuracy_table(self, name: str, value: Any, description: str = "") -> None:
+        """Log an accuracy table, in Azure's schema: a dict or JSON."""
+        self._structure(name, "accuracy_table", value, description)
+
+    def log_residuals(self, name: str, value: Any, description: str = "") -> None:
+        """Log residuals, in Azure's schema: a dict or JSON."""
+        self._structure(name, "residuals", value, description)
+
+    def log_predictions(self, name: str, value: Any, description: str = "") -> None:
+        """Log predictions, in Azure's schema: a dict or JSON."""
+        self._structure(name, "predictions", value, description)
+
+    def log_image(
+        self, name: str, path: Optional[str] = None, plot: Any = None, description: str = ""
+    ) -> None:
+        """Log an image.
+
+        Args:
+            name: Of the metric.
+            path: A file; exactly one of it and `plot`.
+            plot: matplotlib's `pyplot` or a figure of it.
+            description: Kept with it.
+
+        Raises:
+            UserErrorException: Both or none are given, or there is no such file.
+        """
+        if (path is None) == (plot is None):
+            raise UserErrorException("run.log_image takes either a path or a plot")
+        if path is not None and not Path(path).is_file():
+            raise UserErrorException(f"run.log_image: there is no file {path}")
+        self._image(name, path, plot, description)
+
+    def _number(self, name: str, value: Any, step: Optional[int], description: str) -> None:
+        raise NotImplementedError
+
+    def _structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
+        raise NotImplementedError
+
+    def _image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
+        raise NotImplementedError
 
 
 # Files of a run, as `azureml.core.Run` has them for the script.
@@ -162,8 +304,6 @@ class Run(LoggingFace, FilesFace):
         Raises:
             RunEnvironmentException: There is no run, and `allow_offline` is false.
         """
-        from stoker_run.context import current
-
         return current(allow_offline)
 
     # --- what it says ---
@@ -401,3 +541,180 @@ class Run(LoggingFace, FilesFace):
         else:
             plot.savefig(str(target), format="png")
         self._recorder.structure(name, "image", file, None, description)
+
+
+_PRINTED = {"residuals": "residual"}
+
+
+class OfflineRun(LoggingFace):
+    """Prints what is said to it, and knows it afterwards.
+
+    Args:
+        id: Of the run; one of its own by default.
+    """
+
+    type = "azureml.offlinerun"
+    number = 1
+    parent = None
+
+    def __init__(self, id: Optional[str] = None) -> None:  # noqa: A002  # Azure's name
+        self.id = id or f"OfflineRun_{uuid.uuid4()}"
+        self.status = "Running"
+        self.display_name = self.id
+        self.description = ""
+        self.tags: Dict[str, Any] = {}
+        self.properties: Dict[str, Any] = {}
+        self.input_datasets: Dict[str, str] = {}
+        self._lines: List[Dict[str, Any]] = []
+        self._children: List[OfflineRun] = []
+
+    def __repr__(self) -> str:
+        return f"OfflineRun(id={self.id!r})"
+
+    def __enter__(self) -> "OfflineRun":
+        print(f"[START] Run {self.id} context")
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        print(f"[STOP] Run {self.id} context")
+
+    def __getattr__(self, name: str) -> Any:
+        """What only a run has."""
+        if name.startswith("_") or name == "experiment":
+            # Scripts ask whether there is an experiment, to know whether there is a run.
+            raise AttributeError(name)
+        raise NotOffered(f"run.{name} is not offered outside of a run; submit the script")
+
+    def get_metrics(self, name: Optional[str] = None, **_others: Any) -> Dict[str, Any]:
+        """What was logged until now."""
+        found = read_metrics(self._lines)
+        return found if name is None else {key: value for key, value in found.items() if key == name}
+
+    def get_status(self) -> str:
+        """`Running`, until the script says otherwise."""
+        return self.status
+
+    def get_children(self, **_filters: Any) -> "Iterator[OfflineRun]":
+        """The children, the last one first."""
+        return iter(self._children[::-1])
+
+    def tag(self, name: str, value: Any = None) -> None:
+        """Print a tag."""
+        print(f"Attempted to add tag {name} with value {value}")
+        self.tags[name] = value
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Print tags."""
+        print(f"Attempted to set tags {tags}")
+        self.tags.update(tags)
+
+    def remove_tags(self, tags: Sequence[str]) -> None:
+        """Forget tags."""
+        for name in tags:
+            self.tags.pop(name, None)
+
+    def add_properties(self, properties: Mapping[str, Any]) -> None:
+        """Print properties."""
+        print(f"Attempted to add properties {properties}")
+        self.properties = {**properties, **self.properties}
+
+    def upload_file(self, name: str, path_or_stream: Any, *_others: Any, **_more: Any) -> None:
+        """Print what would be kept."""
+        print(f"Attempted to track file {name} at {path_or_stream}")
+
+    def upload_files(self, names: Sequence[str], paths: Sequence[str], *_others: Any, **_more: Any) -> None:
+        """Print what would be kept."""
+        for name, path in zip(names, paths):
+            self.upload_file(name, path)
+
+    def upload_folder(self, name: str, path: str, *_others: Any, **_more: Any) -> None:
+        """Print what would be kept."""
+        print(f"Attempted to track folder {name} at {path}")
+
+    def child_run(
+        self,
+        name: Optional[str] = None,
+        run_id: Optional[str] = None,
+        outputs: Any = None,
+    ) -> "OfflineRun":
+        """Another one."""
+        child = OfflineRun(run_id or f"{self.id}.{name or uuid.uuid4()}")
+        self._children.append(child)
+        return child
+
+    def complete(self) -> None:
+        """Say that the script is done."""
+        self.status = "Completed"
+
+    def fail(self, error_details: Any = None, error_code: Any = None) -> None:
+        """Print what has failed."""
+        self.status = "Failed"
+        print(f"Run failed with error code {error_code}:\n{error_details}")
+
+    def cancel(self) -> None:
+        """Say that the script gives up."""
+        self.status = "Canceled"
+
+    def flush(self, timeout_seconds: float = 300) -> None:
+        """Print that there was something to write."""
+        print(f"Attempted to flush run with id {self.id}")
+
+    def _number(self, name: str, value: Any, step: Optional[int], description: str) -> None:
+        self._emit("scalar", "", name, value, to_json(value))
+
+    def _structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
+        kept = value
+        with contextlib.suppress(AttributeError, TypeError):
+            if kind in ("row", "table"):
+                kept = {key: column(one) for key, one in value.items()}
+            elif kind == "list":
+                kept = column(value)
+        self._emit(_PRINTED.get(kind, kind), kind, name, value, kept)
+
+    def _image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
+        self._emit("image", "image", name, plot if path is None else path, str(path))
+
+    def _emit(self, printed: str, kind: str, name: str, value: Any, kept: Any) -> None:
+        print(f"Attempted to log {printed} metric {name}:\n{value}")
+        self._lines.append({"t": int(time.time() * 1000), "k": name, "v": kept, "y": kind})
+
+
+_known: Dict[str, Run] = {}
+_offline: Dict[str, OfflineRun] = {}
+
+
+def is_submitted(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is one of a run."""
+    return "STOKER_ATTEMPT_DIR" in variables and "STOKER_RUN_ID" in variables
+
+
+def run_of(variables: Mapping[str, str]) -> Run:
+    """The run that environment variables tell of."""
+    folder = Path(variables["STOKER_ATTEMPT_DIR"])
+    recorder = Recorder(
+        folder,
+        Path(variables.get("STOKER_WORK_DIR", ".")),
+        int(variables.get("STOKER_ATTEMPT", "1")),
+        int(variables.get("STOKER_RANK", "0")),
+    )
+    experiment = Experiment(variables.get("STOKER_EXPERIMENT", ""), WorkspaceOfRun(variables))
+    inputs = json.loads(variables.get("STOKER_INPUTS", "{}"))
+    return Run(recorder, variables["STOKER_RUN_ID"], experiment, inputs)
+
+
+def current(allow_offline: bool = True) -> Union[Run, OfflineRun]:
+    """The run of this process, the same object each time; outside of a run one that prints.
+
+    Raises:
+        RunEnvironmentException: There is no run, and `allow_offline` is false.
+    """
+    if is_submitted():
+        key = os.environ["STOKER_ATTEMPT_DIR"]
+        if key not in _known:
+            _known[key] = run_of(os.environ)
+        return _known[key]
+    if not allow_offline:
+        raise RunEnvironmentException(
+            "this process is not of a run; submit the script, or allow_offline=True"
+        )
+    return _offline.setdefault("", OfflineRun())

@@ -44,7 +44,7 @@ def read_digits(mnist_folder: Path | None) -> Digits:
         raise OperatorError(f"the users' digits are read by stoker-training; {how_to_install('training')}")
     if mnist_folder is None:
         return _bundled()
-    from stoker_training.mnist_files import read_mnist_part
+    from stoker_training.digits import read_mnist_part
 
     images, labels = read_mnist_part(mnist_folder, "t10k")
     rows = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)

@@ -18,12 +18,18 @@ from stoker_runs.launch.submission import Request
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.store import RunStore
 from stoker_runs.tracking import Run, RunOptions, requested
-from stoker_runs.tuning.children import Trial, trials_of
+from stoker_runs.tuning.children import Trial, submit_sweep, trials_of
+from stoker_runs.tuning.definition import (
+    RANDOM,
+    Expression,
+    Value,
+    between,
+    expression,
+    new_seed,
+    sampler,
+    terms,
+)
 from stoker_runs.tuning.policies import Bandit, MedianStopping, Policy, TruncationSelection
-from stoker_runs.tuning.samplers import RANDOM, new_seed, sampler
-from stoker_runs.tuning.spaces import Expression, Value, between, expression
-from stoker_runs.tuning.submission import submit_sweep
-from stoker_runs.tuning.terms import terms
 
 __all__ = [
     "Bandit",

@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from stoker.errors import RunFailed
 from stoker.workspace import Workspace
 from stoker_run import records
-from stoker_runs.launch.adoption import adopt
 from stoker_runs.launch.configuration import read_duration_s
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.inputs import find_input
 from stoker_runs.launch.interactive import InteractiveRun
+from stoker_runs.launch.runners import adopt
 from stoker_runs.launch.submission import Request
 from stoker_runs.launch.submission import resume as resume_run
 from stoker_runs.launch.submission import submit as submit_request
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.files import copy_files, run_files
-from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.folder import RunFolder, copy_files, run_files
+from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.records.summary import RunSummary

@@ -30,7 +30,7 @@ from stoker.scripts.entry_script import load_advice
 from stoker.servable import Device, Servable, code_of_load, library_of_booster
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
-from stoker_run.former_names import provide_former_names
+from stoker_run.legacy_apis import provide_former_names
 
 __all__ = ["SklearnRuntime", "load_sklearn"]
 

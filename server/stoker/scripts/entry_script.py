@@ -23,7 +23,7 @@ from stoker.scripts.forms import find_stand_ins
 from stoker.system.extras import how_to_install
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
-from stoker_run.former_names import provide_former_names
+from stoker_run.legacy_apis import provide_former_names
 
 __all__ = ["EntryScript", "load_advice"]
 

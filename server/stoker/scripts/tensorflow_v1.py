@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from stoker.errors import LoadFailed
-from stoker_run.tensorflow_v1 import give_v1_api
+from stoker_run.legacy_apis import give_v1_api
 
 __all__ = ["TensorflowUse", "first_v1_use", "give_version_1", "read_uses"]
 

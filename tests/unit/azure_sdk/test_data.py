@@ -32,7 +32,7 @@ from azureml.exceptions import UserErrorException
 from stoker.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.training_compute import cores_and_gpus
-from stoker_runs.records.failures import RunFailure
+from stoker_runs.records.states import RunFailure
 from stoker_runs.targets import registry
 from stoker_runs.targets.definitions import Target, find_target, list_targets
 from stoker_runs.targets.engine import EngineFailure

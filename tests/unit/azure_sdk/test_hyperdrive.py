@@ -37,10 +37,10 @@ from azureml.train.hyperdrive.parameter_expressions import choice as choice_of_b
 from azureml.train.hyperdrive.policy import BanditPolicy as BanditPolicyOfBefore
 
 from stoker_azure.exceptions import NotOffered
-from stoker_runs.tuning import submission
+from stoker_runs.tuning import children
 from stoker_runs.tuning.children import terms_of
+from stoker_runs.tuning.definition import expression
 from stoker_runs.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
-from stoker_runs.tuning.spaces import expression
 
 SPACE = {"--batch-size": choice(32, 64), "--rate": loguniform(-6, -1)}
 
@@ -55,12 +55,12 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     def spawned_by_nobody(*_: object) -> None:
         return
 
-    spawning = submission.submit
+    spawning = children.submit
 
     def submit(*given: Any, **named: Any) -> Any:
         return spawning(*given, **{**named, "spawn": spawned_by_nobody})
 
-    monkeypatch.setattr(submission, "submit", submit)
+    monkeypatch.setattr(children, "submit", submit)
     return Workspace.from_config()
 
 

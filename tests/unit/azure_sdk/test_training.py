@@ -53,12 +53,11 @@ from stoker_azure.sdk.training import experiment as experiments
 from stoker_azure.sdk.training import request as request_module
 from stoker_azure.sdk.training import waiting
 from stoker_runs.launch.submission import Request, plan
-from stoker_runs.records.failures import RunFailure
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.states import RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.container_image import Image
 from stoker_runs.targets.container_program import ContainerProgram
+from stoker_runs.targets.containers import Image
 from stoker_runs.targets.engine import EngineFailure
 
 Asked = Callable[..., Request]

@@ -14,14 +14,12 @@ from stoker.workspace import Workspace
 from stoker_azure.commands import az_actions
 from stoker_azure.commands.az import REFUSED
 from stoker_azure.sdk import core as azure_sdk
-from stoker_runs.launch.run_config_files import read_run_config
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunState, Status
+from stoker_runs.launch.azure_files import read_run_config
+from stoker_runs.records.record import Definition, RunRecord
+from stoker_runs.records.states import FailureCode, RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.container_image import Image
 from stoker_runs.targets.container_program import ContainerProgram
+from stoker_runs.targets.containers import Image
 from stoker_runs.targets.definitions import Target, find_target
 from stoker_runs.targets.engine import EngineFailure
 

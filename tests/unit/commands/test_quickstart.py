@@ -14,9 +14,8 @@ from stoker.settings.server import ServerSettings
 from stoker.supervisor import serving
 from stoker.supervisor.handover import Predecessor
 from stoker.workspace import Workspace
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import RunRecord
+from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_training.commands import quickstart

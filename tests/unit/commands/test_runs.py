@@ -13,11 +13,9 @@ from stoker.cli import main
 from stoker.workspace import Workspace
 from stoker_run.records import Recorder
 from stoker_runs.commands import run_output
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import RunFailure
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.record import Definition, RunRecord
+from stoker_runs.records.states import RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
 
 
@@ -189,7 +187,7 @@ def test_lists_are_shown(
     assert main(["az", "ml", "history", "list", "--output", "json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
     assert (run["fib"], run["scores.f1"]) == (29, 0.25)
-    monkeypatch.setattr("stoker_runs.records.plotting._pyplot", lambda: pytest.fail("drawn"))
+    monkeypatch.setattr("stoker_runs.records.exports._pyplot", lambda: pytest.fail("drawn"))
     with pytest.raises(pytest.fail.Exception, match="drawn"):
         main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(tmp_path / "fib.png")])
 

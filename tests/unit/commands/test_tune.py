@@ -88,7 +88,7 @@ def test_a_sweep_is_begun_and_left(
 ) -> None:
     """It is a run of the kind that has children, with what was asked."""
     begun: list[RunFolder] = []
-    monkeypatch.setattr("stoker_runs.launch.runner_start.fork_runner", lambda folder, _: begun.append(folder))
+    monkeypatch.setattr("stoker_runs.launch.runners.fork_runner", lambda folder, _: begun.append(folder))
     assert main(["tune", "sweep.yaml", "--detach"]) == 0
     (folder,) = begun
     assert capsys.readouterr().out == f"{folder.id}\n"

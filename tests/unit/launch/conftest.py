@@ -9,9 +9,8 @@ from tests.puppet_engine import Machine, PuppetEngine
 
 from stoker_runs.launch.runner_process import Runner
 from stoker_runs.launch.slots import Slots
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import RunRecord
+from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
 

@@ -7,10 +7,8 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.workspace import Workspace
-from stoker_runs.launch.compute_files import keep_target, read_compute
-from stoker_runs.launch.run_config_files import find_run_config, read_run_config
-from stoker_runs.targets.definitions import Target, find_target
-from stoker_runs.targets.ssh.settings import SshSettings
+from stoker_runs.launch.azure_files import find_run_config, keep_target, read_compute, read_run_config
+from stoker_runs.targets.definitions import SshSettings, Target, find_target
 
 OLD = """
 ArgumentVector:

@@ -6,8 +6,7 @@ import pytest
 from tests.puppet_engine import exited
 
 from stoker_runs.launch.runner_process import observations
-from stoker_runs.records.failures import FailureCode
-from stoker_runs.records.states import CancelAsked, Ended, Lost, Refused, TimeUp
+from stoker_runs.records.states import CancelAsked, Ended, FailureCode, Lost, Refused, TimeUp
 
 KILLED = {"outcome": "signalled", "exit_status": None}
 

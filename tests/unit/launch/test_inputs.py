@@ -16,7 +16,7 @@ import pytest
 from stoker.errors import InvalidSettings, SubmissionRefused
 from stoker.workspace import Workspace
 from stoker_runs.launch.inputs import check_inputs, find_input, split_input
-from stoker_runs.records.data_digests import data_digests
+from stoker_runs.records.snapshots import data_digests
 from stoker_runs.targets.definitions import Target
 
 

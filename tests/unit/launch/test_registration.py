@@ -12,9 +12,8 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.models.repository import Repository
 from stoker.workspace import Workspace
 from stoker_runs.launch.registration import register_asked, register_model
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import RunRecord
+from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 

@@ -14,13 +14,10 @@ from tests.unit.launch.conftest import World
 from stoker.workspace import Workspace
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.slots import Slots
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.records.files import log_file
-from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.journal import read_lines
-from stoker_runs.records.states import RunState, Status, resumed
-from stoker_runs.targets.capacity import Capacity
+from stoker_runs.records.folder import RunFolder, log_file, read_lines
+from stoker_runs.records.record import Definition
+from stoker_runs.records.states import FailureCode, RunFailure, RunState, Status, resumed
+from stoker_runs.targets.definitions import Capacity
 
 
 class Killed(BaseException):

@@ -8,7 +8,7 @@ from tests.unit.launch.conftest import World
 from stoker.errors import SubmissionRefused
 from stoker_runs.launch.slots import Ask, Held, Slots, Wait, check_ask, choose
 from stoker_runs.records.states import RunState, Status
-from stoker_runs.targets.capacity import Capacity
+from stoker_runs.targets.definitions import Capacity
 
 FOUR = Capacity(4, ("0", "1"))
 

@@ -12,11 +12,10 @@ from stoker.workspace import Workspace
 from stoker_runs.launch.configuration import read_configuration, read_duration_s
 from stoker_runs.launch.submission import Request, plan, resume, submit
 from stoker_runs.records.comparing import compare_runs
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
-from stoker_runs.targets.engine import Job
-from stoker_runs.targets.start_file import start_content
+from stoker_runs.targets.engine import Job, start_content
 
 Spawned = list[RunFolder]
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import RunRecord
+from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 

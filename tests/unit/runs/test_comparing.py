@@ -6,9 +6,8 @@ from pathlib import Path
 from tests.unit.runs.conftest import MakeRun
 
 from stoker_runs.records.comparing import compare_runs
-from stoker_runs.records.git_facts import git_properties
-from stoker_runs.records.plotting import curves_of, thinned
-from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.exports import curves_of, thinned
+from stoker_runs.records.snapshots import SnapshotStore, git_properties
 from stoker_runs.records.states import Status
 
 

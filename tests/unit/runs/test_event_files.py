@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.unit.runs.conftest import MakeRun
 
-from stoker_runs.records.event_files import crc32c, event_record, write_logdir
+from stoker_runs.records.exports import crc32c, event_record, write_logdir
 
 
 def records(content: bytes) -> list[bytes]:

@@ -6,8 +6,7 @@ import pytest
 from tests.unit.runs.conftest import MakeRun
 
 from stoker.errors import SubmissionRefused
-from stoker_runs.records.files import copy_files, find_file, run_files
-from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.folder import RunFolder, copy_files, find_file, run_files
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from tests.unit.runs.conftest import MakeRun
 
 from stoker.errors import InvalidSettings
 from stoker_runs.records import index as index_module
-from stoker_runs.records.conditions import SortKey, read_conditions
 from stoker_runs.records.index import RunIndex
 from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
+from stoker_runs.records.summary import SortKey, read_conditions
 
 
 def measured(**values: object) -> list[dict[str, object]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_runs.records.journal import append_line, plain, read_lines, real
+from stoker_runs.records.folder import append_line, plain, read_lines, real
 
 
 def test_what_is_appended_is_read_in_its_order(tmp_path: Path) -> None:

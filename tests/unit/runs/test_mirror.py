@@ -8,7 +8,7 @@ import pytest
 from tests.unit.runs.conftest import MakeRun
 
 from stoker.errors import OperatorError
-from stoker_runs.records.mirror import Mirror
+from stoker_runs.records.exports import Mirror
 from stoker_runs.records.states import RunState, Status
 
 
@@ -132,7 +132,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     tracking: Store, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has arrived is not sent again."""
-    monkeypatch.setattr("stoker_runs.records.mirror._BATCH", 2)
+    monkeypatch.setattr("stoker_runs.records.exports._BATCH", 2)
     run = make_run(1, metrics=[{"k": "loss", "v": n} for n in range(5)])
     tracking.fails_after = 1
     with pytest.raises(OperatorError, match="no route"):

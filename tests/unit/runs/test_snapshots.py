@@ -87,7 +87,7 @@ def test_unchanged_files_are_not_read_again(
     source: Path, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the system says of a file tells that it is the same; one that was just written is read all the same."""
-    monkeypatch.setattr("stoker_runs.records.seen_files._SETTLED_NS", -(10**18))
+    monkeypatch.setattr("stoker_runs.records.snapshots._SETTLED_NS", -(10**18))
     first = store.take(source)
     monkeypatch.setattr(SnapshotStore, "_keep", lambda *_: pytest.fail("a file was read"))
     assert store.take(source).digest == first.digest

@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_runs.records.failures import FailureCode, RunFailure
 from stoker_runs.records.states import (
     TERMINAL,
     CancelAsked,
     Collected,
     Ended,
+    FailureCode,
     Granted,
     Lost,
     Observation,
     Prepared,
     Provisioned,
     Refused,
+    RunFailure,
     RunState,
     Seen,
     Status,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker_runs.records.journal import read_lines
-from stoker_runs.records.plotting import curves_of
+from stoker_runs.records.exports import curves_of
+from stoker_runs.records.folder import read_lines
 from stoker_runs.records.summary import Numbers, _add, logged_values, measured
 
 LINES = [
@@ -37,7 +37,7 @@ def test_all_lines_count_as_they_do_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     """Whichever way a line is read, and wherever a chunk of its file ends; a last line without its end does not."""
-    monkeypatch.setattr("stoker_runs.records.journal._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("stoker_runs.records.folder._CHUNK_BYTES", chunk_bytes)
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(LINES) + '\n{"t":1,"k":"acc","v":5,"a":1}', encoding="utf-8")
     expected: dict[str, Numbers] = {}

@@ -14,8 +14,7 @@ import vermin
 
 import stoker_run
 from stoker_run import archive, memory
-from stoker_run.attempt import Refused, Start, read_start
-from stoker_run.environ import local_peers, variables
+from stoker_run.attempt import Refused, Start, local_peers, read_start, variables
 
 PACKAGE = Path(stoker_run.__file__).parent
 LEAST = {

@@ -16,9 +16,9 @@ import pytest
 import stoker_run
 from stoker_run import KerasLogger, OfflineRun, Run
 from stoker_run.exceptions import NotOffered, RunEnvironmentException, UserErrorException
-from stoker_run.lines import read_json
+from stoker_run.faces.azureml.logging import get_azureml_logger
+from stoker_run.json_files import read_json
 from stoker_run.records import read_events
-from stoker_run.workbench import get_azureml_logger
 
 FACES = Path(stoker_run.__file__).parent / "faces"
 

@@ -14,20 +14,19 @@ import numpy as np
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker_run import former_names
+from stoker_run import legacy_apis
 from stoker_run.archive import unpack
-from stoker_run.attempt import VERSION, read_start
-from stoker_run.environ import variables
-from stoker_run.former_names import FORMER_NAMES, provide_former_names
+from stoker_run.attempt import VERSION, read_start, variables
+from stoker_run.legacy_apis import FORMER_NAMES, provide_former_names
 
 X, Y = np.array([[0.0, 1], [1, 0], [2, 3], [3, 2]]), np.array([0, 0, 1, 1])
 
 
 def withdraw_former_names() -> None:
     """Undo `provide_former_names`, and forget the modules that were imported by it."""
-    if former_names._FINDER in sys.meta_path:
-        sys.meta_path.remove(former_names._FINDER)
-    for name in [name for name in sys.modules if name in FORMER_NAMES or former_names._of_project(name)[0]]:
+    if legacy_apis._FINDER in sys.meta_path:
+        sys.meta_path.remove(legacy_apis._FINDER)
+    for name in [name for name in sys.modules if name in FORMER_NAMES or legacy_apis._of_project(name)[0]]:
         del sys.modules[name]
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
@@ -132,7 +131,7 @@ def test_what_is_installed_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_each_name_is_told_once() -> None:
     """In one line, with the version and what stands for it; modules of a copied project count as that."""
     said: list[str] = []
-    former_names._FINDER._said.clear()
+    legacy_apis._FINDER._said.clear()
     provide_former_names(said.append)
     for name in (
         "sklearn.externals.joblib.numpy_pickle",

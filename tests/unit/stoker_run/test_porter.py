@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_S
 
-from stoker_run.luggage import Luggage
-from stoker_run.porter import Porter
+from stoker_run.porter import Luggage, Porter
 
 ATTEMPT: dict[str, Any] = {"run": "e_1_0000000a", "attempt": 1}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker_run.lines import Appender, read_json, replace_json, whole_lines
+from stoker_run.json_files import Appender, read_json, replace_json, whole_lines
 from stoker_run.records import Recorder, outside_name, read_events
 
 

@@ -13,10 +13,8 @@ from stoker.cli import main
 from stoker.errors import InvalidSettings, SubmissionRefused
 from stoker.workspace import Workspace
 from stoker_runs.launch.submission import Request, plan
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunState
+from stoker_runs.records.record import Definition, RunRecord
+from stoker_runs.records.states import FailureCode, RunFailure, RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.attaching import attach, create, detach
 from stoker_runs.targets.definitions import Target, find_target

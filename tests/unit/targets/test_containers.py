@@ -13,18 +13,15 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.workspace import Workspace
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import RunFailure
-from stoker_runs.records.record import RunRecord
+from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
-from stoker_runs.records.states import RunState
+from stoker_runs.records.states import RunFailure, RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets import container
 from stoker_runs.targets.container import ContainerEngine
-from stoker_runs.targets.container_image import FailedPulls, Image
 from stoker_runs.targets.container_program import ContainerProgram, mount
-from stoker_runs.targets.container_settings import DEFAULT_IMAGE, ContainerSettings
-from stoker_runs.targets.definitions import DOCKER, Target, find_target
+from stoker_runs.targets.containers import FailedPulls, Image
+from stoker_runs.targets.definitions import DEFAULT_IMAGE, DOCKER, ContainerSettings, Target, find_target
 from stoker_runs.targets.engine import EngineFailure, Job, Presence
 
 # Each answer is a file named after the command's first word, run by the shell.

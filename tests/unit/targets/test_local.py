@@ -6,15 +6,14 @@ import pytest
 
 from stoker.environments.requested import AskedEnvironment, RunEnvironment
 from stoker.workspace import Workspace
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.record import RunRecord
+from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets import registry as local
+from stoker_runs.targets import local
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Job
-from stoker_runs.targets.on_this_machine import collect, remove_work
+from stoker_runs.targets.local import collect, remove_work
 from stoker_runs.targets.registry import LocalEngine
 
 

@@ -20,23 +20,18 @@ from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
 from stoker.workspace import Workspace
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import RunFailure
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import RunRecord
-from stoker_runs.records.states import RunState
+from stoker_runs.records.record import Definition, RunRecord
+from stoker_runs.records.states import RunFailure, RunState
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.definitions import Target, find_target
-from stoker_runs.targets.engine import EngineFailure, Job, Presence
+from stoker_runs.targets.definitions import SshSettings, Target, find_target
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, sight_of
 from stoker_runs.targets.registry import no_compiler_for_libraries
-from stoker_runs.targets.sights import sight_of
-from stoker_runs.targets.ssh.bootstrap import command, first_line
-from stoker_runs.targets.ssh.collecting import checked_entries, collect
-from stoker_runs.targets.ssh.engine import SshEngine, listed
+from stoker_runs.targets.ssh.engine import SshEngine
 from stoker_runs.targets.ssh.environment import choose
 from stoker_runs.targets.ssh.link import HostKeys
-from stoker_runs.targets.ssh.porter import Porter
-from stoker_runs.targets.ssh.settings import SshSettings
+from stoker_runs.targets.ssh.porter import Porter, command, first_line
+from stoker_runs.targets.ssh.transfer import checked_entries, collect, list_folder
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICypcGbSAuDIGoJWCRr0+XPjj3K2YfLjMMJMyoOKu80i"
 
@@ -257,7 +252,7 @@ def test_a_folder_is_known_by_its_content(tmp_path: Path) -> None:
         for name in ("a", "deep/b"):
             (tmp_path / place / name).write_text("same")
         (tmp_path / place / "link").symlink_to("a")
-    one, two = listed(tmp_path / "one"), listed(tmp_path / "two")
+    one, two = list_folder(tmp_path / "one"), list_folder(tmp_path / "two")
     assert one.digest == two.digest
     assert sorted(entry[:2] for entry in one.entries) == [
         ["d", "deep"],
@@ -267,7 +262,7 @@ def test_a_folder_is_known_by_its_content(tmp_path: Path) -> None:
     ]
     assert len(one.paths) == 1
     (tmp_path / "two" / "a").chmod(0o700)
-    assert listed(tmp_path / "two").digest != one.digest
+    assert list_folder(tmp_path / "two").digest != one.digest
 
 
 @pytest.mark.parametrize(

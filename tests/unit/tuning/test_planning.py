@@ -6,13 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_runs.records.failures import RunFailure
-from stoker_runs.records.states import Status
+from stoker_runs.records.states import RunFailure, Status
+from stoker_runs.tuning.definition import Terms, expression, sampler, terms
 from stoker_runs.tuning.planning import Child, Ending, ending_of, next_step
 from stoker_runs.tuning.policies import Bandit, Curve, Policy
-from stoker_runs.tuning.samplers import sampler
-from stoker_runs.tuning.spaces import expression
-from stoker_runs.tuning.terms import Terms, terms
 
 SPACE = {"--n": expression("randint", 9)}
 RUNNING, DONE, CUT, FAILED = Status.RUNNING, Status.COMPLETED, Status.CANCELED, Status.FAILED

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings
-from stoker_runs.tuning.samplers import Sampler, sampler
-from stoker_runs.tuning.spaces import expression
-from stoker_runs.tuning.terms import Again, Terms, arguments_of, terms
+from stoker_runs.tuning.definition import Again, Sampler, Terms, arguments_of, expression, sampler, terms
 
 SPACE = {"--rate": expression("loguniform", -6, -1), "--units": expression("choice", 16, 32)}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings
-from stoker_runs.tuning.spaces import KINDS, Expression, between, checked_space, drawn, expression
+from stoker_runs.tuning.definition import KINDS, Expression, between, checked_space, drawn, expression
 
 DRAWS = 400
 

@@ -12,19 +12,14 @@ from hypothesis import strategies as st
 from tests.unit.launch.conftest import StillClock
 
 from stoker.errors import SubmissionRefused, UnknownRun
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import RunFailure
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import SWEEP, RunRecord
-from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.record import SWEEP, Definition, RunRecord
+from stoker_runs.records.states import RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.children import terms_of, trials_of
+from stoker_runs.tuning.children import going_on, terms_of, trials_of
+from stoker_runs.tuning.definition import Again, Terms, expression, sampler, terms
 from stoker_runs.tuning.policies import Bandit, Policy
-from stoker_runs.tuning.samplers import sampler
-from stoker_runs.tuning.spaces import expression
-from stoker_runs.tuning.submission import going_on
 from stoker_runs.tuning.sweep_process import Sweep
-from stoker_runs.tuning.terms import Again, Terms, terms
 
 
 class Killed(BaseException):

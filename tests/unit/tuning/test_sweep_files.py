@@ -6,10 +6,9 @@ import pytest
 import yaml
 
 from stoker.errors import InvalidSettings
+from stoker_runs.tuning.definition import Terms, between, expression
 from stoker_runs.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
-from stoker_runs.tuning.spaces import between, expression
 from stoker_runs.tuning.sweep_files import find_hdconfig, read_hdconfig, read_sweep, split_sweep
-from stoker_runs.tuning.terms import Terms
 
 SWEEP = {
     "script": "train.py",

@@ -65,7 +65,7 @@ def attach(args: argparse.Namespace) -> int:
     from stoker.names import checked_name
     from stoker.system.durable import replace_file
     from stoker.workspace import Workspace
-    from stoker_runs.launch.compute_files import keep_target, read_compute
+    from stoker_runs.launch.azure_files import keep_target, read_compute
 
     kind = args.kind or args.type_of_before
     if kind is None:
@@ -151,7 +151,7 @@ def _yaml_lines(lines: Mapping[str, str]) -> str:
 def _run_config_lines(name: str) -> str:
     import yaml
 
-    from stoker_runs.launch.run_config_files import CONDA_FILE, SPARK_FILE
+    from stoker_runs.launch.azure_files import CONDA_FILE, SPARK_FILE
 
     content: dict[str, Any] = {
         "ArgumentVector": ["$file"],
@@ -195,7 +195,7 @@ def update_cluster(args: argparse.Namespace) -> int:
 def detach(args: argparse.Namespace) -> int:
     """Forget a compute target: its files of the project, and what the workspace has of it."""
     from stoker.workspace import Workspace
-    from stoker_runs.launch.compute_files import find_compute
+    from stoker_runs.launch.azure_files import find_compute
     from stoker_runs.targets.definitions import LOCAL, find_target
 
     if args.name == LOCAL:
@@ -220,8 +220,7 @@ def detach(args: argparse.Namespace) -> int:
 def _submission(args: argparse.Namespace, *more: str) -> list[str]:
     """The words of `stoker submit` for a run configuration, or a compute target without one."""
     from stoker.workspace import Workspace
-    from stoker_runs.launch.compute_files import find_compute
-    from stoker_runs.launch.run_config_files import find_run_config
+    from stoker_runs.launch.azure_files import find_compute, find_run_config
     from stoker_runs.targets.definitions import list_targets
 
     name = args.config or args.target
@@ -266,7 +265,7 @@ def prepare(args: argparse.Namespace) -> int:
     """Have packages and image of a run configuration; nothing is started."""
     from stoker.workspace import Workspace
     from stoker_runs.commands import submit as submission
-    from stoker_runs.launch.preparing import prepare as prepared
+    from stoker_runs.launch.submission import prepare as prepared
 
     parser = argparse.ArgumentParser(prog="stoker submit")
     submission.add_arguments(parser)
@@ -300,7 +299,7 @@ def promote(args: argparse.Namespace) -> int:
     """Register a file of a run as a model; one that cannot be served by itself is kept for entry scripts."""
     from stoker.models.frameworks import detect
     from stoker.workspace import Workspace
-    from stoker_runs.records.files import find_file
+    from stoker_runs.records.folder import find_file
     from stoker_runs.records.store import RunStore
 
     words = ["models", "register", args.name, args.path, "--run", args.reference]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from stoker_azure.sdk.training import experiment, hyperdrive_run, run, run_configuration
     from stoker_cluster import access, checking
-    from stoker_runs.launch import registration, web_files
+    from stoker_runs.launch import registration
     from stoker_runs.targets import attaching, definitions, registry
 
 __all__ = [
@@ -63,7 +63,6 @@ __all__ = [
     "repository",
     "run",
     "run_configuration",
-    "web_files",
     "webservice",
 ]
 
@@ -80,7 +79,7 @@ _PACKAGES: Final = MappingProxyType(
         "stoker_azure.sdk.training": ["experiment", "hyperdrive_run", "run", "run_configuration"],
         "stoker_cluster": ["access", "checking"],
         "stoker.keys": ["credentials", "keyring"],
-        "stoker_runs.launch": ["registration", "web_files"],
+        "stoker_runs.launch": ["registration"],
         "stoker.models": ["repository"],
         "stoker_runs.targets": ["attaching", "definitions", "registry"],
     }

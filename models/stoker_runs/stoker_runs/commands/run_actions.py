@@ -1,14 +1,15 @@
-"""What `stoker runs` does with runs: follow, wait, cancel, resume, copy, label, delete."""
+"""What `stoker runs` does with runs: follow, wait, cancel, resume, copy, label, delete, export."""
 
 from __future__ import annotations
 
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.errors import InvalidSettings, SubmissionRefused, UnknownRun
 from stoker.system.logs import escaped
 from stoker_runs.commands.run_output import exit_code_of, found_workspace, note, stream, write_bytes
 
@@ -23,12 +24,14 @@ __all__ = [
     "cancel_runs",
     "delete",
     "download",
+    "mirror",
     "print_logs",
     "reindex",
     "rerun",
     "restore_snapshot",
     "resume_run",
     "tag",
+    "tensorboard",
     "wait_for_runs",
 ]
 
@@ -141,7 +144,7 @@ def rerun(args: argparse.Namespace) -> int:
 
 def download(args: argparse.Namespace) -> int:
     """Copy files to a folder."""
-    from stoker_runs.records.files import copy_files
+    from stoker_runs.records.folder import copy_files
 
     folder = _store(args).find(args.reference)
     place = args.output or Path(folder.id)
@@ -217,7 +220,7 @@ def _refuse_going_on(folder: RunFolder) -> None:
 
 def adopt(args: argparse.Namespace) -> int:
     """Say which runs were adopted."""
-    from stoker_runs.launch.adoption import adopt_all
+    from stoker_runs.launch.runners import adopt_all
 
     adopted = list(adopt_all(found_workspace(args)))
     for run_id in adopted:
@@ -234,3 +237,45 @@ def reindex(args: argparse.Namespace) -> int:
     count = RunIndex(_store(args)).rebuild()
     sys.stdout.write(f"{count} runs\n")
     return 0
+
+
+def mirror(args: argparse.Namespace) -> int:
+    """Copy runs into a tracking store of MLflow: each once, and later what is new of it."""
+    from stoker_runs.records.exports import Mirror
+    from stoker_runs.records.store import RunStore
+
+    store = RunStore(found_workspace(args).runs_dir)
+    if args.references:
+        folders = [store.find(reference) for reference in args.references]
+    else:
+        folders = [store.get(run.id) for run in reversed(args.index.runs(args.experiment))]
+    copies, new = Mirror(args.to), 0
+    for folder in folders:
+        try:
+            new += copies.put(folder)
+        except UnknownRun as error:
+            note(str(error))
+    sys.stdout.write(f"{new} of {len(folders)} runs had something new for {args.to}\n")
+    return 0
+
+
+def tensorboard(args: argparse.Namespace) -> int:
+    """Write event files, and show them where TensorBoard is installed."""
+    import subprocess
+
+    from stoker_runs.records.exports import write_logdir
+    from stoker_runs.records.store import RunStore
+
+    workspace = found_workspace(args)
+    store = RunStore(workspace.runs_dir)
+    folders = [store.find(reference) for reference in args.references]
+    place = write_logdir(folders, workspace.root / "tensorboard")
+    sys.stdout.write(f"{place}\n")
+    sys.stdout.flush()
+    if args.write_only:
+        return 0
+    if find_spec("tensorboard") is None:
+        note(f"TensorBoard is not installed: pip install tensorboard, then: tensorboard --logdir {place}")
+        return 0
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(place), "--port", str(args.port)]
+    return subprocess.run(command, check=False).returncode

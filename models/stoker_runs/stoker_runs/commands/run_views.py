@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.commands.printing import table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
-from stoker_runs.commands import sweep_views
+from stoker_runs.commands import sweep_output
 from stoker_runs.commands.run_output import duration_text, found_workspace, note, time_text
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _LONGEST: Final = 100
 
 def list_runs(args: argparse.Namespace) -> int:
     """Print a table, or JSON."""
-    from stoker_runs.records.conditions import SortKey, read_conditions
     from stoker_runs.records.store import RunStore
+    from stoker_runs.records.summary import SortKey, read_conditions
 
     workspace = found_workspace(args)
     conditions = read_conditions(args.where) if args.where else []
@@ -91,7 +91,7 @@ def _never_measured(args: argparse.Namespace, metrics: list[str], runs: list[Run
 
 def _nearest(args: argparse.Namespace, unknown: list[str]) -> str:
     """The names that were probably meant by these, of metrics and of facts, as a question."""
-    from stoker_runs.records.conditions import FACTS
+    from stoker_runs.records.summary import FACTS
 
     known = [*args.index.metric_names(args.experiment), *FACTS]
     near = [found[0] for name in unknown if (found := get_close_matches(name, known, 1))]
@@ -167,12 +167,12 @@ def show_run(args: argparse.Namespace) -> int:
             "properties": folder.properties(),
         }
         if record.kind == SWEEP:
-            content |= sweep_views.sweep_json(args, folder)
+            content |= sweep_output.sweep_json(args, folder)
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
         return 0
     sys.stdout.write(table(_facts(folder, record, state)))
     if record.kind == SWEEP:
-        sys.stdout.write("\n" + sweep_views.sweep_text(args, folder))
+        sys.stdout.write("\n" + sweep_output.sweep_text(args, folder))
     numbers = measured(folder.metric_files())
     if numbers:
         rows = [
@@ -267,12 +267,12 @@ def compare(args: argparse.Namespace) -> int:
 def _compared(args: argparse.Namespace) -> list[RunFolder]:
     """The runs that are named; a sweep alone stands for its best ones."""
     folders = [_found(args, reference) for reference in args.references]
-    return sweep_views.best_children(args, folders[0]) if len(folders) == 1 else folders
+    return sweep_output.best_children(args, folders[0]) if len(folders) == 1 else folders
 
 
 def plot(args: argparse.Namespace) -> int:
     """Draw a picture."""
-    from stoker_runs.records.plotting import draw
+    from stoker_runs.records.exports import draw
 
     names = draw(_compared(args), args.metric, args.output)
     sys.stdout.write(f"{args.output}: {', '.join(names)}\n")
@@ -281,7 +281,7 @@ def plot(args: argparse.Namespace) -> int:
 
 def list_files(args: argparse.Namespace) -> int:
     """Print names and lengths."""
-    from stoker_runs.records.files import run_files
+    from stoker_runs.records.folder import run_files
 
     for name, path in run_files(_found(args, args.reference)).items():
         sys.stdout.write(f"{path.stat().st_size:>14,}  {escaped(str(name))}\n")

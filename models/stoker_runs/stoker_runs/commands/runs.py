@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from stoker.commands.option_values import number_option
-from stoker_runs.commands import run_actions, run_exports, run_views, sweep_views
+from stoker_runs.commands import run_actions, run_views, sweep_output
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "children", parents=[common, one], help="list the runs of a sweep, the best first"
     )
     children.add_argument("--json", action="store_true", help="print JSON")
-    children.set_defaults(runs_run=sweep_views.list_children)
+    children.set_defaults(runs_run=sweep_output.list_children)
 
     logs = actions.add_parser("logs", parents=[common, one], help="print what a run has printed")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
@@ -129,14 +129,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", required=True, metavar="URI", help="such as sqlite:///runs.db or http://127.0.0.1:5000"
     )
     mirror.add_argument("--experiment", metavar="NAME", help="only those of this one")
-    mirror.set_defaults(runs_run=run_exports.mirror)
+    mirror.set_defaults(runs_run=run_actions.mirror)
 
     board = actions.add_parser(
         "tensorboard", parents=[common, several], help="write runs as TensorBoard's event files, and start it"
     )
     board.add_argument("--port", type=int, default=6006, metavar="N", help="its port (default: 6006)")
     board.add_argument("--write-only", action="store_true", help="do not start it")
-    board.set_defaults(runs_run=run_exports.tensorboard)
+    board.set_defaults(runs_run=run_actions.tensorboard)
 
     delete = actions.add_parser("delete", parents=[common, several], help="remove runs that have ended")
     delete.set_defaults(runs_run=run_actions.delete)
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: It was refused; the message says why.
     """
-    from stoker_runs.launch.adoption import adopt_all
+    from stoker_runs.launch.runners import adopt_all
     from stoker_runs.records.index import RunIndex
     from stoker_runs.records.store import RunStore
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,11 +18,22 @@ if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
     from stoker.workspace import Workspace
+    from stoker_runs.launch.azure_files import ComputeFile
     from stoker_runs.launch.submission import Request
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.snapshots import Snapshot
 
-__all__ = ["SUMMARY", "add_arguments", "announce", "print_plan", "progress_bar", "request_of", "run"]
+__all__ = [
+    "SUMMARY",
+    "add_arguments",
+    "announce",
+    "print_plan",
+    "progress_bar",
+    "request_of",
+    "run",
+    "take_compute",
+]
+
 
 SUMMARY = "run a training script on a compute target and follow it"
 
@@ -119,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: It is refused; nothing was written.
     """
-    from stoker_runs.launch.runner_start import fork_runner
+    from stoker_runs.launch.runners import fork_runner
     from stoker_runs.launch.submission import plan, submit
 
     workspace = found_workspace(args)
@@ -173,7 +185,6 @@ def request_of(
     Raises:
         OperatorError: They contradict each other, or name what there is not.
     """
-    from stoker_runs.commands.project_files import read_project_configuration, take_compute
     from stoker_runs.launch.submission import Request
     from stoker_runs.records.snapshots import DEFAULT_LIMIT_BYTES
     from stoker_runs.targets.definitions import LOCAL
@@ -181,7 +192,7 @@ def request_of(
     config: dict[str, Any] = dict(settings or {})
     if settings is None and args.config is not None:
         scratch = Path(cleanup.enter_context(_scratch()))
-        config, fixed = read_project_configuration(args.config, args.target, workspace, scratch)
+        config, fixed = _read_project_configuration(args.config, args.target, workspace, scratch)
         if fixed:
             args.arguments = [*config["arguments"], *args.arguments]
     else:
@@ -228,7 +239,7 @@ def _scratch() -> TemporaryDirectory[str]:
 
 def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, workspace: Workspace) -> Any:
     from stoker_runs.launch.configuration import read_duration_s
-    from stoker_runs.records.definition import Definition
+    from stoker_runs.records.record import Definition
     from stoker_runs.records.store import RunStore
 
     def duration_s(option: str, value: str | None) -> float | None:
@@ -321,8 +332,7 @@ def print_plan(request: Request, workspace: Workspace) -> None:
     from stoker.environments.check import compare, notes
     from stoker.environments.files import read_environment
     from stoker_runs.launch.submission import plan
-    from stoker_runs.records.data_digests import measure_data
-    from stoker_runs.records.snapshots import SnapshotStore
+    from stoker_runs.records.snapshots import SnapshotStore, measure_data
     from stoker_runs.run_environment import as_written
 
     planned = plan(request, workspace)
@@ -364,3 +374,143 @@ def _files(count: int, size_bytes: int) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+_OF_CONTAINERS: Final = ("image", "dockerfile", "shm_size", "arguments")
+
+
+def _read_project_configuration(
+    path: Path, target: str | None, workspace: Workspace, scratch: Path
+) -> tuple[dict[str, Any], bool]:
+    """Read a run configuration: `NAME.runconfig` of the project in this folder, or a file of Stoker.
+
+    Args:
+        path: Its name or path.
+        target: The target that is named besides, which wins.
+        workspace: Where the target is, or becomes one.
+        scratch: A folder for files whose content it has in itself.
+
+    Returns:
+        What it says, and whether further arguments follow those of the file.
+
+    Raises:
+        InvalidSettings: There is none, or it has a value that it cannot have; a file of Stoker also a key.
+    """
+    from stoker_runs.launch.azure_files import find_run_config, read_run_config
+    from stoker_runs.launch.configuration import read_configuration
+
+    found = find_run_config(Path.cwd(), str(path))
+    if found is None:
+        configuration = read_configuration(path)
+        if target is not None:
+            configuration["target"] = target
+        return take_compute(Path.cwd(), configuration, workspace)[0], False
+    file = read_run_config(found, scratch)
+    for line in file.notes:
+        note(line)
+    configuration = dict(file.configuration)
+    configuration["target"] = target or configuration["target"]
+    configuration, known = take_compute(file.project, configuration, workspace)
+    if not known:
+        _take_stand_in(configuration, file.cluster, workspace)
+    _choose_container(configuration, workspace, asked=file.in_container)
+    return configuration, file.fixed
+
+
+def take_compute(
+    project: Path, configuration: dict[str, Any], workspace: Workspace
+) -> tuple[dict[str, Any], bool]:
+    """Make the target that a project's `.compute` file describes one of the workspace.
+
+    Args:
+        project: The project's folder.
+        configuration: What is said of the run, its target among that.
+        workspace: Where the target becomes one.
+
+    Returns:
+        The same with what the file says of the runs on its target, where they do not say it; whether there is a file.
+
+    Raises:
+        InvalidSettings: The file has a value that it cannot have.
+    """
+    from stoker_runs.launch.azure_files import find_compute, keep_target, read_compute
+
+    target = configuration.get("target")
+    path = None if target is None else find_compute(project, target)
+    if path is None:
+        return configuration, False
+    compute = read_compute(path)
+    keep_target(compute, workspace, note)
+    return _with_compute(configuration, compute), True
+
+
+def _with_compute(configuration: dict[str, Any], compute: ComputeFile) -> dict[str, Any]:
+    """What a `.compute` file says of the runs on its target, where they do not say it."""
+    environment = dict(configuration.get("environment", {}))
+    if compute.image:
+        environment.setdefault("image", compute.image)
+    if compute.user_managed:
+        if environment.pop("file", None) is not None:
+            note(
+                f"{compute.name}.compute has userManagedEnvironment: true: the script has the packages of the Python "
+                "there, without the conda file"
+            )
+        if compute.python:
+            environment["python"] = compute.python
+    elif compute.python and "file" not in environment:
+        environment.setdefault("python", compute.python)
+    elif compute.python:
+        note(
+            f"pythonLocation is not used: the packages are those of {environment['file']}; write "
+            f"userManagedEnvironment: true into {compute.name}.compute to use its own"
+        )
+    if compute.gpus is not None:
+        configuration.setdefault("gpus", compute.gpus)
+    if compute.nodes > 1:
+        configuration.setdefault("nodes", compute.nodes)
+    return {**configuration, "environment": environment}
+
+
+def _take_stand_in(configuration: dict[str, Any], cluster: str, workspace: Workspace) -> None:
+    """Put this machine in the place of a cluster of Azure."""
+    from stoker_runs.records.record import TARGET_VARIABLE
+    from stoker_runs.targets.definitions import LOCAL, list_targets
+
+    name = configuration["target"]
+    if name in list_targets(workspace.targets_dir):
+        return
+    kind = "AmlCompute" if cluster else _kind_of_record(workspace, name)
+    if kind == "AmlCompute":
+        note(f"{name}: the cores and GPUs of this machine stand for the cluster")
+        configuration["target"] = LOCAL
+        configuration["environment"]["variables"].setdefault(TARGET_VARIABLE, name)
+    elif kind:
+        raise InvalidSettings(
+            f"{name} is a compute target of type {kind}, to which no scripts are sent from here; name one of these "
+            f"with --target: {', '.join(list_targets(workspace.targets_dir))}"
+        )
+
+
+def _kind_of_record(workspace: Workspace, name: str) -> str:
+    """What a target is on Azure that code for its SDK has made; empty for none."""
+    file = workspace.azure_dir / "compute" / f"{name}.json"
+    if "/" in name or not file.is_file():
+        return ""
+    return str(json.loads(file.read_bytes()).get("type", ""))
+
+
+def _choose_container(configuration: dict[str, Any], workspace: Workspace, *, asked: bool) -> None:
+    """Azure's files always name an image: it counts where the target has containers, or one is asked for."""
+    from stoker_runs.targets.containers import optional_container
+    from stoker_runs.targets.definitions import find_target
+
+    target = find_target(workspace.targets_dir, configuration["target"])
+    if target.has_containers:
+        return
+    environment = configuration["environment"]
+    image, dockerfile = environment.get("image", ""), bool(environment.get("dockerfile"))
+    if asked and optional_container(target, workspace, note, image=image, dockerfile=dockerfile):
+        environment["optional"] = True
+        return
+    for key in _OF_CONTAINERS:
+        environment.pop(key, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import sys
@@ -11,18 +12,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.printing import table
 from stoker.errors import UnknownRun
-from stoker_runs.commands.run_output import note, stream
+from stoker_runs.commands.run_output import found_workspace, note, stream
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from stoker.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.store import RunStore
     from stoker_runs.tuning.children import Trial
-    from stoker_runs.tuning.terms import Terms
+    from stoker_runs.tuning.definition import Terms
 
-__all__ = ["as_json", "board", "children_table", "follow_sweep", "progress_line", "trials_with_terms"]
+__all__ = [
+    "as_json",
+    "best_children",
+    "board",
+    "children_table",
+    "follow_sweep",
+    "list_children",
+    "progress_line",
+    "sweep_json",
+    "sweep_text",
+    "trials_with_terms",
+]
+
 
 _SHORT: Final = 60
 _BETWEEN_S: Final = 0.5
@@ -157,3 +171,54 @@ def _live(folder: RunFolder, store: RunStore) -> Callable[[], None]:
         height = len(lines)
 
     return show
+
+
+_COMPARED: Final = 8
+
+
+def _store(args: argparse.Namespace) -> RunStore:
+    from stoker_runs.records.store import RunStore
+
+    return RunStore(found_workspace(args).runs_dir)
+
+
+def list_children(args: argparse.Namespace) -> int:
+    """Print the runs of a sweep, the best first."""
+    store = _store(args)
+    terms, trials = trials_with_terms(store.find(args.reference), store)
+    if args.json:
+        sys.stdout.write(json.dumps([as_json(trial) for trial in trials], indent=2) + "\n")
+    elif trials:
+        sys.stdout.write(children_table(terms, trials))
+    else:
+        note("none of its runs has begun")
+    return 0
+
+
+def sweep_text(args: argparse.Namespace, folder: RunFolder) -> str:
+    """A sweep below its facts: how far it is, what was asked, and its runs."""
+    from stoker_runs.tuning.policies import policy_text
+
+    terms, trials = trials_with_terms(folder, _store(args))
+    rows = children_table(terms, trials) if trials else ""
+    space = "".join(f"parameter {name}: {one}\n" for name, one in terms.sampler.space.items())
+    how = f"{terms.goal.value} {terms.metric}, {terms.sampler.kind} sampling with seed {terms.sampler.seed}"
+    return f"{progress_line(terms, trials)}\n{how}, {policy_text(terms.policy)}\n{space}\n{rows}"
+
+
+def sweep_json(args: argparse.Namespace, folder: RunFolder) -> dict[str, Any]:
+    """The runs of a sweep for programs, and which one is the best; None where none has a value."""
+    _, trials = trials_with_terms(folder, _store(args))
+    best = trials[0].id if trials and trials[0].best is not None else None
+    return {"children": [as_json(trial) for trial in trials], "best": best}
+
+
+def best_children(args: argparse.Namespace, folder: RunFolder) -> list[RunFolder]:
+    """The runs of a sweep that are compared where it is named alone; of another run, that run."""
+    from stoker_runs.records.record import SWEEP
+
+    if folder.record().kind != SWEEP:
+        return [folder]
+    store = _store(args)
+    _, trials = trials_with_terms(folder, store)
+    return [store.get(trial.id) for trial in trials[:_COMPARED]]

@@ -4,12 +4,272 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from stoker.commands.printing import sentence, table
-from stoker_runs.commands import target_actions
-from stoker_runs.commands.run_output import common_arguments, found_workspace
+from stoker.errors import InvalidSettings
+from stoker_runs.commands.run_output import common_arguments, found_workspace, note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
+
+
+_DAY_S: Final = 86_400.0
+_HELP: Final[Mapping[str, str]] = {
+    "address": "host name of the machine, or an alias of ~/.ssh/config",
+    "arguments": "further arguments of docker run, with commas between them",
+    "containers": "whether its runs are in containers there: true or false (default: where an image is named)",
+    "cores": "cores that its runs share (default: all that it has)",
+    "engine": "what starts containers: docker or podman (default: the first that answers)",
+    "folder": "where everything of runs is there (default: ~/.stoker-runs)",
+    "gpus": "GPUs that its runs share, as 0,1 (default: all that it has)",
+    "host_key": "fingerprint of its host key, SHA256:…, or the key itself (default: ~/.ssh/known_hosts decides)",
+    "image": "image of the containers of runs that name none",
+    "key_file": "private key (default: those of the SSH agent and of ~/.ssh)",
+    "max_nodes": "how many nodes a run may have",
+    "memory": "how much a container may have, such as 16g (default: no limit)",
+    "min_nodes": "how many nodes it keeps on Azure; nothing here (default: 0)",
+    "network": "the network of containers",
+    "port": "where its SSH server listens (default: 22)",
+    "python": "interpreter there, from 3.6 up (default: python3)",
+    "shared_directory": "folder that all runs of an experiment share (default: none)",
+    "shm_size": "shared memory of a container (default: 2g)",
+    "username": "who logs in there (default: who you are here)",
+    "volumes": "folders that containers see besides, each /HERE:/THERE or /HERE:/THERE:ro, with commas between them",
+}
+_CREATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "local": ("how much of this machine its runs share", {}),
+    "docker": ("containers of docker on this machine", {"type": "docker", "engine": "docker"}),
+    "podman": ("containers of podman on this machine", {"type": "docker", "engine": "podman"}),
+    "ssh": ("a machine that SSH reaches", {"type": "ssh"}),
+    "amlcompute": (
+        "a cluster of Azure's, for which the cores and GPUs of this machine stand",
+        {"type": "amlcompute"},
+    ),
+}
+"""What `create` can make: in words, and what its file says at any rate."""
+_NEEDED: Final = frozenset({"address", "max_nodes"})
+
+
+def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    """Declare `attach TYPE NAME` with the options of each type.
+
+    Args:
+        parser: Of `attach`.
+        common: What every command about runs has.
+    """
+    from stoker_runs.targets.definitions import attachable, keys_of
+
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="TYPE")
+    for kind in attachable():
+        one = kinds.add_parser(kind, parents=[common], help=f"one of type {kind}")
+        one.add_argument("target", metavar="NAME", help="what it is to be called")
+        _add_settings(one, kind, keys_of(kind))
+        one.set_defaults(targets_run=_attach)
+
+
+def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    """Declare `create TYPE NAME` with the options of each type.
+
+    Args:
+        parser: Of `create`.
+        common: What every command about runs has.
+    """
+    from stoker_runs.targets.definitions import LOCAL, keys_of
+
+    kinds = parser.add_subparsers(dest="made", required=True, metavar="TYPE")
+    for word, (text, fixed) in _CREATED.items():
+        one = kinds.add_parser(word, parents=[common], help=text, description=sentence(text))
+        if word == LOCAL:
+            one.set_defaults(target=LOCAL)
+        else:
+            one.add_argument("target", metavar="NAME", help="what it is to be called")
+        kind = fixed.get("type", LOCAL)
+        _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed=_NEEDED)
+        one.set_defaults(targets_run=_create, kind=kind)
+
+
+def _add_settings(
+    parser: argparse.ArgumentParser, kind: str, keys: Sequence[str], needed: Collection[str] = ()
+) -> None:
+    from stoker_runs.targets.definitions import secrets_of
+
+    for key in keys:
+        parser.add_argument(
+            f"--{key.replace('_', '-')}",
+            dest=f"key_{key}",
+            metavar="VALUE",
+            help=_HELP[key],
+            required=key in needed,
+        )
+    for secret in secrets_of(kind):
+        group = parser.add_mutually_exclusive_group()
+        group.add_argument(f"--ask-{secret}", action="store_true", help=f"ask for the {secret}")
+        group.add_argument(
+            f"--{secret}-file",
+            type=Path,
+            metavar="FILE",
+            help=f"the {secret} is the first line of this file",
+        )
+    parser.add_argument("--no-check", action="store_true", help="do not look whether it can be used")
+
+
+def _attach(args: argparse.Namespace) -> int:
+    from stoker_runs.targets.attaching import attach
+
+    _write(args, {"type": args.kind}, attach)
+    sys.stdout.write(f"{args.target} is attached; stoker submit --target {args.target} SCRIPT\n")
+    return 0
+
+
+def _create(args: argparse.Namespace) -> int:
+    from stoker_runs.targets.attaching import create
+
+    _, fixed = _CREATED[args.made]
+    _write(args, fixed, create)
+    file = found_workspace(args).targets_dir / f"{args.target}.yaml"
+    sys.stdout.write(
+        f"{args.target} is created: {file}\n"
+        f"stoker submit --target {args.target} SCRIPT runs a script there; stoker targets check {args.target} looks "
+        "again\n"
+    )
+    return 0
+
+
+def _write(args: argparse.Namespace, fixed: Mapping[str, str], write: Callable[..., list[str]]) -> None:
+    """Have the file of a target written as the options say, and print what the target says that it has."""
+    from stoker_runs.targets.definitions import keys_of, read_value, secrets_of
+    from stoker_runs.targets.registry import engine_of
+
+    given = {key: vars(args).get(f"key_{key}") for key in keys_of(args.kind)}
+    content = {key: read_value(key, text) for key, text in given.items() if text is not None}
+    if "key_file" in content:
+        content["key_file"] = str(Path(content["key_file"]).expanduser().absolute())
+    secrets = {name: text for name in secrets_of(args.kind) if (text := _secret(args, name)) is not None}
+    engine = None if args.no_check else engine_of
+    lines = write(found_workspace(args), args.target, {**fixed, **content}, secrets, engine)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _secret(args: argparse.Namespace, name: str) -> str | None:
+    """A secret by its file or by asking for it: on a command line others would see it."""
+    file: Path | None = vars(args)[f"{name}_file"]
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8").partition("\n")[0]
+        except OSError as error:
+            raise InvalidSettings(f"the {name} cannot be read from {file}: {error.strerror}") from error
+    elif vars(args)[f"ask_{name}"]:
+        if sys.stdin.isatty():
+            from getpass import getpass
+
+            text = getpass(f"{name} for {args.target}: ")
+        else:
+            text = sys.stdin.readline().rstrip("\n")
+    else:
+        return None
+    if not text:
+        raise InvalidSettings(f"the {name} is empty")
+    return text
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare what `prepare` takes."""
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
+    asked.add_argument("--config", type=Path, metavar="FILE", help="a file of settings that names one")
+    parser.add_argument(
+        "--as-of", default="", metavar="DATE", help="leave out packages that were uploaded later"
+    )
+    parser.set_defaults(targets_run=_prepare)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    import shutil
+    from tempfile import TemporaryDirectory
+
+    from stoker.environments.requested import AskedEnvironment
+    from stoker_runs.launch.configuration import read_configuration
+    from stoker_runs.targets.definitions import LOCAL, find_target
+    from stoker_runs.targets.engine import Building
+    from stoker_runs.targets.registry import engine_of
+
+    workspace = found_workspace(args)
+    target = find_target(workspace.targets_dir, args.target)
+    settings = {} if args.config is None else read_configuration(args.config).get("environment", {})
+    file = Path(args.environment or settings.get("file", ""))
+    if not file.is_file():
+        raise InvalidSettings(
+            f"the environment file {file} does not exist" if file.name else "no file is named"
+        )
+    asked = AskedEnvironment(
+        "exact", "", args.as_of or settings.get("as_of", ""), f"asked{file.suffix.lower()}"
+    )
+    with TemporaryDirectory(prefix="stoker-") as place:
+        folder = Path(place)
+        shutil.copyfile(file, folder / asked.file)
+        if target.type == LOCAL:
+            from stoker_runs.run_environment import prepared_for_run
+
+            prepared_for_run(asked, folder, workspace.create().environments_dir, note)
+        elif isinstance(engine := engine_of(target, workspace), Building):
+            engine.build(asked, folder, note)
+        else:
+            raise InvalidSettings(
+                f"{target.name} has environments built when a run is submitted, and not before"
+            )
+        sys.stdout.write((folder / "got.txt").read_text(encoding="utf-8"))
+    return 0
+
+
+def _add_prune(parser: argparse.ArgumentParser) -> None:
+    """Declare what `prune` takes."""
+    parser.add_argument(
+        "--unused",
+        default="60d",
+        metavar="TIME",
+        help="those that no run was given for so long (default: 60d)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say which they are, and remove nothing")
+    parser.set_defaults(targets_run=_prune)
+
+
+def _prune(args: argparse.Namespace) -> int:
+    from stoker_runs.launch.configuration import read_duration_s
+    from stoker_runs.targets.definitions import find_target
+    from stoker_runs.targets.engine import Pruning
+    from stoker_runs.targets.registry import engine_of
+
+    try:
+        unused_s = read_duration_s(args.unused)
+    except ValueError as error:
+        raise InvalidSettings(f"--unused {args.unused}: {error}") from None
+    workspace = found_workspace(args)
+    engine = engine_of(find_target(workspace.targets_dir, args.target), workspace)
+    if not isinstance(engine, Pruning):
+        raise InvalidSettings(
+            f"{args.target} is no machine that is reached by SSH: environments of this one are in "
+            f"{workspace.environments_dir}, and services may use them too"
+        )
+    found = engine.prune(unused_s, remove=not args.dry_run)
+    rows = [(name, f"{age_s / _DAY_S:.0f} days", f"{size / 1e6:.1f} MB") for name, age_s, size in found]
+    sys.stdout.write(table([("ENVIRONMENT", "UNUSED", "SIZE"), *rows]))
+    freed = sum(size for _, _, size in found) / 1e6
+    note(f"{len(found)} environments, {freed:.1f} MB{' would be removed' if args.dry_run else ' removed'}")
+    return 0
+
+
+def _detach(args: argparse.Namespace) -> int:
+    """Forget a target."""
+    from stoker_runs.targets.attaching import detach
+
+    detach(found_workspace(args), args.target)
+    note(f"{args.target} is detached; what runs have left on it is still there")
+    return 0
+
 
 SUMMARY = "create, attach, list, show, check, prepare, prune and detach compute targets"
 
@@ -28,18 +288,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
     check.set_defaults(targets_run=_check)
     text = "write the file of a new compute target, once it can be used"
-    target_actions.add_create(actions.add_parser("create", help=text, description=sentence(text)), common)
+    _add_create(actions.add_parser("create", help=text, description=sentence(text)), common)
     text = "have runs go to a machine besides this one"
-    target_actions.add_attach(actions.add_parser("attach", help=text, description=sentence(text)), common)
+    _add_attach(actions.add_parser("attach", help=text, description=sentence(text)), common)
     text = "build an environment there, so that the first run does not wait for it"
     prepare = actions.add_parser("prepare", parents=[common, one], help=text, description=sentence(text))
-    target_actions.add_prepare(prepare)
+    _add_prepare(prepare)
     text = "remove environments there that no run was given for long"
-    target_actions.add_prune(
-        actions.add_parser("prune", parents=[common, one], help=text, description=sentence(text))
-    )
+    _add_prune(actions.add_parser("prune", parents=[common, one], help=text, description=sentence(text)))
     detach = actions.add_parser("detach", parents=[common, one], help="forget one")
-    detach.set_defaults(targets_run=target_actions.detach)
+    detach.set_defaults(targets_run=_detach)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +328,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from stoker_runs.launch.pools import slots_of
+    from stoker_runs.launch.slots import slots_of
     from stoker_runs.targets.definitions import find_target
 
     workspace = found_workspace(args)

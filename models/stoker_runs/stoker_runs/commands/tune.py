@@ -15,7 +15,7 @@ from stoker_runs.commands.sweep_output import follow_sweep
 if TYPE_CHECKING:
     from stoker.workspace import Workspace
     from stoker_runs.launch.submission import Request
-    from stoker_runs.tuning.terms import Terms
+    from stoker_runs.tuning.definition import Terms
 
 __all__ = ["SUMMARY", "add_arguments", "begin", "run"]
 
@@ -110,9 +110,9 @@ def begin(request: Request, asked: Terms, workspace: Workspace, cleanup: ExitSta
     Raises:
         OperatorError: It is refused.
     """
-    from stoker_runs.launch.runner_start import fork_runner
+    from stoker_runs.launch.runners import fork_runner
     from stoker_runs.launch.submission import plan
-    from stoker_runs.tuning.submission import submit_sweep
+    from stoker_runs.tuning.children import submit_sweep
 
     plan(request, workspace)
     folder, snapshot = submit_sweep(
@@ -123,8 +123,8 @@ def begin(request: Request, asked: Terms, workspace: Workspace, cleanup: ExitSta
 
 
 def _print_terms(asked: Terms) -> None:
+    from stoker_runs.tuning.definition import arguments_of
     from stoker_runs.tuning.policies import policy_text
-    from stoker_runs.tuning.terms import arguments_of
 
     sys.stdout.write(
         f"sweep        {asked.total} runs, at most {asked.at_once} at once, {asked.sampler.kind} sampling, "

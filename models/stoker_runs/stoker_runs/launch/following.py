@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from stoker.workspace import Workspace
-from stoker_runs.launch.adoption import adopt
-from stoker_runs.launch.clock import Clock
-from stoker_runs.records.files import log_file
-from stoker_runs.records.folder import RunFolder
+from stoker_runs.launch.runners import Clock, adopt
+from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import RunState, Status
 
 __all__ = ["LogTail", "follow", "wait"]

@@ -1,26 +1,156 @@
-"""Data of runs: from what people write, `NAME=PATH`, to a file or folder of this machine."""
+"""Data of runs: data stores and data sets of a workspace, files of the web, and what `NAME=PATH` means.
+
+WORKSPACE/stores/NAME/             a store; `store.json` in it names another folder that is meant
+WORKSPACE/stores/.web/DIGEST/NAME  a file of the web; DIGEST.json has what its server has said of it
+WORKSPACE/stores/.web/together/DIGEST/HOST/PATH    several files of the web that are one input
+WORKSPACE/azure/datasets/NAME.json the versions of a data set: stores and paths in them, null and addresses of the web
+
+A file of the web is fetched once. Its server is asked each time whether the file has changed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
+from stoker.environments.installers import masked
 from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.names import is_name, name_from_file
+from stoker.system.durable import locked, private_folder, replace_file
 from stoker.workspace import Workspace
-from stoker_runs.launch.stores import (
-    data_set_place,
-    is_data_set_name,
-    is_of_web,
-    place_in,
-    store_names,
-    store_root,
-)
 from stoker_runs.targets.definitions import Target
 
-__all__ = ["check_inputs", "find_input", "split_input"]
+__all__ = [
+    "DEFAULT_STORE",
+    "STORE_FILE",
+    "check_inputs",
+    "checked_data_set_name",
+    "data_set_place",
+    "data_set_versions",
+    "fetched",
+    "fetched_together",
+    "find_input",
+    "is_data_set_name",
+    "is_of_web",
+    "place_in",
+    "split_input",
+    "store_names",
+    "store_root",
+    "stores_dir",
+]
+
+
+DEFAULT_STORE: Final = "workspaceblobstore"
+"""The store that is always there."""
+STORE_FILE: Final = "store.json"
+"""The name of the file that says which folder a store is, where it is another one."""
+_PATTERN: Final = frozenset("*?[")
+_WEB: Final = re.compile(r"https?://", re.IGNORECASE)
+_DATA_SET: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,98}[A-Za-z0-9._-])?", re.ASCII)
+
+
+def stores_dir(workspace: Workspace) -> Path:
+    """Where the stores are."""
+    return workspace.root / "stores"
+
+
+def store_names(workspace: Workspace) -> list[str]:
+    """The names of all stores, in alphabetical order."""
+    found = {path.name for path in stores_dir(workspace).glob("*") if is_name(path.name) and path.is_dir()}
+    return sorted(found | {DEFAULT_STORE})
+
+
+def store_root(workspace: Workspace, name: str) -> Path:
+    """The folder of a store."""
+    folder = stores_dir(workspace) / name
+    file = folder / STORE_FILE
+    return Path(json.loads(file.read_bytes())["folder"]) if file.is_file() else folder
+
+
+def place_in(root: Path, path: str | None) -> Path | None:
+    """Where a path of a store is; a leading `/` means its root. None where it leads out of it."""
+    parts = [part for part in str(path or "").replace("\\", "/").split("/") if part not in ("", ".")]
+    return None if ".." in parts else root.joinpath(*parts)
+
+
+def is_of_web(where: str) -> bool:
+    """Whether this is an address of the web, from which a file can be fetched."""
+    return _WEB.match(where) is not None
+
+
+def is_data_set_name(name: str) -> bool:
+    """Whether a data set may have this name: as other names, and with spaces inside, as Azure's documents have it."""
+    return _DATA_SET.fullmatch(name) is not None
+
+
+def checked_data_set_name(name: str) -> str:
+    """Return the name of a data set.
+
+    Raises:
+        InvalidSettings: It cannot be one.
+    """
+    if not is_data_set_name(name):
+        raise InvalidSettings(
+            f"{name!r} cannot be a data set name: it has to be 1 to 100 letters, digits, '.', '_', '-' or spaces, "
+            "the first a letter or digit, the last no space"
+        )
+    return name
+
+
+def data_set_versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
+    """What is kept of the versions of a data set, the first one first; none where none is registered."""
+    try:
+        found: list[dict[str, Any]] = json.loads(
+            (workspace.azure_dir / "datasets" / f"{name}.json").read_bytes()
+        )
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def data_set_place(
+    workspace: Workspace, name: str, version: int | None, fetch: Callable[[Sequence[str]], Path]
+) -> Path | None:
+    """The folder or file that a registered data set is; None where none is registered under this name.
+
+    Args:
+        workspace: Where it is registered.
+        name: Its name.
+        version: Its version; the latest for None.
+        fetch: Returns the file or folder with the files of addresses of the web.
+
+    Raises:
+        SubmissionRefused: It has no such version, or is of several places, which are not one folder.
+    """
+    versions = data_set_versions(workspace, name)
+    if not versions:
+        return None
+    number = len(versions) if version is None else version
+    if not 1 <= number <= len(versions):
+        raise SubmissionRefused(f"the data set {name} has no version {number}; it has 1 to {len(versions)}")
+    known = versions[number - 1]["places"]
+    places = {_fixed(workspace, store, path) for store, path in known if store is not None}
+    if web := [address for store, address in known if store is None]:
+        places.add(fetch(web))
+    if len(places) != 1:
+        raise SubmissionRefused(f"the data set {name} is of {len(places)} folders; make a data set of each")
+    return places.pop()
+
+
+def _fixed(workspace: Workspace, store: str, path: str) -> Path | None:
+    """The folder before the first part of a path that is a pattern."""
+    parts = path.strip("/").split("/")
+    fixed = next((number for number, part in enumerate(parts) if _PATTERN & set(part)), len(parts))
+    return place_in(store_root(workspace, store), "/".join(parts[:fixed]))
+
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
 _MODES: Final = (":mount", ":download")
@@ -66,8 +196,6 @@ def find_input(
             f"{name!r} cannot be the name of an input: letters, digits, '_' and '-' will do"
         )
     if is_of_web(where):
-        from stoker_runs.launch.web_files import fetched
-
         return str(fetched(where, workspace, say))
     for mode in _MODES:
         where = where.removesuffix(mode)
@@ -100,7 +228,6 @@ def _registered(where: str, workspace: Workspace, say: Callable[[str], None]) ->
     number = int(version) if version.isdecimal() else None
 
     def fetch(addresses: Sequence[str]) -> Path:
-        from stoker_runs.launch.web_files import fetched_together
 
         return fetched_together(addresses, workspace, say)
 
@@ -127,3 +254,110 @@ def check_inputs(inputs: Mapping[str, str], target: Target) -> None:
             f"{', '.join(sorted(inputs))} are; put the data into the source folder, or copy it there and give its "
             "path as an argument"
         )
+
+
+_TIMEOUT_S: Final = 60.0
+_UNCHANGED: Final = 304
+_KEPT_HEADERS: Final = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
+
+
+def fetched_together(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:
+    """Return the file of the only address, or a folder with the files of all, each below its host and path.
+
+    Args:
+        addresses: `http://…` or `https://…` each.
+        workspace: Where they are kept.
+        say: As of `fetched`.
+
+    Raises:
+        SubmissionRefused: One cannot be had, and was not before; or two would be one file.
+    """
+    files = {address: fetched(address, workspace, say) for address in addresses}
+    if len(files) == 1:
+        return next(iter(files.values()))
+    names: dict[Path, str] = {}
+    for address, file in files.items():
+        parts = urlsplit(address)
+        place = Path(
+            name_from_file(parts.netloc), *map(name_from_file, PurePosixPath(parts.path).parts[1:-1])
+        )
+        if (other := names.setdefault(place / file.name, address)) != address:
+            raise SubmissionRefused(
+                f"{other} and {address} would be one file of a folder; make a data set of each"
+            )
+    key = hashlib.sha256("\n".join(sorted(addresses)).encode()).hexdigest()[:16]
+    together = private_folder(stores_dir(workspace) / ".web" / "together")
+    folder = together / key
+    with locked(together / f".{key}.lock"):
+        for name, address in names.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            staged = (folder / name).with_name(f".{name.name}.part")
+            staged.unlink(missing_ok=True)
+            os.link(files[address], staged)
+            # Of two names of one file rename takes none away.
+            staged.replace(folder / name)
+            staged.unlink(missing_ok=True)
+    return folder
+
+
+def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> Path:
+    """Return the file of an address, fetched unless what is there is still the same.
+
+    Args:
+        address: `http://…` or `https://…`.
+        workspace: Where it is kept.
+        say: Is told when it is fetched, when it has changed since the last time, and when its server does not answer.
+
+    Raises:
+        SubmissionRefused: It cannot be had, and was not before.
+    """
+    folder = private_folder(stores_dir(workspace.create()) / ".web")
+    key = hashlib.sha256(address.encode()).hexdigest()[:16]
+    shown = masked(address)
+    name = name_from_file(unquote(PurePosixPath(urlsplit(address).path).name) or "file")
+    file, facts_file = folder / key / name, folder / f"{key}.json"
+    with locked(folder / f".{key}.lock"):
+        known = json.loads(facts_file.read_bytes()) if facts_file.is_file() and file.is_file() else {}
+        try:
+            headers = _fetch(address, file, known, say)
+        except OSError as error:
+            if not known:
+                raise SubmissionRefused(f"{shown} cannot be fetched: {error}") from error
+            say(f"{shown} cannot be asked ({error}); the file of the last time is taken")
+            return file
+        if headers is None:
+            return file
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if known and known["sha256"] != digest:
+            say(
+                f"{shown} has changed since the last time: sha256 {digest[:12]}, before {known['sha256'][:12]}"
+            )
+        replace_file(facts_file, json.dumps({"sha256": digest, "headers": headers}).encode())
+    return file
+
+
+def _fetch(
+    address: str, file: Path, known: Mapping[str, Mapping[str, str]], say: Callable[[str], None]
+) -> dict[str, str] | None:
+    """Put the file in its place; returns what to ask with the next time, or None where it is as it was."""
+    # Imported here: few runs have data of the web, and the import takes longer than all else in this module.
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(address, headers=dict(known.get("headers", {})))  # noqa: S310  # http alone
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
+            say(f"fetching {masked(address)}")
+            private_folder(file.parent)
+            staged = file.with_name(f".{file.name}.part")
+            with staged.open("wb") as copy:
+                shutil.copyfileobj(answer, copy, 1 << 20)
+            staged.replace(file)
+            return {
+                asked: answer.headers[said] for said, asked in _KEPT_HEADERS.items() if answer.headers[said]
+            }
+    except urllib.error.HTTPError as error:
+        if error.code == _UNCHANGED:
+            return None
+        raise

@@ -7,12 +7,19 @@ from collections.abc import Mapping
 
 from stoker.workspace import Workspace
 from stoker_run.records import Recorder
-from stoker_runs.launch.clock import Clock
-from stoker_runs.records.definition import Definition
-from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.launch.runners import Clock
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.record import INTERACTIVE, RunRecord, checked_experiment, new_run_id
-from stoker_runs.records.states import Collected, Ended, Lost, RunState, Status, next_state
+from stoker_runs.records.record import INTERACTIVE, Definition, RunRecord, checked_experiment, new_run_id
+from stoker_runs.records.states import (
+    Collected,
+    Ended,
+    FailureCode,
+    Lost,
+    RunFailure,
+    RunState,
+    Status,
+    next_state,
+)
 from stoker_runs.records.store import RunStore
 
 __all__ = ["InteractiveRun"]

@@ -16,8 +16,7 @@ from stoker.models.registered import Registered
 from stoker.models.repository import ModelFacts, Repository
 from stoker.workspace import Workspace
 from stoker_run.trees import files_below
-from stoker_runs.records.files import find_file
-from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.folder import RunFolder, find_file
 from stoker_runs.records.store import RunStore
 
 __all__ = ["file_of_run", "origin_of", "origin_of_copy", "register_asked", "register_model"]

@@ -17,22 +17,22 @@ from typing import Any, Final
 
 from stoker.errors import StokerError
 from stoker.workspace import Workspace
-from stoker_runs.launch.clock import Clock
-from stoker_runs.launch.pools import slots_of
-from stoker_runs.launch.slots import Ask, Held, Slots
-from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.launch.runners import Clock
+from stoker_runs.launch.slots import Ask, Held, Slots, slots_of
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
 from stoker_runs.records.states import (
     CancelAsked,
     Collected,
     Ended,
+    FailureCode,
     Granted,
     Lost,
     Observation,
     Prepared,
     Provisioned,
     Refused,
+    RunFailure,
     RunState,
     Seen,
     Status,

@@ -1,11 +1,11 @@
-"""Cores and GPUs of a machine, shared by runs: who holds what, who waits, and for what.
+"""Cores and GPUs of a machine, shared by runs: which run holds what, which waits, and for what.
 
-slots/POOL/.lock            held while somebody looks and takes
+slots/POOL/.lock            held while slots are assigned
 slots/POOL/holders/RUN_ID   what a run holds, JSON
 slots/POOL/waiting/RUN_ID   what a run waits for, JSON
 
-A file counts while its run has not come to its end, whoever was killed meanwhile: a script that goes on without its
-runner keeps its GPUs.
+A file counts until its run has ended, even if the runner was killed: a script that goes on without its runner
+keeps its GPUs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any
 
 from stoker.errors import StokerError, SubmissionRefused
 from stoker.system.durable import locked, private_folder, replace_file
+from stoker.workspace import Workspace
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.capacity import Capacity
+from stoker_runs.targets.definitions import Capacity, Target
 
-__all__ = ["Ask", "Held", "Slots", "Wait", "check_ask", "choose"]
+__all__ = ["Ask", "Held", "Slots", "Wait", "check_ask", "choose", "slots_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +212,11 @@ class Slots:
     @staticmethod
     def _write(folder: Path, held: Held) -> None:
         replace_file(folder / held.run, json.dumps(held.to_json()).encode())
+
+
+def slots_of(target: Target, workspace: Workspace) -> Slots | None:
+    """The slots of a target; None where it has none, or somebody else keeps them."""
+    capacity = target.capacity
+    if capacity is None:
+        return None
+    return Slots(workspace.root / "slots" / target.pool, RunStore(workspace.runs_dir), capacity)

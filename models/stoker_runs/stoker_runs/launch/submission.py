@@ -1,9 +1,15 @@
-"""Submission: what was asked is checked, its files are kept, and its runner is started. A refusal leaves nothing."""
+"""Submission: a request is checked, its files are kept, and its runner is started. A refused request leaves nothing.
+
+WORKSPACE/azure/environments/NAME.json   all versions of an environment, as code for Azure's SDK has registered it
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -11,25 +17,104 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
-from stoker.names import name_from_file
+from stoker.names import is_name, name_from_file, parse_reference
 from stoker.workspace import Workspace
-from stoker_runs.launch.clock import Clock
 from stoker_runs.launch.inputs import check_inputs
-from stoker_runs.launch.runner_start import spawn_runner
+from stoker_runs.launch.runners import Clock, spawn_runner
 from stoker_runs.launch.slots import Ask, check_ask
-from stoker_runs.records.data_digests import data_digests
-from stoker_runs.records.definition import Definition
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.git_facts import git_properties
-from stoker_runs.records.record import SCRIPT, SWEEP, RunRecord, checked_experiment, new_run_id
-from stoker_runs.records.snapshots import DEFAULT_LIMIT_BYTES, Snapshot, SnapshotStore
+from stoker_runs.records.record import SCRIPT, SWEEP, Definition, RunRecord, checked_experiment, new_run_id
+from stoker_runs.records.snapshots import (
+    DEFAULT_LIMIT_BYTES,
+    Snapshot,
+    SnapshotStore,
+    data_digests,
+    git_properties,
+)
 from stoker_runs.records.states import RunState, resumed
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Target, find_target
+from stoker_runs.targets.engine import Engine, Job
+from stoker_runs.targets.registry import engine_of
 
-__all__ = ["Plan", "Request", "environment_files", "plan", "resume", "submit"]
+__all__ = [
+    "Plan",
+    "RegisteredEnvironment",
+    "Request",
+    "environment_files",
+    "find_registered",
+    "plan",
+    "prepare",
+    "registered_names",
+    "resume",
+    "submit",
+]
+
+
+_CURATED: Final = "azureml-"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredEnvironment:
+    """A registered environment.
+
+    Attributes:
+        conda: Its packages as a conda file; None where it has none.
+        python: The interpreter that is taken as it is, where it brings its own packages; empty is that of Stoker.
+        variables: Environment variables of scripts.
+    """
+
+    conda: bytes | None
+    python: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def registered_names(workspace: Workspace) -> list[str]:
+    """The names of all registered environments, in alphabetical order."""
+    files = (workspace.azure_dir / "environments").glob("*.json")
+    return sorted(file.stem for file in files if is_name(file.stem))
+
+
+def find_registered(workspace: Workspace, reference: str) -> RegisteredEnvironment:
+    """Return a registered environment, `NAME` or `NAME:VERSION`.
+
+    Raises:
+        EnvironmentUnusable: There is none; the message names those that there are.
+    """
+    names = registered_names(workspace)
+    known = f"registered are: {', '.join(names)}" if names else "none is registered in this workspace"
+    plain = reference.partition(":")[0]
+    if plain not in names:
+        near = get_close_matches(plain, names, 1)
+        hint = f"did you mean {near[0]}?" if near else known
+        what = (
+            f"{reference} is an environment of Microsoft, and those are not here: write its packages into a file"
+            if plain.lower().startswith(_CURATED)
+            else f"{reference} is no environment file, and no registered environment"
+        )
+        raise EnvironmentUnusable(f"{what}; {hint}")
+    name, version = parse_reference(reference)
+    versions = json.loads((workspace.azure_dir / "environments" / f"{name}.json").read_bytes())
+    if version is not None and version > len(versions):
+        raise EnvironmentUnusable(
+            f"the environment {name} has no version {version}; it has 1 to {len(versions)}"
+        )
+    return _environment_of(versions[(version or len(versions)) - 1])
+
+
+def _environment_of(content: Mapping[str, Any]) -> RegisteredEnvironment:
+    python, variables = content["python"], content.get("environmentVariables", {})
+    if python.get("userManagedDependencies"):
+        path = python.get("interpreterPath", "python")
+        return RegisteredEnvironment(None, "" if path == "python" else path, variables)
+    conda = python.get("condaDependencies")
+    text = None if conda is None else yaml.safe_dump(conda).encode()
+    return RegisteredEnvironment(text, "", variables)
+
 
 _RELAXED: Final = "relaxed"
 _DOCKERFILE: Final = "Dockerfile"
@@ -52,7 +137,7 @@ class Request:
         limit_bytes: How large the files may be together.
         parent: Id of the run that this is a part of.
         dockerfile: A file from which the image of its container is built.
-        sweep: What `stoker_runs.tuning.terms.Terms.to_json` gave, where the script is run with many parameters.
+        sweep: What `stoker_runs.tuning.definition.Terms.to_json` gave, where the script is run with many parameters.
     """
 
     definition: Definition
@@ -275,8 +360,6 @@ def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _P
     """What code for Azure's SDK has registered under a name."""
     import tempfile
 
-    from stoker_runs.launch.registered_environments import find_registered
-
     found = find_registered(workspace, name)
     if found.conda is None:
         return _Packages(AskedEnvironment("user", found.python, as_of), variables=found.variables)
@@ -317,3 +400,43 @@ def _check_numbers(definition: Definition) -> None:
             raise SubmissionRefused(f"{what}: {value} were asked for, and there have to be {least} or more")
     if definition.max_duration_s <= 0:
         raise SubmissionRefused("the longest duration has to be more than 0 s, such as --max-duration 2h")
+
+
+def prepare(
+    request: Request,
+    workspace: Workspace,
+    say: Callable[[str], None],
+    engine_of: Callable[[Target, Workspace], Engine] = engine_of,
+) -> None:
+    """Do for a run what is done before its script starts, so that the next one like it starts at once.
+
+    Args:
+        request: The run as it would be submitted.
+        workspace: Where environments are kept.
+        say: Is told in a line what takes time, and what is not as asked for.
+        engine_of: Makes the engine of the target.
+
+    Raises:
+        OperatorError: The run would be refused, or the target cannot have what it asks for.
+    """
+    planned = plan(request, workspace)
+    workspace.create()
+    snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes)
+    now_ms = Clock().now_ms()
+    record = RunRecord(
+        new_run_id(planned.experiment, now_ms, secrets.token_hex(4)),
+        planned.experiment,
+        now_ms,
+        planned.definition,
+        snapshot=snapshot.digest,
+    )
+    staging = Path(tempfile.mkdtemp(prefix=".preparing-", dir=workspace.root))
+    try:
+        state = RunState(since_ms=now_ms, submitted_ms=now_ms)
+        folder = RunStore(staging).create(record, state, environment_files(planned, request))
+        job = Job(folder, record, 1, workspace.snapshots_dir)
+        engine = engine_of(planned.target, workspace)
+        engine.prepare(job, say)
+        engine.clean(job)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

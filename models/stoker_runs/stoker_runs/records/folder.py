@@ -1,4 +1,4 @@
-"""The folder of one run: its files, and who writes each of them.
+"""The folder of one run: its files, who writes each of them, and the names under which users know them.
 
 run.json                the record; written once
 state.json              the state; replaced by the runner alone
@@ -8,24 +8,146 @@ cancel.json             a request to cancel the run
 environment/            asked.yml, got.txt, build.log
 attempts/N/             files of one attempt's agent and script, such as metrics.jsonl and events.jsonl
 outputs/, logs/         files that the script has written there; during an attempt they are in its `work/`
+
+Files of JSON lines are append-only, and each line is one write: a crash damages at most the last one. Users and the
+SDK know logs by Azure's names, the rest by the script's own. Symbolic links are not followed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stoker.errors import UnknownRun
+from stoker.errors import SubmissionRefused, UnknownRun
 from stoker.system.durable import lock_file, replace_file
-from stoker_runs.records.journal import append_line, read_lines
+from stoker_run.trees import files_below
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunState
 
-__all__ = ["EVENTS_FILE", "RunFolder"]
+__all__ = [
+    "EVENTS_FILE",
+    "RunFolder",
+    "append_line",
+    "copy_files",
+    "find_file",
+    "log_file",
+    "numbers_of",
+    "object_of",
+    "plain",
+    "read_chunks",
+    "read_lines",
+    "real",
+    "run_files",
+]
+
+
+_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def append_line(path: Path, content: Mapping[str, Any]) -> None:
+    """Append one line with a single write, after terminating an incomplete last line.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    line = json.dumps({key: plain(value) for key, value in content.items()}, allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        torn = end > 0 and os.pread(descriptor, 1, end - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if torn else line)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of JSON lines in order; incomplete or damaged lines are skipped.
+
+    A missing file has no lines. An unterminated last line is not read, because it may still be being written.
+    """
+    for chunk in read_chunks(path):
+        for line in chunk.split(b"\n"):
+            content = object_of(line)
+            if content is not None:
+                yield content
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the complete lines of a file in large chunks, for readers that do not need each line as an object."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        rest = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            lines, newline, behind = chunk.rpartition(b"\n")
+            if newline:
+                yield rest + lines
+                rest = behind
+            else:
+                rest += chunk
+
+
+def plain(value: Any) -> Any:
+    """Replace a float that JSON cannot represent by its text; other values stay as they are."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def real(value: Any) -> Any:
+    """Inverse of `plain`: the float for its text; other values stay as they are."""
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def numbers_of(line: Mapping[str, Any]) -> list[tuple[str, list[float]]]:
+    """The numbers in a line of metrics, by name: one of a value, those of a list, of a row or table each column's.
+
+    The numbers of a column have the name `METRIC.COLUMN`. Texts and what else is no number are left out.
+    """
+    name, value, kind = line.get("k"), line.get("v"), line.get("y")
+    if not isinstance(name, str):
+        return []
+    if kind is None:
+        found = {name: [value]}
+    elif kind == "list" and isinstance(value, list):
+        found = {name: value}
+    elif kind in ("row", "table") and isinstance(value, dict):
+        found = {f"{name}.{key}": one if isinstance(one, list) else [one] for key, one in value.items()}
+    else:
+        return []
+    several = ((key, [_number(value) for value in values]) for key, values in found.items())
+    numbers = ((key, [value for value in values if value is not None]) for key, values in several)
+    return [(key, values) for key, values in numbers if values]
+
+
+def _number(value: Any) -> float | None:
+    value = real(value)
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def object_of(line: bytes) -> dict[str, Any] | None:
+    """The object of one line; None if the line is incomplete or damaged."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
 
 _STATE: Final = "state.json"
 EVENTS_FILE: Final = "events.jsonl"
@@ -238,3 +360,93 @@ class RunFolder:
 def _time_of(line: Mapping[str, Any]) -> int:
     time_ms = line.get("t")
     return time_ms if isinstance(time_ms, int) else 0
+
+
+_LOG: Final = re.compile(r"log_([0-9]+)\.txt", re.ASCII)
+_PROCESS_FILES: Final = ("process_info.json", "process_status.json")
+_NAMES_SHOWN: Final = 20
+
+
+def run_files(folder: RunFolder) -> Mapping[str, Path]:
+    """Return the path of each file of a run by name, in alphabetical order; while it runs, those that exist."""
+    return dict(sorted(_files(folder)))
+
+
+def _files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
+    if (build_log := folder.environment / "build.log").is_file():
+        yield "azureml-logs/20_image_build_log.txt", build_log
+    attempts = folder.attempts()
+    for number in attempts:
+        files = folder.attempt(number) / "files"
+        yield from ((name, path) for name, path in _below(files))
+    if attempts:
+        current = folder.attempt(attempts[-1])
+        yield from _logs(current)
+        for name in ("outputs", "logs"):
+            yield from ((f"{name}/{inner}", path) for inner, path in _below(current / "work" / name))
+    for name, place in (("outputs", folder.outputs), ("logs", folder.logs)):
+        yield from ((f"{name}/{inner}", path) for inner, path in _below(place))
+
+
+def _logs(attempt: Path) -> Iterator[tuple[str, Path]]:
+    if not attempt.is_dir():
+        return
+    logs = {int(found[1]): entry for entry in attempt.iterdir() if (found := _LOG.fullmatch(entry.name))}
+    for rank, path in logs.items():
+        suffix = f"_{rank}" if len(logs) > 1 else ""
+        yield f"azureml-logs/70_driver_log{suffix}.txt", path
+    if 0 in logs:
+        yield "user_logs/std_log.txt", logs[0]
+    for name in _PROCESS_FILES:
+        if (attempt / name).is_file():
+            yield f"azureml-logs/{name}", attempt / name
+
+
+def _below(folder: Path) -> Iterator[tuple[str, Path]]:
+    if folder.is_symlink():
+        return
+    for path in files_below(folder):
+        if path.is_file() and not path.is_symlink():
+            yield path.relative_to(folder).as_posix(), path
+
+
+def log_file(folder: RunFolder, attempt: int, rank: int = 0) -> Path:
+    """The output of one process of an attempt; the file may not exist yet."""
+    return folder.attempt(attempt) / f"log_{rank}.txt"
+
+
+def find_file(folder: RunFolder, name: str) -> Path:
+    """Return the file or folder of a run with this name.
+
+    Raises:
+        SubmissionRefused: There is no such file; the message lists those that exist.
+    """
+    clean = name.strip("/")
+    files = run_files(folder)
+    if clean in files:
+        return files[clean]
+    below = [path for known, path in files.items() if known.startswith(f"{clean}/")]
+    if clean and below:
+        depth = (
+            next(known for known in files if known.startswith(f"{clean}/"))[len(clean) + 1 :].count("/") + 1
+        )
+        return below[0].parents[depth - 1]
+    shown = ", ".join(list(files)[:_NAMES_SHOWN]) or "none"
+    more = f" and {len(files) - _NAMES_SHOWN} more" if len(files) > _NAMES_SHOWN else ""
+    raise SubmissionRefused(f"the run {folder.id} has no file {name!r}; it has: {shown}{more}")
+
+
+def copy_files(folder: RunFolder, prefix: str, place: Path) -> list[str]:
+    """Copy the files of a run whose names have this prefix into a folder; returns their names.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    copied = []
+    for name, path in run_files(folder).items():
+        if name.startswith(prefix):
+            target = place / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            copied.append(name)
+    return copied

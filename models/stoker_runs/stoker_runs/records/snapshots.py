@@ -1,4 +1,6 @@
-"""Snapshots of source folders: each distinct file is stored once, and a snapshot is a tree of hard links.
+"""What a run was made of: a snapshot of its source folder, digests of its data, the commit.
+
+Each distinct file is stored once, and a snapshot is a tree of hard links.
 
 snapshots/DIGEST/…          a snapshot, read-only
 snapshots/.files/XX/SHA     the content of a file; SHA.x if it is executable
@@ -8,24 +10,91 @@ snapshots/.staging/…        snapshots under construction
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import SubmissionRefused
-from stoker.system.durable import Copied, copy_regular, private_folder, read_regular, staging_folder
-from stoker_runs.records.seen_files import SeenFiles
+from stoker.system.durable import (
+    Copied,
+    copy_regular,
+    private_folder,
+    read_regular,
+    replace_file,
+    staging_folder,
+)
+from stoker_run.trees import files_below
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "Snapshot", "SnapshotStore", "SourceFile", "source_files"]
+__all__ = [
+    "DEFAULT_LIMIT_BYTES",
+    "SeenFiles",
+    "Snapshot",
+    "SnapshotStore",
+    "SourceFile",
+    "data_digests",
+    "git_properties",
+    "measure_data",
+    "source_files",
+]
+
+
+# A file modified so recently may be modified again without a change of its time.
+_SETTLED_NS: Final = 2_000_000_000
+_REMEMBERED: Final = 100_000
+
+
+class SeenFiles:
+    """A cache of digests of files.
+
+    Args:
+        path: The file that stores the cache.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._now_ns = time.time_ns()
+        self._changed = False
+        self._names: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):
+            names = json.loads(path.read_bytes())
+            self._names = names if isinstance(names, dict) else {}
+
+    @staticmethod
+    def _key(facts: os.stat_result) -> str:
+        times = f"{facts.st_mtime_ns} {facts.st_ctime_ns}"
+        return f"{facts.st_dev} {facts.st_ino} {facts.st_size} {times} {facts.st_mode}"
+
+    def digest_of(self, facts: os.stat_result) -> str | None:
+        """The cached digest of a file, if it is unchanged."""
+        return self._names.get(self._key(facts))
+
+    def remember(self, facts: os.stat_result, digest: str) -> None:
+        """Cache a digest, unless the file is so new that it may change undetected."""
+        if self._now_ns - max(facts.st_mtime_ns, facts.st_ctime_ns) > _SETTLED_NS:
+            self._names[self._key(facts)] = digest
+            self._changed = True
+
+    def write(self) -> None:
+        """Store the cache if it has changed, limited to the latest entries."""
+        if self._changed:
+            names = dict(list(self._names.items())[-_REMEMBERED:])
+            # Failing to store the cache only costs time.
+            with contextlib.suppress(OSError):
+                replace_file(self._path, json.dumps(names).encode())
 
 
 # Lists the files of a source folder that belong to a snapshot: all that its ignore file does not exclude.
@@ -299,3 +368,108 @@ def _too_large(source: Path, files: Sequence[SourceFile], size_bytes: int, limit
         f" The largest:{lines}\nWrite a line such as /{largest[0].name} into {source / '.amlignore'} for each that "
         "the script does not need, or allow more with --snapshot-limit MB"
     )
+
+
+_LARGE_BYTES: Final = 1 << 28
+_SAMPLE_BYTES: Final = 1 << 20
+
+
+def data_digests(inputs: Mapping[str, str], kept: Path) -> dict[str, str]:
+    """Return a digest of each input: of its files' names and contents.
+
+    Files over 256 MB are identified by size, time, and their first and last MB, because reading them would take too
+    long for a submission. Unchanged files are not read again.
+
+    Args:
+        inputs: Path of each input, a file or a folder, by name.
+        kept: The file that caches digests.
+
+    Raises:
+        SubmissionRefused: A path does not exist, or cannot be read.
+    """
+    if not inputs:
+        return {}
+    private_folder(kept.parent)
+    seen = SeenFiles(kept)
+    try:
+        digests = {name: _digest_of_data(Path(path), seen) for name, path in inputs.items()}
+    except OSError as error:
+        raise SubmissionRefused(f"the data {error.filename} cannot be read: {error.strerror}") from error
+    seen.write()
+    return digests
+
+
+def measure_data(path: Path) -> tuple[int, int]:
+    """Return the number of files of an input, and their size in bytes."""
+    sizes = [file.stat().st_size for _, file in _data_files(path)]
+    return len(sizes), sum(sizes)
+
+
+def _digest_of_data(path: Path, seen: SeenFiles) -> str:
+    listing = hashlib.sha256()
+    for name, file in _data_files(path):
+        facts = file.stat()
+        content = seen.digest_of(facts)
+        if content is None:
+            content = _digest_of_file(file, facts)
+            seen.remember(facts, content)
+        listing.update(f"{name}\0{content}\n".encode("utf-8", "surrogateescape"))
+    return listing.hexdigest()[:32]
+
+
+def _data_files(path: Path) -> Iterator[tuple[str, Path]]:
+    if not path.is_dir():
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
+        yield path.name, path
+        return
+    for file in sorted(files_below(path)):
+        if file.is_file():
+            yield file.relative_to(path).as_posix(), file
+
+
+def _digest_of_file(file: Path, facts: os.stat_result) -> str:
+    with file.open("rb") as source:
+        if facts.st_size <= _LARGE_BYTES:
+            return hashlib.file_digest(source, "sha256").hexdigest()
+        digest = hashlib.sha256(f"{facts.st_size} {facts.st_mtime_ns}".encode())
+        digest.update(source.read(_SAMPLE_BYTES))
+        source.seek(-_SAMPLE_BYTES, os.SEEK_END)
+        digest.update(source.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+_TIMEOUT_S: Final = 5.0
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@]+@")
+
+
+def git_properties(source: Path) -> dict[str, str]:
+    """Return repository, branch, commit and whether there are changes; empty if the folder is in no repository.
+
+    Credentials are removed from the repository's URL.
+    """
+    commit = _output_of_git(source, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    branch = _output_of_git(source, "rev-parse", "--abbrev-ref", "HEAD") or ""
+    address = _CREDENTIALS.sub("", _output_of_git(source, "config", "--get", "remote.origin.url") or "")
+    dirty = _output_of_git(source, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    facts = {
+        "azureml.git.repository_uri": address,
+        "azureml.git.branch": branch,
+        "azureml.git.commit": commit,
+        "azureml.git.dirty": str(bool(dirty)),
+        "mlflow.source.git.repoURL": address,
+        "mlflow.source.git.branch": branch,
+        "mlflow.source.git.commit": commit,
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _output_of_git(source: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(source), "--no-optional-locks", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -15,22 +15,24 @@ from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder
 from stoker.workspace import Workspace
 from stoker_run.archive import write_archive
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.targets.container_base import ContainerBase
-from stoker_runs.targets.container_image import FailedPulls, Image, Inside, look_inside
+from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, mount
-from stoker_runs.targets.container_settings import ContainerSettings
-from stoker_runs.targets.container_state import (
+from stoker_runs.targets.containers import (
+    ContainerBase,
+    FailedPulls,
+    Image,
+    Inside,
     keep_record,
+    look_inside,
     read_record,
     remove_container,
     sight_of_container,
     start_container,
     state_of,
 )
-from stoker_runs.targets.definitions import Target
-from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight
-from stoker_runs.targets.on_this_machine import (
+from stoker_runs.targets.definitions import ContainerSettings, Target
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, start_content, write_start
+from stoker_runs.targets.local import (
     as_failure,
     collect,
     environment_failure,
@@ -40,7 +42,6 @@ from stoker_runs.targets.on_this_machine import (
     tell_to_end,
     working_directory,
 )
-from stoker_runs.targets.start_file import start_content, write_start
 
 __all__ = ["ContainerEngine"]
 

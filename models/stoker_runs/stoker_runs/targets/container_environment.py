@@ -38,8 +38,8 @@ from stoker_runs.run_environment import (
     relaxed,
     relaxed_variables,
 )
-from stoker_runs.targets.container_image import Image, Inside
 from stoker_runs.targets.container_program import ContainerProgram, mount
+from stoker_runs.targets.containers import Image, Inside
 from stoker_runs.targets.engine import Say
 
 __all__ = ["ContainerEnvironment", "own_packages"]

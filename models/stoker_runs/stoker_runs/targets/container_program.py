@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.targets.container_settings import PROGRAMS
+from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.targets.definitions import PROGRAMS
 from stoker_runs.targets.engine import EngineFailure
 
 __all__ = ["Asked", "ContainerProgram", "last_line", "mount"]

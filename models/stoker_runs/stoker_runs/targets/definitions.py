@@ -2,31 +2,189 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.gpu.nvml import gpus
 from stoker.names import is_name
-from stoker_runs.targets.capacity import Capacity, machine_capacity
-from stoker_runs.targets.container_settings import CONTAINER_KEYS, check_container_keys
+from stoker.system.resources import usable_cores
 
 __all__ = [
     "AMLCOMPUTE",
+    "CONTAINER_KEYS",
+    "DEFAULT_IMAGE",
     "DOCKER",
     "LOCAL",
+    "PROGRAMS",
     "SSH",
+    "Capacity",
+    "ContainerSettings",
+    "SshSettings",
     "Target",
     "attachable",
+    "check_container_keys",
     "checked_settings",
     "find_target",
     "keys_of",
     "list_targets",
+    "machine_capacity",
     "read_value",
     "secrets_of",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The capacity of a machine.
+
+    Attributes:
+        cores: Number of cores.
+        gpus: Their names for CUDA_VISIBLE_DEVICES: numbers or UUIDs.
+    """
+
+    cores: int
+    gpus: tuple[str, ...] = ()
+
+
+def machine_capacity() -> Capacity:
+    """The capacity of this machine: cores within this process's limit, and the GPUs in CUDA_VISIBLE_DEVICES."""
+    return Capacity(usable_cores(), _gpu_names())
+
+
+def _gpu_names() -> tuple[str, ...]:
+    try:
+        found = gpus()
+    except OSError:
+        # No driver, so no GPU.
+        return ()
+    if not found:
+        return ()
+    # Imported here: it imports modules of models and settings, which most machines that run scripts do not need.
+    from stoker.gpu.visible import visible_devices
+
+    visible = visible_devices(found, os.environ)
+    return tuple(device.part.uuid if device.part is not None else device.gpu.uuid for device in visible)
+
+
+DEFAULT_IMAGE: Final = f"docker.io/library/python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+"""The image for runs if neither they nor their target name one."""
+PROGRAMS: Final = ("docker", "podman")
+"""The container programs, in the order in which they are tried."""
+_SIZE: Final = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE | re.ASCII)
+_REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    """How the container of a run is to be.
+
+    Attributes:
+        image: The image that the run asks for; empty for none.
+        fallback: The image of the target, for runs that ask for none or whose own cannot be had.
+        dockerfile: Name of a file in the run's `environment/` from which the image is built instead.
+        engine: `docker` or `podman`; empty for the first that answers.
+        memory: Its limit, such as `8g`; empty for none.
+        shm_size: Its shared memory, through which loaders of data hand batches over.
+        network: Its network; empty for that of the engine.
+        volumes: Folders of this machine besides, each `HERE:THERE` or `HERE:THERE:ro`.
+        arguments: Further arguments of `docker run`.
+    """
+
+    image: str = ""
+    fallback: str = DEFAULT_IMAGE
+    dockerfile: str = ""
+    engine: str = ""
+    memory: str = ""
+    shm_size: str = "2g"
+    network: str = ""
+    volumes: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, target: Mapping[str, Any], asked: Mapping[str, Any]) -> ContainerSettings:
+        """Merge the settings of a target and of a run."""
+        names = {field.name for field in fields(cls)} - {"image", "fallback"}
+        said = {**{name: target[name] for name in names & set(target)}}
+        said |= {name: asked[name] for name in names & set(asked) if asked[name]}
+        for name in ("volumes", "arguments"):
+            said[name] = tuple(map(str, [*target.get(name, ()), *asked.get(name, ())]))
+        return cls(
+            image=str(asked.get("image") or ""), fallback=str(target.get("image") or DEFAULT_IMAGE), **said
+        )
+
+
+def _check_engine(value: Any) -> None:
+    if value not in PROGRAMS:
+        raise ValueError(f"can be {' or '.join(PROGRAMS)}")
+
+
+def _check_size(value: Any) -> None:
+    if _SIZE.fullmatch(str(value)) is None:
+        raise ValueError("has to be a size, such as 512m or 8g")
+
+
+def _check_image(value: Any) -> None:
+    if not isinstance(value, str) or _REFERENCE.fullmatch(value) is None:
+        raise ValueError("has to be the name of an image, such as docker.io/library/python:3.11")
+
+
+def _check_name(value: Any) -> None:
+    if not isinstance(value, str) or _REFERENCE.fullmatch(value) is None:
+        raise ValueError("has to be a name")
+
+
+def _check_folder(value: Any) -> None:
+    if not isinstance(value, str) or not Path(value).expanduser().is_absolute():
+        raise ValueError("has to be an absolute path, or one that begins with ~")
+
+
+def _check_volumes(value: Any) -> None:
+    if not isinstance(value, list) or not all(
+        1 <= str(one).count(":") <= 2 and str(one).startswith("/") for one in value
+    ):
+        raise ValueError("has to be a list of /HERE:/THERE or /HERE:/THERE:ro")
+
+
+def _check_list(value: Any) -> None:
+    if not isinstance(value, list):
+        raise ValueError("has to be a list")
+
+
+CONTAINER_KEYS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "engine": _check_engine,
+    "image": _check_image,
+    "memory": _check_size,
+    "shm_size": _check_size,
+    "network": _check_name,
+    "volumes": _check_volumes,
+    "arguments": _check_list,
+    "shared_directory": _check_folder,
+}
+"""The keys of a target of containers, and what looks whether a value can be."""
+
+
+def check_container_keys(content: Mapping[str, Any]) -> None:
+    """Check the settings of a target of containers.
+
+    Raises:
+        InvalidSettings: A value is invalid.
+    """
+    for key, check in CONTAINER_KEYS.items():
+        if key in content:
+            try:
+                check(content[key])
+            except ValueError as error:
+                raise InvalidSettings(f"{key} is {content[key]!r}, and {error}") from None
+
 
 LOCAL: Final = "local"
 """Name and type of this machine."""
@@ -232,3 +390,111 @@ def _files(targets_dir: Path) -> Iterator[str]:
         for path in targets_dir.glob("*.yaml"):
             if is_name(path.stem):
                 yield path.stem
+
+
+_SSH_KEYS: Final = ("address", "username", "key_file", "host_key", "folder", "python")
+_OTHERS_MODE: Final = 0o077
+_DEFAULT_FOLDER: Final = "~/.stoker-runs"
+_DEFAULT_PYTHON: Final = "python3"
+
+
+@dataclass(frozen=True, slots=True)
+class SshSettings:
+    """How a machine is reached.
+
+    Attributes:
+        name: The compute target.
+        address: Its host name, an address, or an alias of the user's SSH configuration.
+        port: Where its sshd listens; None leaves that to the user's SSH configuration, 22 where it says nothing.
+        username: Who logs in; empty for what that says, and else for who submits.
+        key_file: The private key; empty for those of the user's agent and of `~/.ssh`.
+        host_key: Its public key as in `known_hosts` (`ssh-ed25519 AAAA…`), or the fingerprint of that
+            (`SHA256:…`); empty where the user's `known_hosts` decides.
+        folder: Where everything of runs is there; `~` is the home of who logs in.
+        python: The interpreter there.
+        password: Of the user there.
+        passphrase: Of the private key.
+    """
+
+    name: str
+    address: str
+    port: int | None = None
+    username: str = ""
+    key_file: str = ""
+    host_key: str = ""
+    folder: str = _DEFAULT_FOLDER
+    python: str = _DEFAULT_PYTHON
+    password: str = field(default="", repr=False)
+    passphrase: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, target: Target, targets_dir: Path) -> SshSettings:
+        """Read the settings of a target.
+
+        Args:
+            target: The target.
+            targets_dir: Where its secrets are, `NAME.secret`.
+
+        Raises:
+            InvalidSettings: One is missing or cannot be, or others may read the secrets.
+        """
+        found = {name: target.settings[name] for name in _SSH_KEYS if name in target.settings}
+        for name, value in found.items():
+            if not isinstance(value, str) or not value.strip():
+                raise InvalidSettings(
+                    f"compute target {target.name}: {name} is {value!r}, and has to be a text"
+                )
+        if "address" not in found:
+            raise InvalidSettings(
+                f"compute target {target.name} has no address: the host name of the machine"
+            )
+        if found["address"].startswith("-"):
+            raise InvalidSettings(f"compute target {target.name}: {found['address']!r} is no address")
+        port = target.settings.get("port")
+        if port is not None and (not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536):
+            raise InvalidSettings(
+                f"compute target {target.name}: port is {port!r}, and has to be a number to 65535"
+            )
+        return cls(target.name, port=port, **found, **_read_secrets(targets_dir / f"{target.name}.secret"))
+
+    def attach_line(self, *changes: str) -> str:
+        """The command line that attaches the target as it is but for some options.
+
+        Args:
+            changes: The options, each with its value: they replace those of the same name.
+        """
+        own = {
+            "--address": self.address,
+            "--port": "" if self.port is None else str(self.port),
+            "--username": self.username,
+            "--key-file": self.key_file,
+            "--host-key": self.host_key,
+            "--folder": "" if self.folder == _DEFAULT_FOLDER else self.folder,
+            "--python": "" if self.python == _DEFAULT_PYTHON else self.python,
+        }
+        words = ["stoker", "targets", "attach", "ssh", self.name]
+        words += [
+            word for name, value in own.items() if value and name not in changes for word in (name, value)
+        ]
+        for secret, value in (("--ask-password", self.password), ("--ask-passphrase", self.passphrase)):
+            words += [secret] if value and secret not in changes else []
+        return shlex.join([*words, *changes])
+
+    @property
+    def host(self) -> str:
+        """The machine as messages name it."""
+        if self.port in (None, 22):
+            return self.address
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+def _read_secrets(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_mode & _OTHERS_MODE:
+            raise InvalidSettings(f"others may read the secrets in {path}; chmod 600 {path}")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(f"the secrets in {path} cannot be read: attach the target again") from error
+    return {name: str(content[name]) for name in ("password", "passphrase") if name in content}

@@ -1,4 +1,4 @@
-"""The children of a sweep on disk: making one, reading on in what it logs, and all of them with the best first."""
+"""The submission of a sweep, and its children on disk: creating one, reading its metrics, ranking all of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import contextlib
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker.errors import UnknownRun
-from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.journal import object_of, real
+from stoker.errors import SubmissionRefused, UnknownRun
+from stoker.workspace import Workspace
+from stoker_runs.launch.runners import spawn_runner
+from stoker_runs.launch.submission import Request, submit
+from stoker_runs.records.folder import RunFolder, object_of, real
 from stoker_runs.records.record import SWEEP, RunRecord
+from stoker_runs.records.snapshots import Snapshot
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.records.summary import measured
+from stoker_runs.tuning.definition import Again, Terms, Value, arguments_of
 from stoker_runs.tuning.planning import Child
 from stoker_runs.tuning.policies import Curve, best_of
-from stoker_runs.tuning.spaces import Value
-from stoker_runs.tuning.terms import Terms, arguments_of
 
 __all__ = [
     "ChildReader",
@@ -29,6 +31,8 @@ __all__ = [
     "child_folders",
     "create_child",
     "earlier_curves",
+    "going_on",
+    "submit_sweep",
     "terms_of",
     "trials_of",
 ]
@@ -261,3 +265,58 @@ def earlier_curves(terms: Terms, store: RunStore) -> list[Curve]:
             curve = ChildReader(folder, terms.metric).look().curve
             curves.append(Curve(curve.values, is_over=True))
     return curves
+
+
+def submit_sweep(
+    request: Request,
+    asked: Terms,
+    workspace: Workspace,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
+) -> tuple[RunFolder, Snapshot]:
+    """Create a sweep and start its runner.
+
+    Args:
+        request: The script, as each child runs it but for its parameters.
+        asked: How they differ.
+        workspace: Where its folder will be.
+        progress: Called with the files that are kept so far, and the files in all.
+        spawn: Starts the runner.
+
+    Returns:
+        The sweep's folder, and what was kept of the source.
+
+    Raises:
+        OperatorError: It is refused; nothing was written but files of the snapshot.
+    """
+    store = RunStore(workspace.runs_dir)
+    for earlier in asked.warm_start:
+        terms_of(store.get(earlier).record())
+    return submit(replace(request, sweep=asked.to_json()), workspace, progress=progress, spawn=spawn)
+
+
+def going_on(runs: Sequence[str], store: RunStore) -> list[Again]:
+    """Return children of earlier sweeps as those that go on in a new one, with their parameters.
+
+    Args:
+        runs: Their ids.
+        store: Where they are.
+
+    Raises:
+        UnknownRun: There is no such run.
+        SubmissionRefused: One is no child of a sweep, or has not ended.
+    """
+    found = []
+    for run_id in runs:
+        folder = store.get(run_id)
+        record = folder.record()
+        if not record.parent:
+            raise SubmissionRefused(
+                f"{run_id} is no child of a sweep; 'stoker submit --resume RUN' goes on with it"
+            )
+        if not folder.state().is_terminal:
+            raise SubmissionRefused(f"{run_id} is {folder.state().status}: only what has ended can go on")
+        terms = terms_of(store.get(record.parent).record())
+        found.append(Again(run_id, terms.parameters(int(run_id.rpartition("_")[2]))))
+    return found

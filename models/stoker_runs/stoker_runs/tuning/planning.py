@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.records.states import Status
+from stoker_runs.records.states import FailureCode, RunFailure, Status
+from stoker_runs.tuning.definition import Terms
 from stoker_runs.tuning.policies import Curve, best_of, due_interval, verdict
-from stoker_runs.tuning.terms import Terms
 
 __all__ = ["Child", "Ending", "Step", "ending_of", "next_step"]
 

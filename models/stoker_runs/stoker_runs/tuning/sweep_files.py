@@ -9,8 +9,19 @@ from typing import Any, Final, TypeVar
 
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_yaml
-from stoker_runs.launch.compute_files import CONFIG_FOLDERS
+from stoker_runs.launch.azure_files import CONFIG_FOLDERS
 from stoker_runs.launch.configuration import SETTINGS, read_duration_s
+from stoker_runs.tuning.definition import (
+    KINDS,
+    RANDOM,
+    Expression,
+    Terms,
+    between,
+    expression,
+    new_seed,
+    sampler,
+    terms,
+)
 from stoker_runs.tuning.policies import (
     POLICIES,
     Bandit,
@@ -19,9 +30,6 @@ from stoker_runs.tuning.policies import (
     Policy,
     TruncationSelection,
 )
-from stoker_runs.tuning.samplers import RANDOM, new_seed, sampler
-from stoker_runs.tuning.spaces import KINDS, Expression, between, expression
-from stoker_runs.tuning.terms import Terms, terms
 
 __all__ = ["find_hdconfig", "read_hdconfig", "read_sweep", "split_sweep"]
 

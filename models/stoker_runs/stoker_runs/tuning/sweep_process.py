@@ -13,22 +13,20 @@ from typing import Final
 
 from stoker.errors import UnknownRun
 from stoker.workspace import Workspace
-from stoker_runs.launch.adoption import adopt
-from stoker_runs.launch.clock import Clock
 from stoker_runs.launch.runner_process import became_runner
-from stoker_runs.launch.runner_start import fork_runner
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.records.files import log_file
-from stoker_runs.records.folder import RunFolder
+from stoker_runs.launch.runners import Clock, adopt, fork_runner
+from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import (
     CancelAsked,
     Collected,
     Ended,
+    FailureCode,
     Granted,
     Observation,
     Prepared,
     Provisioned,
     Refused,
+    RunFailure,
     RunState,
     Seen,
     Status,
@@ -36,9 +34,9 @@ from stoker_runs.records.states import (
 )
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import ChildReader, child_folders, create_child, earlier_curves, terms_of
+from stoker_runs.tuning.definition import arguments_of
 from stoker_runs.tuning.planning import Child, ending_of, next_step
 from stoker_runs.tuning.policies import best_of
-from stoker_runs.tuning.terms import arguments_of
 
 __all__ = ["Sweep", "main"]
 

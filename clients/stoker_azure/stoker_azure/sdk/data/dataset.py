@@ -13,7 +13,6 @@ from tqdm import tqdm
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import UserErrorException
-from stoker_azure.sdk import deferred
 from stoker_azure.sdk.data.datastore import Datastore
 from stoker_azure.sdk.data.reference import DataPath
 from stoker_azure.sdk.failures import none_in_workspace, raised_as
@@ -21,7 +20,13 @@ from stoker_azure.sdk.labels import Shown
 from stoker_azure.sdk.unoffered import NotAClass
 from stoker_azure.sdk.workspace import Workspace
 from stoker_run.trees import files_below
-from stoker_runs.launch.stores import checked_data_set_name, data_set_versions, is_data_set_name, is_of_web
+from stoker_runs.launch.inputs import (
+    checked_data_set_name,
+    data_set_versions,
+    fetched_together,
+    is_data_set_name,
+    is_of_web,
+)
 
 __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
 
@@ -128,7 +133,7 @@ class FileDataset:
         """The file, or the folder with the files, of its addresses of the web."""
         addresses = [address for store, address in self._places if store is None]
         with raised_as(UserErrorException):
-            return deferred.web_files.fetched_together(addresses, LocalWorkspace.find(), tqdm.write)
+            return fetched_together(addresses, LocalWorkspace.find(), tqdm.write)
 
     def to_path(self) -> list[str]:
         """The paths of its files, from the folder on which they would be mounted."""

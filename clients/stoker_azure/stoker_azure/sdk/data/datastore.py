@@ -19,7 +19,7 @@ from stoker_azure.sdk.failures import none_in_workspace, raised_as
 from stoker_azure.sdk.unoffered import UnofferedMethod
 from stoker_azure.sdk.workspace import Workspace
 from stoker_run.trees import Tree, files_below
-from stoker_runs.launch.stores import DEFAULT_STORE, STORE_FILE, place_in, store_names, store_root, stores_dir
+from stoker_runs.launch.inputs import DEFAULT_STORE, STORE_FILE, place_in, store_names, store_root, stores_dir
 
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "Datastore"]
 

@@ -15,7 +15,7 @@ from stoker_azure.sdk.environments.container_registry import ContainerRegistry
 from stoker_azure.sdk.failures import raised_as
 from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedByEnvironment
 from stoker_azure.sdk.workspace import Workspace
-from stoker_runs.launch.registered_environments import registered_names
+from stoker_runs.launch.submission import registered_names
 
 __all__ = ["DEFAULT_CPU_IMAGE", "DEFAULT_GPU_IMAGE", "DockerSection", "Environment", "PythonSection"]
 

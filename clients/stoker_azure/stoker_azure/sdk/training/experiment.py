@@ -22,7 +22,7 @@ from stoker_runs.launch.interactive import InteractiveRun
 from stoker_runs.launch.submission import submit
 from stoker_runs.records.record import checked_experiment
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.submission import submit_sweep
+from stoker_runs.tuning.children import submit_sweep
 
 __all__ = ["Experiment", "StartedRun"]
 

@@ -13,11 +13,19 @@ from stoker_azure.sdk.training.hyperdrive_run import HyperDriveRun
 from stoker_azure.sdk.training.run_configuration import ScriptRunConfig
 from stoker_azure.sdk.workspace import Workspace
 from stoker_runs.records.store import RunStore
+from stoker_runs.tuning.children import going_on
+from stoker_runs.tuning.definition import (
+    GRID,
+    RANDOM,
+    Expression,
+    Terms,
+    checked_space,
+    expression,
+    new_seed,
+    sampler,
+    terms,
+)
 from stoker_runs.tuning.policies import Bandit, MedianStopping, NoTermination, Policy, TruncationSelection
-from stoker_runs.tuning.samplers import GRID, RANDOM, new_seed, sampler
-from stoker_runs.tuning.spaces import Expression, checked_space, expression
-from stoker_runs.tuning.submission import going_on
-from stoker_runs.tuning.terms import Terms, terms
 
 __all__ = [
     "BanditPolicy",

@@ -22,10 +22,10 @@ from stoker_azure.sdk.data.reference import DataPath, DataReference
 from stoker_azure.sdk.environments.environment import DEFAULT_CPU_IMAGE, Environment
 from stoker_azure.sdk.training.run_configuration import LONGEST_S, RunConfiguration, ScriptRunConfig
 from stoker_azure.sdk.workspace import Workspace
-from stoker_runs.launch.run_config_files import COMMUNICATORS, FRAMEWORKS
+from stoker_runs.launch.azure_files import COMMUNICATORS, FRAMEWORKS
 from stoker_runs.launch.submission import Request
-from stoker_runs.records.definition import TARGET_VARIABLE, Definition
-from stoker_runs.targets.container_image import optional_container
+from stoker_runs.records.record import TARGET_VARIABLE, Definition
+from stoker_runs.targets.containers import optional_container
 from stoker_runs.targets.definitions import LOCAL, Target, find_target, list_targets
 
 __all__ = ["MODES", "MODE_VARIABLE", "requested"]

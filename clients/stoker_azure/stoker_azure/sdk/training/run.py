@@ -20,9 +20,8 @@ from stoker_azure.sdk.workspace import Workspace
 from stoker_run import OfflineRun
 from stoker_run import Run as RunOfScript
 from stoker_run.records import read_metrics
-from stoker_runs.launch.adoption import adopt
-from stoker_runs.records.files import copy_files, find_file, run_files
-from stoker_runs.records.folder import RunFolder
+from stoker_runs.launch.runners import adopt
+from stoker_runs.records.folder import RunFolder, copy_files, find_file, run_files
 from stoker_runs.records.record import SWEEP, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.store import RunStore

@@ -66,7 +66,7 @@ def _add(numpy: Any) -> None:
 
 def _give_v1_api(tensorflow: Any) -> None:
     # Here, where something imports TensorFlow: most processes of a run do not.
-    from stoker_run.tensorflow_v1 import give_v1_api
+    from stoker_run.legacy_apis import give_v1_api
 
     give_v1_api(tensorflow)
     if _TENSORFLOW_1_SAID not in os.environ:

@@ -14,20 +14,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.environments.requested import AskedEnvironment
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.targets.container_base import ContainerBase
-from stoker_runs.targets.container_image import FailedPulls, Image, Inside, look_inside
+from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, mount
-from stoker_runs.targets.container_settings import ContainerSettings
-from stoker_runs.targets.container_state import (
+from stoker_runs.targets.containers import (
+    ContainerBase,
+    FailedPulls,
+    Image,
+    Inside,
     keep_record,
+    look_inside,
     read_record,
     remove_container,
     sight_of_container,
     start_container,
     state_of,
 )
-from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.definitions import ContainerSettings, Target
 from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight
 from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
 from stoker_runs.targets.ssh.link import Link

@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 
 import asyncssh
 
-from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure, Unreachable
 from stoker_runs.targets.ssh.porter import Cut, Porter
-from stoker_runs.targets.ssh.settings import SshSettings
 
 __all__ = ["HostKeys", "Link"]
 

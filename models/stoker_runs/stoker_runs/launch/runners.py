@@ -1,4 +1,7 @@
-"""Starting the runner of a run; who only starts one imports nothing of what it does."""
+"""Runners of runs: how one is started, and how a run that goes on without one is adopted.
+
+A program that only starts a runner imports nothing of what the runner needs.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,35 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
+from stoker.errors import UnknownRun
+from stoker.workspace import Workspace
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.index import RunIndex
 from stoker_runs.records.record import SWEEP
+from stoker_runs.records.store import RunStore
 
-if TYPE_CHECKING:
-    from stoker.workspace import Workspace
-    from stoker_runs.records.folder import RunFolder
+__all__ = ["Clock", "adopt", "adopt_all", "fork_runner", "spawn_runner"]
 
-__all__ = ["fork_runner", "spawn_runner"]
+
+class Clock:
+    """The machine's clocks; tests have one that does not wait."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return time.time_ns() // 1_000_000
+
+    def elapsed_s(self) -> float:
+        """Seconds of a clock that only goes forward."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
 
 _RUNNER: Final = "stoker_runs.launch.runner_process"
 _RUNNERS: Final = {SWEEP: "stoker_runs.tuning.sweep_process"}
@@ -119,3 +141,36 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, 0)
     except ChildProcessError:
         return
+
+
+def adopt(
+    folder: RunFolder, workspace: Workspace, spawn: Callable[[RunFolder, Workspace], None] = spawn_runner
+) -> bool:
+    """Give a run a runner if it needs one; returns whether it did.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        spawn: Starts the runner.
+    """
+    try:
+        if folder.state().is_terminal or folder.has_runner():
+            return False
+    except UnknownRun:
+        return False
+    spawn(folder, workspace)
+    return True
+
+
+def adopt_all(workspace: Workspace, index: RunIndex | None = None) -> list[str]:
+    """Give each run that needs one a runner; returns their ids.
+
+    Args:
+        workspace: Where they are.
+        index: Its index, where somebody will ask that for more.
+    """
+    store = RunStore(workspace.runs_dir)
+    if not store.runs_dir.is_dir():
+        return []
+    going_on = (index or RunIndex(store)).going_on()
+    return [run_id for run_id in going_on if adopt(store.get(run_id), workspace)]

@@ -1,26 +1,285 @@
-"""Azure's `.runconfig` files, of Workbench and of the SDK, as the run configuration that they mean."""
+"""Azure's files as settings of Stoker: `.compute` files of Workbench, `.runconfig` files of Workbench and the SDK.
+
+Newer and older versions of these tools write keys that Stoker does not know: such a key gets a note, not an
+error. Each key may be written in several cases.
+
+A project's `aml_config/NAME.compute` wins over the target of its name in the workspace, and becomes that target.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.names import checked_name
 from stoker.settings.files import read_yaml
-from stoker_runs.launch.azure_keys import flag, folded, known_keys, mapping, text, whole
-from stoker_runs.launch.compute_files import CONFIG_FOLDERS
+from stoker.system.durable import private_folder, replace_file
+from stoker.workspace import Workspace
+from stoker_runs.targets.definitions import DOCKER, LOCAL, find_target
 
 __all__ = [
     "COMMUNICATORS",
     "CONDA_FILE",
+    "CONFIG_FOLDERS",
     "FRAMEWORKS",
     "SPARK_FILE",
+    "ComputeFile",
     "RunConfigFile",
+    "find_compute",
     "find_run_config",
+    "flag",
+    "folded",
+    "keep_target",
+    "known_keys",
+    "mapping",
+    "read_compute",
     "read_run_config",
+    "text",
+    "whole",
 ]
+
+
+def folded(key: object) -> str:
+    """A key without its case: `NodeCount`, `nodeCount` and `node_count` are one."""
+    return str(key).replace("_", "").replace("-", "").lower()
+
+
+def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSequence[str]) -> dict[str, Any]:
+    """Return the known keys of a mapping, folded, with their values.
+
+    Args:
+        content: The mapping; None is an empty one.
+        known: All keys that it may have, as they are usually written.
+        where: File and section, for messages.
+        notes: Gets a line for each unknown key, with the nearest known one.
+
+    Raises:
+        InvalidSettings: It is no mapping, or has a key twice.
+    """
+    names = {folded(name): name for name in known}
+    found: dict[str, Any] = {}
+    for key, value in mapping(content, where).items():
+        name = folded(key)
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            hint = f"; did you mean {names[near[0]]}?" if near else ""
+            notes.append(f"{where}: the key {key!r} is unknown and has no effect{hint}")
+            continue
+        if name in found:
+            raise InvalidSettings(f"{where}: the key {key!r} stands there twice, in different cases")
+        found[name] = value
+    return found
+
+
+def mapping(content: Any, where: str) -> Mapping[str, Any]:
+    """Return a mapping; nothing is an empty one.
+
+    Raises:
+        InvalidSettings: It is something else.
+    """
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidSettings(f"{where} has to be names with values")
+    return content
+
+
+def flag(value: Any, where: str) -> bool:
+    """Whether something is true, quoted or not.
+
+    Raises:
+        InvalidSettings: It is neither true nor false.
+    """
+    word = str(value).strip().lower()
+    if word not in ("true", "false", "none", ""):
+        raise InvalidSettings(f"{where} is {value!r}, and can be true or false")
+    return word == "true"
+
+
+def text(value: Any) -> str:
+    """A value as text; nothing is an empty one."""
+    return "" if value is None else str(value).strip()
+
+
+def whole(value: Any, where: str) -> int:
+    """A number from 1 up, quoted or not.
+
+    Raises:
+        InvalidSettings: It is none.
+    """
+    if isinstance(value, bool) or not str(value).strip().isdecimal() or int(str(value)) < 1:
+        raise InvalidSettings(f"{where} is {value!r}, and has to be a number from 1 up")
+    return int(str(value))
+
+
+CONFIG_FOLDERS: Final = ("aml_config", ".azureml", ".")
+"""Where the files of a project are looked for, in this order."""
+SSH: Final = "ssh"
+"""The type of targets that are reached by SSH."""
+_TYPES: Final[Mapping[str, str]] = {
+    "local": LOCAL,
+    "docker": DOCKER,
+    "localdocker": DOCKER,
+    "remotedocker": SSH,
+    "remote": SSH,
+    "cluster": SSH,
+    "amlcompute": LOCAL,
+}
+_KEYS: Final = (
+    *("type", "address", "username", "password", "baseDockerImage", "nvidiaDocker", "sharedVolumes"),
+    *("nativeSharedDirectory", "userManagedEnvironment", "pythonLocation", "yarnDeployMode", "nodeCount"),
+    *("priority", "useSSHKey", "privateKeyFile", "sparkSubmitLocation"),
+)
+_UNUSED_COMPUTE_KEYS: Final = {
+    "yarndeploymode": "yarnDeployMode is for Spark on a cluster",
+    "priority": "priority is not used: who comes first is served first",
+}
+_DEFAULT_PYTHON: Final = "python"
+"""What Workbench writes where nobody has chosen an interpreter."""
+_SPARK_SUBMIT: Final = "spark-submit"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFile:
+    """What a `.compute` file says.
+
+    Attributes:
+        name: Of the target.
+        settings: What the file of the target has to say, `type` among that.
+        image: The image of its containers; empty for none.
+        gpus: How many GPUs its runs hold where they do not say it; None leaves that to the target.
+        python: The interpreter that it names; empty for the target's own.
+        user_managed: Whether the packages of that interpreter are used, and not those of a conda file.
+        nodes: How many machines its runs have.
+        notes: What it says that has no effect here, a line each.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    image: str = ""
+    gpus: int | None = None
+    python: str = ""
+    user_managed: bool = False
+    nodes: int = 1
+    notes: tuple[str, ...] = ()
+
+
+def find_compute(project: Path, name: str) -> Path | None:
+    """The `.compute` file of a target in a project folder; None where it has none."""
+    places = (project / folder / f"{name}.compute" for folder in CONFIG_FOLDERS)
+    return next((path for path in places if path.is_file()), None)
+
+
+def read_compute(path: Path) -> ComputeFile:
+    """Read a `.compute` file.
+
+    Raises:
+        InvalidSettings: It has a value that it cannot have.
+    """
+    notes: list[str] = []
+    content = known_keys(read_yaml(path, "compute file", "names with values"), _KEYS, str(path), notes)
+    word = text(content.get("type"))
+    kind = _TYPES.get(word.lower())
+    if kind is None:
+        raise InvalidSettings(f"{path}: type is {word!r}, and can be {', '.join(_TYPES)}")
+    settings: dict[str, Any] = {"type": kind}
+    notes += [words for key, words in _UNUSED_COMPUTE_KEYS.items() if content.get(key) is not None]
+    if text(content.get("sparksubmitlocation")) not in ("", _SPARK_SUBMIT):
+        notes.append("sparkSubmitLocation is not used: Python runs the script, with the package pyspark")
+    image = text(content.get("basedockerimage"))
+    in_docker = "docker" in word.lower()
+    if kind == SSH:
+        settings |= _address(path, content)
+        settings["containers"] = in_docker
+    if word.lower() == "amlcompute":
+        notes.append(f"the cores and GPUs of this machine stand for {path.stem}")
+    shared = text(content.get("nativeshareddirectory"))
+    if shared and (not in_docker or flag(content.get("sharedvolumes"), f"{path}: sharedVolumes")):
+        settings["shared_directory"] = shared
+    elif shared:
+        notes.append("nativeSharedDirectory is not used: containers have it with sharedVolumes: true")
+    wants_gpu = flag(content.get("nvidiadocker"), f"{path}: nvidiaDocker")
+    return ComputeFile(
+        path.stem,
+        settings,
+        image if in_docker else "",
+        (1 if wants_gpu else 0) if in_docker else None,
+        _python(content, word),
+        flag(content.get("usermanagedenvironment"), f"{path}: userManagedEnvironment"),
+        whole(content.get("nodecount") or 1, f"{path}: nodeCount"),
+        tuple(notes),
+    )
+
+
+def _address(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    address, port = _host_and_port(text(content.get("address")))
+    if not address:
+        raise InvalidSettings(
+            f"{path}: address is missing: the name of the machine, HOST:PORT or [IPV6]:PORT"
+        )
+    found: dict[str, Any] = {"address": address}
+    if port:
+        found["port"] = whole(port, f"{path}: the port of the address")
+    if text(content.get("username")):
+        found["username"] = text(content["username"])
+    if text(content.get("privatekeyfile")):
+        found["key_file"] = text(content["privatekeyfile"])
+    return found
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    """The two parts; several colons outside of brackets are those of an IPv6 address without a port."""
+    if address.startswith("["):
+        host, _, port = address[1:].partition("]")
+        return host, port.removeprefix(":")
+    if address.count(":") > 1:
+        return address, ""
+    host, _, port = address.partition(":")
+    return host, port
+
+
+def _python(content: Mapping[str, Any], word: str) -> str:
+    python = text(content.get("pythonlocation"))
+    if python == _DEFAULT_PYTHON:
+        return ""
+    return str(Path(python).expanduser()) if word.lower() == LOCAL and python.startswith("~") else python
+
+
+def keep_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str], None]) -> None:
+    """Make the target of a `.compute` file one of the workspace; what the file does not speak of stays as it is.
+
+    Raises:
+        InvalidSettings: It cannot be one.
+    """
+    import yaml
+
+    checked_name(compute.name, "compute target")
+    for line in compute.notes:
+        say(line)
+    path = private_folder(workspace.create().targets_dir) / f"{compute.name}.yaml"
+    before = read_yaml(path, "compute target", "its settings") if path.is_file() else {}
+    # What was found out about a machine says nothing about another one.
+    same = before.get("type", LOCAL) == compute.settings["type"] and before.get(
+        "address"
+    ) == compute.settings.get("address")
+    content = {**(before if same else {}), **compute.settings}
+    if content == before or (compute.name == LOCAL and content == {"type": LOCAL}):
+        return
+    old = path.read_bytes() if path.is_file() else None
+    replace_file(path, yaml.safe_dump(content, sort_keys=False).encode())
+    try:
+        find_target(workspace.targets_dir, compute.name)
+    except InvalidSettings:
+        if old is None:
+            path.unlink()
+        else:
+            replace_file(path, old)
+        raise
+
 
 CONDA_FILE: Final = "aml_config/conda_dependencies.yml"
 """The file with the packages of a project of Workbench, which may be written after the files that name it."""
@@ -70,7 +329,7 @@ COMMUNICATORS: Final = {
     "intelmpi": "mpi",
 }
 FRAMEWORKS: Final = ("python", "pyspark", "cntk", "tensorflow", "pytorch")
-_NOT_USED: Final = {
+_UNUSED_KEYS: Final = {
     "batchai": "batchai is of a service that there is no more: target and nodeCount say where the script runs",
     "containerinstance": "containerInstance is Azure's: a compute target of type docker runs scripts in containers",
     "datareferences": "dataReferences are not read here: name the data with --input NAME=PATH, or submit by the SDK",
@@ -233,7 +492,7 @@ class _SdkFile:
             raise InvalidSettings(
                 f"{self._path}: a command in the place of a script is not offered: name a script"
             )
-        self._notes += [words for key, words in _NOT_USED.items() if found.get(key)]
+        self._notes += [words for key, words in _UNUSED_KEYS.items() if found.get(key)]
         environment = self._environment(found)
         if _framework(self._path, found.get("framework"), "Python") == "pyspark":
             self._notes.append(

@@ -1,24 +1,41 @@
-"""The image of a run's container: found, pulled or built, and inspected before anything is started in it."""
+"""Containers of runs: the image, which is found, pulled or built, and the container of an attempt.
+
+attempts/N/container.json   which program, container and image, and the command line; what is needed to find it again
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.system.durable import private_folder, replace_file
 from stoker.workspace import Workspace
-from stoker_runs.records.failures import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
-from stoker_runs.targets.container_settings import ContainerSettings
-from stoker_runs.targets.definitions import Target
-from stoker_runs.targets.engine import EngineFailure, Say
+from stoker_runs.targets.definitions import ContainerSettings, Target
+from stoker_runs.targets.engine import EngineFailure, Presence, Say, Sight
 
-__all__ = ["FailedPulls", "Image", "Inside", "look_inside", "optional_container"]
+__all__ = [
+    "ContainerBase",
+    "ContainerState",
+    "FailedPulls",
+    "Image",
+    "Inside",
+    "keep_record",
+    "look_inside",
+    "optional_container",
+    "read_record",
+    "remove_container",
+    "sight_of_container",
+    "start_container",
+    "state_of",
+]
+
 
 _AGAIN_S: Final = 3600.0
 """How long an image that could not be pulled, and that another one replaces, is not asked for again."""
@@ -291,3 +308,191 @@ def optional_container(
         say(f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}")
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerBase:
+    """What is known of a container before there is one.
+
+    Attributes:
+        settings: How it is to be.
+        program: What starts it.
+        image: Of which image.
+    """
+
+    settings: ContainerSettings
+    program: ContainerProgram
+    image: Image
+
+    @property
+    def common(self) -> list[str]:
+        """What each container is started with, those that only look or build too."""
+        network = ["--network", self.settings.network] if self.settings.network else []
+        # Where SELinux is on, bound folders could not be read else.
+        return [*self.program.user(), "--security-opt", "label=disable", *network]
+
+    def ask(self, command: Sequence[str]) -> str:
+        """Run a command in a container that only looks; returns what it prints.
+
+        Raises:
+            EngineFailure: The program does not answer.
+        """
+        options = ["run", "--rm", *self.common, "--entrypoint", command[0]]
+        return self.program.call(*options, self.image.id, *command[1:]).stdout
+
+    def limits(self) -> list[str]:
+        """What the container of a script is started with besides: its memory, and the folders that it sees."""
+        settings = self.settings
+        words = [*("--shm-size", settings.shm_size)] if settings.shm_size else []
+        if settings.memory:
+            # As much swap as memory is none besides.
+            words += ["--memory", settings.memory, "--memory-swap", settings.memory]
+        for volume in settings.volumes:
+            words += ["--volume", volume]
+        return words
+
+
+_RECORD: Final = "container.json"
+_NONE: Final = ("no such container", "no such object", "no container with name or id")
+_TAKEN: Final = ("already in use", "is in use by")
+_STATE: Final = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
+_NOT_YET: Final = frozenset({"created", "configured", "initialized"})
+_OVER: Final = frozenset({"exited", "stopped", "dead", "removing"})
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """How a container is.
+
+    Attributes:
+        status: The word for it.
+        exit_code: With which its first process has ended; 0 while it has not.
+        out_of_memory: Whether it was killed for its memory.
+    """
+
+    status: str
+    exit_code: int
+    out_of_memory: bool
+
+    @property
+    def has_yet_to_start(self) -> bool:
+        """Whether it was created, and not started."""
+        return self.status in _NOT_YET
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its processes have ended."""
+        return self.status in _OVER
+
+
+def keep_record(place: Path, base: ContainerBase, name: str, command: Sequence[str]) -> None:
+    """Write down how the container of an attempt is made.
+
+    Args:
+        place: The attempt's folder.
+        base: Its program and image.
+        name: What it is called.
+        command: What the program is told.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    program, image = base.program, base.image
+    record = {"program": program.path, "kind": program.kind, "container": name, "image": image.name}
+    content = {**record, "image_id": image.id, "command": command}
+    replace_file(place / _RECORD, json.dumps(content, indent=2).encode())
+
+
+def read_record(place: Path) -> dict[str, Any] | None:
+    """Return what `keep_record` has written; None where there is nothing."""
+    try:
+        record: dict[str, Any] = json.loads((place / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record
+
+
+def start_container(program: ContainerProgram, record: Mapping[str, Any], directory: Path) -> None:
+    """Start a container: created if it does not exist, started if it was only created, otherwise left alone.
+
+    Args:
+        program: What starts it.
+        record: Its name as `container`, and the `command` that makes it.
+        directory: The current directory of the command.
+
+    Raises:
+        EngineFailure: It cannot be started.
+    """
+    started = program.call(*record["command"], directory=directory)
+    said = last_line(started.stderr)
+    if started.returncode != 0 and any(words in started.stderr.lower() for words in _TAKEN):
+        state = state_of(program, record)
+        if state is None or not state.has_yet_to_start:
+            return
+        started = program.call("start", record["container"], directory=directory)
+        said = last_line(started.stderr)
+    if started.returncode != 0:
+        raise EngineFailure(
+            RunFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {said}")
+        )
+
+
+def state_of(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
+    """How a container is; None where there is none of its name.
+
+    Raises:
+        EngineFailure: The program does not answer.
+    """
+    asked = program.call("container", "inspect", "--format", _STATE, record["container"])
+    if asked.returncode == 0:
+        status, code, out_of_memory = asked.stdout.split()
+        return ContainerState(status, int(code), out_of_memory == "true")
+    if _is_none(asked.stderr):
+        return None
+    message = f"{program.kind} does not answer: {last_line(asked.stderr)}"
+    raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message))
+
+
+def sight_of_container(
+    program: ContainerProgram, record: Mapping[str, Any], state: ContainerState, *, had_agent: bool
+) -> Sight:
+    """The state of an attempt whose agent has left no report.
+
+    Args:
+        program: What has its container.
+        record: The container's name as `container`.
+        state: How the container is.
+        had_agent: Whether the agent had begun.
+
+    Raises:
+        EngineFailure: The program does not answer.
+    """
+    if state.has_yet_to_start:
+        return Sight(Presence.ABSENT)
+    if not state.is_over:
+        return Sight(Presence.ALIVE, "its container is paused" if state.status == "paused" else "")
+    if state.out_of_memory:
+        report = {"outcome": "signalled", "signal": "SIGKILL", "exit_status": None, "out_of_memory": True}
+        return Sight(Presence.ENDED, exit=report)
+    if had_agent:
+        return Sight(Presence.GONE)
+    logs = program.call("logs", record["container"])
+    ended = f"its container ended with status {state.exit_code}"
+    said = last_line(logs.stderr) or last_line(logs.stdout) or ended
+    return Sight(Presence.ENDED, exit={"outcome": "not_started", "reason": f"the agent cannot begin: {said}"})
+
+
+def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> None:
+    """Remove a container with all that runs in it; nothing happens where there is none.
+
+    Raises:
+        EngineFailure: It cannot be removed.
+    """
+    removed = program.call("rm", "--force", "--volumes", record["container"])
+    if removed.returncode != 0 and not _is_none(removed.stderr):
+        message = f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}"
+        raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+
+
+def _is_none(said: str) -> bool:
+    return any(words in said.lower() for words in _NONE)

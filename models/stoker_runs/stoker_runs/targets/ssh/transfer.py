@@ -1,4 +1,4 @@
-"""Files that come back from a machine: what grows by offset, the rest when nothing of an attempt runs any more.
+"""Files to a machine and back: the machine keeps contents, so that each is sent once; logs are read on by offset.
 
 attempts/N/…             the attempt's files as the agent writes them, by the names that they have there
 attempts/N/incoming/…    folders that are on their way: after a cut each begins anew, and takes over what had come
@@ -8,10 +8,13 @@ attempts/N/collected     which folders have come, a line each; `all` when nothin
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +23,154 @@ from typing import Any, Final
 from stoker.echo import cut, quoted
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.trees import Tree, parts_of, remove_tree
-from stoker_runs.records.failures import FailureCode, RunFailure
-from stoker_runs.targets.engine import EngineFailure, Job
+from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.targets.engine import (
+    EngineFailure,
+    Job,
+    Say,
+)
 from stoker_runs.targets.ssh.porter import Porter, Request
 
-__all__ = ["checked_entries", "collect", "is_collected", "locally", "looked"]
+__all__ = [
+    "FolderListing",
+    "checked_entries",
+    "collect",
+    "is_collected",
+    "list_folder",
+    "locally",
+    "looked",
+    "send_folder",
+]
+
+
+_SENT_PIECE_BYTES: Final = 1 << 20
+_WORD_S: Final = 20.0
+_SAID_FROM_BYTES: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FolderListing:
+    """What a folder is made of.
+
+    Attributes:
+        digest: What it is known by.
+        entries: As the porter wants them: `["d", name]`, `["l", name, target]`, `["f", name, content]`.
+        paths: Where each content is here.
+    """
+
+    digest: str
+    entries: list[list[str]]
+    paths: dict[str, Path]
+
+
+def list_folder(folder: Path) -> FolderListing:
+    """Read a folder; links are kept as links.
+
+    Raises:
+        EngineFailure: A file cannot be read.
+    """
+    entries: list[list[str]] = []
+    paths: dict[str, Path] = {}
+    try:
+        ahead = [folder]
+        while ahead:
+            for path in sorted(ahead.pop().iterdir()):
+                inner = path.relative_to(folder).as_posix()
+                if path.is_symlink():
+                    entries.append(["l", inner, str(path.readlink())])
+                elif path.is_dir():
+                    entries.append(["d", inner])
+                    ahead.append(path)
+                elif path.is_file():
+                    content = _content(path)
+                    entries.append(["f", inner, content])
+                    paths[content] = path
+    except OSError as error:
+        raise _unreadable(error) from error
+    digest = hashlib.sha256(json.dumps(sorted(entries)).encode("ascii")).hexdigest()[:32]
+    return FolderListing(digest, entries, paths)
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        executable = os.fstat(file.fileno()).st_mode & stat.S_IXUSR
+    return digest + (".x" if executable else "")
+
+
+async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Say, digest: str = "") -> None:
+    """Have a copy of a folder among an attempt's files on the machine.
+
+    Args:
+        porter: Of the machine.
+        job: The attempt.
+        folder: The folder here.
+        name: What the copy is called there.
+        say: Is told when much is sent.
+        digest: What the folder is known by, if something is; then it is not read where the machine knows it too.
+
+    Raises:
+        EngineFailure: It cannot be read here or written there.
+    """
+    ids = {"run": job.record.id, "attempt": job.attempt}
+    if digest:
+        said, _ = await porter.ask(op="restore", tree=digest, name=name, **ids)
+        if said["done"]:
+            return
+    tree = await _list_folder(porter, folder)
+    known_by = digest or tree.digest
+    said, _ = await porter.ask(json.dumps(tree.entries).encode("ascii"), op="tree", tree=known_by)
+    missing: list[tuple[str, int]] = [(content, there) for content, there in said["missing"]]
+    size_bytes = sum(tree.paths[content].stat().st_size - there for content, there in missing)
+    if size_bytes > _SAID_FROM_BYTES:
+        say(f"sending {len(missing)} files, {size_bytes / 1e6:.0f} MB")
+    async for _ in porter.exchange(_pieces(tree, missing)):
+        pass
+    said, _ = await porter.ask(op="restore", tree=known_by, name=name, **ids)
+    if not said["done"]:
+        raise EngineFailure(
+            RunFailure(
+                FailureCode.INTERNAL, f"{folder} has changed while it was sent", "submit the script again"
+            )
+        )
+
+
+async def _list_folder(porter: Porter, folder: Path) -> FolderListing:
+    """Read a folder beside the connection; the porter is not left without a word for so long that it ends."""
+    reading = asyncio.ensure_future(asyncio.to_thread(list_folder, folder))
+    while not (await asyncio.wait({reading}, timeout=_WORD_S))[0]:
+        await porter.ask(op="ping")
+    return reading.result()
+
+
+def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Request]:
+    """Contents piece by piece, each from where it had come to before a cut."""
+    for content, there in missing:
+        try:
+            with tree.paths[content].open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                offset = there if there < size else 0
+                file.seek(offset)
+                while True:
+                    data = file.read(_SENT_PIECE_BYTES)
+                    request: dict[str, Any] = {
+                        "op": "keep",
+                        "content": content,
+                        "offset": offset,
+                        "size": size,
+                    }
+                    yield request, data
+                    offset += len(data)
+                    if not data or offset >= size:
+                        break
+        except OSError as error:
+            raise _unreadable(error) from error
+
+
+def _unreadable(error: OSError) -> EngineFailure:
+    message = f"{error.filename} cannot be read: {error.strerror}"
+    return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+
 
 _GROWING: Final = re.compile(
     r"log_[0-9]+\.txt|metrics\.jsonl|events\.jsonl|process_info\.json|process_status\.json|agent\.log",

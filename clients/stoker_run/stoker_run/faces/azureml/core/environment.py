@@ -1,5 +1,0 @@
-"""`azureml.core.environment` in a run of Stoker."""
-
-from stoker_run.elsewhere import Environment
-
-__all__ = ["Environment"]

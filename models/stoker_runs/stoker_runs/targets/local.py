@@ -1,0 +1,271 @@
+"""The engine of this machine, and what it shares with containers: the agent works in the attempt's folder.
+
+Nothing has to be copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.environments.requested import AskedEnvironment, RunEnvironment, user_managed
+from stoker.errors import EnvironmentUnusable, SubmissionRefused
+from stoker.names import name_from_file
+from stoker.system.durable import private_folder
+from stoker.workspace import Workspace
+from stoker_run import observing
+from stoker_run.trees import Tree, remove_tree
+from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.engine import (
+    EngineFailure,
+    Job,
+    Presence,
+    Say,
+    Sight,
+    sight_of,
+    start_content,
+    write_start,
+)
+
+__all__ = [
+    "LocalEngine",
+    "as_failure",
+    "collect",
+    "environment_failure",
+    "remove_work",
+    "shared_folder",
+    "sight_of_files",
+    "tell_to_end",
+    "working_directory",
+]
+
+
+_RUN_FOLDERS: Final = ("outputs", "logs")
+
+
+def working_directory(job: Job) -> Path:
+    """A copy of the snapshot, with what earlier attempts have left in `outputs/` and `logs/`."""
+    work, staged = job.place / "work", job.place / "work.new"
+    if not work.is_dir():
+        remove_tree(staged, ignore_errors=True)
+        try:
+            SnapshotStore(job.snapshots_dir).restore(job.record.snapshot, staged)
+        except SubmissionRefused as error:
+            raise EngineFailure(RunFailure(FailureCode.INTERNAL, str(error))) from error
+        staged.rename(work)
+    for name in _RUN_FOLDERS:
+        kept = job.folder.path / name
+        if not (work / name).exists() and kept.is_dir() and not kept.is_symlink():
+            kept.rename(work / name)
+    return work
+
+
+def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -> Path | None:
+    """The folder that all runs of an experiment share, made if missing; None where the target has none."""
+    base = settings.get("shared_directory")
+    if base is None:
+        return None
+    project = name_from_file(workspace.root.absolute().parent.name)
+    folder = Path(base).expanduser() / "local" / project / job.record.experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def sight_of_files(job: Job) -> Sight | None:
+    """The state by the agent's files and lock; None if there is neither an agent nor a report of its end."""
+    seen = sight_of(observing.observe(job.place))
+    return None if seen.presence in (Presence.ABSENT, Presence.GONE) else seen
+
+
+def tell_to_end(job: Job, grace_s: float, reason: str) -> None:
+    """Leave a message for the agent."""
+    with as_failure("the agent cannot be told to end the script"):
+        observing.stop(job.place, grace_s, reason)
+
+
+def collect(job: Job) -> None:
+    """Move what the script has written to the run's folder, once nothing of it runs any more."""
+    with as_failure("the run's files cannot be moved to its folder"):
+        for name in _RUN_FOLDERS:
+            # A script in a container writes here too, and its links mean folders of this machine.
+            if Tree(job.place).is_folder(f"work/{name}"):
+                _move(job.place / "work" / name, job.folder.path / name)
+
+
+def _move(written: Path, place: Path) -> None:
+    """Move a folder to a place that is empty or does not exist; existing content there is kept beside it."""
+    if place.is_dir():
+        for entry in place.iterdir():
+            if not os.path.lexists(written / entry.name):
+                entry.rename(written / entry.name)
+        remove_tree(place)
+    written.rename(place)
+
+
+def remove_work(job: Job) -> None:
+    """Remove the working directory, and the agent's own files."""
+    for name in ("work", "work.new", "agent", "home"):
+        remove_tree(job.place / name, ignore_errors=True)
+    for name in ("stoker_run.zip", "oom"):
+        (job.place / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def as_failure(what: str) -> Iterator[None]:
+    """Turn errors of the system into failures of the target."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        failure = RunFailure(FailureCode.TARGET_UNUSABLE, f"{what}: {error.strerror or error}{where}")
+        raise EngineFailure(failure) from error
+
+
+def environment_failure(error: EnvironmentUnusable, asked: AskedEnvironment) -> RunFailure:
+    """The failure of a run whose packages or interpreter cannot be provided."""
+    hint = (
+        "name another interpreter (--python, or pythonLocation of a .compute file), or none for that of Stoker"
+        if asked.kind == "user"
+        else "change the environment file, name a date with --as-of at which its packages fitted together, or take "
+        "today's versions with --environment relaxed"
+    )
+    return RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)
+
+
+_STARTED_BEFORE: Final = 3
+
+
+class LocalEngine:
+    """Runs attempts on this machine.
+
+    Args:
+        target: The compute target.
+        workspace: Whose runs they are; its environments are used.
+    """
+
+    def __init__(self, target: Target, workspace: Workspace) -> None:
+        self._target = target
+        self._workspace = workspace
+
+    def check(self) -> Sequence[str]:
+        """Say what this machine has for runs."""
+        capacity = self._target.capacity
+        facts = observing.check()
+        gpus = ", ".join(capacity.gpus) if capacity is not None and capacity.gpus else "none"
+        cores = facts["cores"] if capacity is None else capacity.cores
+        return (
+            f"Python {facts['python']} on {facts['host']}",
+            f"cores: {cores}",
+            f"memory: {facts['memory_bytes'] / 1e9:.1f} GB",
+            f"GPUs: {gpus}",
+        )
+
+    def prepare(self, job: Job, say: Say) -> None:
+        """Make the environment, and a working directory with the files of the snapshot."""
+        with as_failure("the run cannot be prepared"):
+            private_folder(job.place)
+            if (job.place / "start.json").exists():
+                return
+            asked = AskedEnvironment.from_json(job.record.definition.environment)
+            try:
+                built = self._environment(asked, job, say)
+            except EnvironmentUnusable as error:
+                raise EngineFailure(environment_failure(error, asked)) from error
+            self._say_of_gpus(job, built, say)
+            work = working_directory(job)
+            resume_from = work / "outputs" if job.attempt > 1 else job.resume_from
+            content = start_content(
+                job,
+                [str(built.interpreter)],
+                work,
+                resume_from=resume_from,
+                shared_directory=shared_folder(self._target.settings, job, self._workspace),
+                variables={**built.variables, **_variables_of(built.interpreter)},
+            )
+            write_start(job, content)
+
+    def _say_of_gpus(self, job: Job, built: RunEnvironment, say: Say) -> None:
+        gpus = job.record.definition.gpus
+        if not gpus:
+            return
+        # Not above: few runs hold GPUs.
+        from stoker.environments.check import frameworks_without_gpus
+
+        def ask(command: Sequence[str]) -> str:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            ).stdout
+
+        for line in frameworks_without_gpus(gpus, built.packages, ask):
+            say(line)
+
+    def _environment(self, asked: AskedEnvironment, job: Job, say: Say) -> RunEnvironment:
+        if asked.kind == "user":
+            return user_managed(asked, job.folder.environment)
+        # Not above: the libraries that read environment files take longer to import than all the rest.
+        from stoker_runs.run_environment import prepared_for_run
+
+        gpus = job.record.definition.gpus or 0
+        return prepared_for_run(asked, job.folder.environment, self._workspace.environments_dir, say, gpus)
+
+    def start(self, job: Job) -> None:
+        """Start the agent in a session of its own."""
+        with as_failure("the agent cannot be started"):
+            # Installed here, it begins a little faster than from its zip.
+            command = [sys.executable, "-I", "-m", "stoker_run", "start", str(job.place), "--detach"]
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        if done.returncode not in (0, _STARTED_BEFORE):
+            said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+            raise EngineFailure(
+                RunFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {said}")
+            )
+
+    def observe(self, job: Job) -> Sight:
+        """Read what the agent has written, and whether it holds its lock."""
+        return sight_of(observing.observe(job.place))
+
+    def pull(self, job: Job, *, final: bool) -> None:
+        """Move what the script has written to the run's folder, once nothing of it runs any more."""
+        if final:
+            collect(job)
+
+    def stop(self, job: Job, grace_s: float, reason: str) -> None:
+        """Leave a message for the agent."""
+        tell_to_end(job, grace_s, reason)
+
+    def clean(self, job: Job) -> None:
+        """Kill what is left of an attempt that has ended, and remove its working directory."""
+        if not job.place.is_dir():
+            return
+        with as_failure("what is left of the run cannot be removed"):
+            observing.sweep(job.place)
+            remove_work(job)
+
+
+def _variables_of(interpreter: Path) -> dict[str, str]:
+    """Variables that an interpreter's processes have with other values than this process."""
+    if interpreter == Path(sys.executable):
+        return {}
+    from stoker.environments.interpreters import variables_for
+
+    wanted = variables_for(interpreter, os.environ)
+    return {name: value for name, value in wanted.items() if os.environ.get(name) != value}

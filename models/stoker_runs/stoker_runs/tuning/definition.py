@@ -1,0 +1,508 @@
+"""What a sweep is: the values that parameters may have, how they are chosen, the primary metric, and the limits.
+
+The parameters of a child are a pure function of the space, the seed and the number of the child. So a sweep that was
+killed asks for the missing children again, and gets the parameters that they would have had.
+
+Arguments of expressions are Azure's own: `loguniform(-6, -1)` lies between e⁻⁶ and e⁻¹. Users of Stoker write the
+bounds themselves, which `between` converts.
+Source of the definitions: azureml.train.hyperdrive.parameter_expressions.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from random import Random
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+from stoker_runs.tuning.policies import (
+    Goal,
+    NoTermination,
+    Policy,
+    policy_from_json,
+    policy_to_json,
+    read_goal,
+)
+
+__all__ = [
+    "GRID",
+    "KINDS",
+    "RANDOM",
+    "Again",
+    "Expression",
+    "Sampler",
+    "Space",
+    "Terms",
+    "Value",
+    "arguments_of",
+    "between",
+    "checked_space",
+    "drawn",
+    "expression",
+    "new_seed",
+    "sampler",
+    "terms",
+]
+
+
+Value = str | int | float | bool
+"""One value of a parameter, as it follows its name on a command line."""
+
+_LARGEST_LOG: Final = 700.0
+"""e to the power of more is no float64."""
+_DIGITS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One distribution.
+
+    Attributes:
+        kind: One of `KINDS`.
+        arguments: Its arguments; of `choice` the values.
+    """
+
+    kind: str
+    arguments: tuple[Value, ...]
+
+    def to_json(self) -> list[Any]:
+        """Return it as Azure writes it: the name, then the list of arguments."""
+        return [self.kind, list(self.arguments)]
+
+    @classmethod
+    def from_json(cls, content: Sequence[Any]) -> Expression:
+        """Read what `to_json` has written."""
+        kind, arguments = content
+        return cls(str(kind), tuple(arguments))
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(map(repr, self.arguments))})"
+
+
+Space = Mapping[str, Expression]
+"""The expression of each parameter, by its name on the command line."""
+
+
+def _log_bounds(low: float, high: float) -> None:
+    if max(abs(low), abs(high)) > _LARGEST_LOG:
+        raise InvalidSettings(f"e to the power of {max(low, high):g} is too large a number")
+
+
+def _bounds(low: float, high: float) -> None:
+    if not low < high:
+        raise InvalidSettings(f"the lower bound {low:g} has to be below the upper one, {high:g}")
+
+
+def _step(q: float) -> None:
+    if q <= 0:
+        raise InvalidSettings(f"the step {q:g} has to be above 0")
+
+
+def _spread(sigma: float) -> None:
+    if sigma < 0:
+        raise InvalidSettings(f"the standard deviation {sigma:g} cannot be below 0")
+
+
+def _check_uniform(low: float, high: float, q: float = 1.0) -> None:
+    _bounds(low, high)
+    _step(q)
+
+
+def _check_loguniform(low: float, high: float, q: float = 1.0) -> None:
+    _check_uniform(low, high, q)
+    _log_bounds(low, high)
+
+
+def _check_normal(_mu: float, sigma: float, q: float = 1.0) -> None:
+    _spread(sigma)
+    _step(q)
+
+
+def _check_lognormal(mu: float, sigma: float, q: float = 1.0) -> None:
+    _check_normal(mu, sigma, q)
+    # Ten standard deviations away is never drawn.
+    _log_bounds(mu - 10 * sigma, mu + 10 * sigma)
+
+
+def _in_steps(value: float, q: float) -> float:
+    """The multiple of `q` that is nearest, without the last digits of the product."""
+    return float(f"{round(value / q) * q:.{_DIGITS}g}")
+
+
+_DRAWS: Final[Mapping[str, tuple[int, Callable[..., None], Callable[..., float]]]] = {
+    "uniform": (2, _check_uniform, lambda chance, low, high: chance.uniform(low, high)),
+    "quniform": (3, _check_uniform, lambda chance, low, high, q: _in_steps(chance.uniform(low, high), q)),
+    "loguniform": (2, _check_loguniform, lambda chance, low, high: math.exp(chance.uniform(low, high))),
+    "qloguniform": (
+        3,
+        _check_loguniform,
+        lambda chance, low, high, q: _in_steps(math.exp(chance.uniform(low, high)), q),
+    ),
+    "normal": (2, _check_normal, lambda chance, mu, sigma: chance.gauss(mu, sigma)),
+    "qnormal": (3, _check_normal, lambda chance, mu, sigma, q: _in_steps(chance.gauss(mu, sigma), q)),
+    "lognormal": (2, _check_lognormal, lambda chance, mu, sigma: math.exp(chance.gauss(mu, sigma))),
+    "qlognormal": (
+        3,
+        _check_lognormal,
+        lambda chance, mu, sigma, q: _in_steps(math.exp(chance.gauss(mu, sigma)), q),
+    ),
+}
+
+KINDS: Final = ("choice", "randint", *_DRAWS)
+"""The names of all expressions."""
+
+
+def expression(kind: str, *arguments: Any) -> Expression:
+    """Return the expression of this name, checked.
+
+    Args:
+        kind: One of `KINDS`.
+        arguments: Those of Azure's function of that name; a single list or range is what is in it.
+
+    Raises:
+        InvalidSettings: There is no such expression, or it cannot have these arguments.
+    """
+    if kind not in KINDS:
+        near = get_close_matches(kind, KINDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+        raise InvalidSettings(f"there is no expression {kind!r}; {hint}")
+    if len(arguments) == 1 and isinstance(arguments[0], list | tuple | range):
+        arguments = tuple(arguments[0])
+    if kind == "choice":
+        return _choice(arguments)
+    return _of_numbers(kind, arguments)
+
+
+def _choice(values: Sequence[Any]) -> Expression:
+    if not values:
+        raise InvalidSettings("choice has nothing to choose from; name one value or more")
+    for value in values:
+        if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+            continue
+        raise InvalidSettings(
+            f"choice takes numbers and texts, and {value!r} is neither; write one parameter for each part of it"
+        )
+    return Expression("choice", tuple(values))
+
+
+def _of_numbers(kind: str, arguments: Sequence[Any]) -> Expression:
+    count = 1 if kind == "randint" else _DRAWS[kind][0]
+    if len(arguments) != count:
+        raise InvalidSettings(f"{kind} takes {count} number{'s' * (count != 1)}, and has {len(arguments)}")
+    for value in arguments:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise InvalidSettings(f"{kind} takes finite numbers, and {value!r} is none")
+    if kind == "randint":
+        (upper,) = arguments
+        if upper < 1 or int(upper) != upper:
+            raise InvalidSettings(f"randint takes a whole number above 0, and {upper!r} is none")
+        return Expression(kind, (int(upper),))
+    try:
+        _DRAWS[kind][1](*arguments)
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{kind}: {error}") from None
+    return Expression(kind, tuple(arguments))
+
+
+def between(kind: str, low: float, high: float, *more: Any) -> Expression:
+    """Return `loguniform` or `qloguniform` between two values, which Azure's have as exponents.
+
+    Raises:
+        InvalidSettings: A bound is no number above 0, or the lower one is not below the upper one.
+    """
+    for bound in (low, high):
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
+            raise InvalidSettings(f"{kind}: the bound {bound!r} has to be a number above 0")
+    return expression(kind, math.log(low), math.log(high), *more)
+
+
+def drawn(one: Expression, chance: Random) -> Value:
+    """Draw one value.
+
+    Args:
+        one: From what.
+        chance: Where chance comes from; two that were made alike give the same.
+    """
+    if one.kind == "choice":
+        return one.arguments[chance.randrange(len(one.arguments))]
+    if one.kind == "randint":
+        return chance.randrange(int(one.arguments[0]))
+    return _DRAWS[one.kind][2](chance, *one.arguments)
+
+
+def checked_space(space: Mapping[str, Any]) -> dict[str, Expression]:
+    """Return a space whose names can be those of a script's options.
+
+    Raises:
+        InvalidSettings: It is empty, or a name or an expression is none.
+    """
+    if not space:
+        raise InvalidSettings(
+            "no parameters are named; each needs a name, as --learning-rate, and what it may be"
+        )
+    for name, one in space.items():
+        if not isinstance(name, str) or not name.strip("-") or any(map(str.isspace, name)):
+            raise InvalidSettings(
+                f"{name!r} cannot be the name of a parameter; write it as in --learning-rate"
+            )
+        if not isinstance(one, Expression):
+            raise InvalidSettings(
+                f"{name}: {one!r} does not say what it may be; write for instance choice(16, 32) or uniform(0, 1)"
+            )
+    return dict(space)
+
+
+RANDOM: Final = "random"
+GRID: Final = "grid"
+_BAYESIAN: Final = "bayesian"
+_GRID_LIMIT: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """A way to choose, and from what; made by `sampler`, which checks it.
+
+    Attributes:
+        kind: `random` or `grid`.
+        space: The parameters.
+        seed: What a random one begins with.
+    """
+
+    kind: str
+    space: Space
+    seed: int = 0
+
+    @property
+    def size(self) -> int | None:
+        """How many combinations there are; None where there is no end of them."""
+        if self.kind != GRID:
+            return None
+        return math.prod(len(one.arguments) for one in self.space.values())
+
+    def parameters(self, number: int) -> dict[str, Value]:
+        """Return the parameters of a child.
+
+        Args:
+            number: Which child, from 0 up; of a grid below `size`.
+        """
+        if self.kind == RANDOM:
+            # A text is hashed by the same function in every Python.
+            chance = Random(f"{self.seed}/{number}")  # noqa: S311  # nothing here is secret
+            return {name: drawn(one, chance) for name, one in self.space.items()}
+        chosen: dict[str, Value] = {}
+        # As nested loops: the last parameter changes first.
+        for name, one in reversed(list(self.space.items())):
+            number, place = divmod(number, len(one.arguments))
+            chosen[name] = one.arguments[place]
+        return {name: chosen[name] for name in self.space}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        space = {name: one.to_json() for name, one in self.space.items()}
+        return {"kind": self.kind, "space": space, "seed": self.seed}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Sampler:
+        """Read what `to_json` has written."""
+        space = {str(name): Expression.from_json(one) for name, one in content["space"].items()}
+        return cls(str(content["kind"]), space, int(content["seed"]))
+
+
+def new_seed() -> int:
+    """A seed by chance, for a sweep that names none."""
+    return int.from_bytes(os.urandom(6))
+
+
+def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:
+    """Return a way to choose.
+
+    Args:
+        kind: `random` or `grid`, in any case.
+        space: The expression of each parameter.
+        seed: What a random one begins with.
+
+    Raises:
+        InvalidSettings: There is no such way, or it cannot choose from this space.
+    """
+    known = checked_space(space)
+    lower = kind.lower()
+    if lower == _BAYESIAN:
+        raise InvalidSettings(
+            "bayesian sampling is not offered: take random, with a policy that ends poor runs early, or grid"
+        )
+    if lower not in (RANDOM, GRID):
+        raise InvalidSettings(f"there is no sampling {kind!r}; there are random and grid")
+    found = Sampler(lower, known, seed)
+    if lower == GRID:
+        for name, one in known.items():
+            if one.kind != "choice":
+                raise InvalidSettings(
+                    f"{name}: a grid has every combination of values, and {one.kind} has no end of them; write "
+                    "choice(…), or take random sampling"
+                )
+        assert found.size is not None
+        if found.size > _GRID_LIMIT:
+            raise InvalidSettings(
+                f"the grid has {found.size:,} combinations; take fewer values, or random sampling"
+            )
+    return found
+
+
+_MOST_RUNS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A child of an earlier sweep that goes on in this one.
+
+    Attributes:
+        run: Its id; its outputs are what the new child goes on with.
+        parameters: Its parameters, which the new child has too.
+    """
+
+    run: str
+    parameters: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One sweep; made by `terms`, which checks it.
+
+    Attributes:
+        sampler: Chooses the parameters.
+        metric: The primary metric: what children are compared by.
+        goal: Which of its values are better.
+        max_runs: How many children there are; of a grid no more than it has combinations.
+        at_once: How many of them run at the same time.
+        policy: Ends poor ones early.
+        max_duration_s: After how long no more begin, and those that run are ended; None for never.
+        warm_start: Ids of earlier sweeps, with whose children those of this one are compared.
+        again: Children of earlier sweeps that go on, as the first ones of this sweep.
+    """
+
+    sampler: Sampler
+    metric: str
+    goal: Goal
+    max_runs: int
+    at_once: int
+    policy: Policy = field(default_factory=NoTermination)
+    max_duration_s: float | None = None
+    warm_start: Sequence[str] = ()
+    again: Sequence[Again] = ()
+
+    @property
+    def total(self) -> int:
+        """How many children there will be."""
+        size = self.sampler.size
+        return self.max_runs if size is None else min(self.max_runs, size + len(self.again))
+
+    def parameters(self, number: int) -> dict[str, Value]:
+        """The parameters of a child, from 0 up."""
+        if number < len(self.again):
+            return dict(self.again[number].parameters)
+        return self.sampler.parameters(number - len(self.again))
+
+    def resumes(self, number: int) -> str:
+        """Id of the run that a child goes on with; empty for none."""
+        return self.again[number].run if number < len(self.again) else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `sweep` of `run.json`."""
+        return {
+            "sampler": self.sampler.to_json(),
+            "metric": self.metric,
+            "goal": self.goal.value,
+            "max_runs": self.max_runs,
+            "at_once": self.at_once,
+            "policy": policy_to_json(self.policy),
+            "max_duration_s": self.max_duration_s,
+            "warm_start": list(self.warm_start),
+            "again": [{"run": one.run, "parameters": dict(one.parameters)} for one in self.again],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Terms:
+        """Read what `to_json` has written."""
+        return cls(
+            Sampler.from_json(content["sampler"]),
+            str(content["metric"]),
+            Goal(content["goal"]),
+            int(content["max_runs"]),
+            int(content["at_once"]),
+            policy_from_json(content["policy"]),
+            content["max_duration_s"],
+            tuple(content["warm_start"]),
+            tuple(Again(str(one["run"]), dict(one["parameters"])) for one in content["again"]),
+        )
+
+
+def terms(
+    sampler: Sampler,
+    metric: str,
+    goal: Any,
+    max_runs: int,
+    at_once: int | None = None,
+    policy: Policy | None = None,
+    *,
+    max_duration_s: float | None = None,
+    warm_start: Sequence[str] = (),
+    again: Sequence[Again] = (),
+) -> Terms:
+    """Return the terms of a sweep.
+
+    Args:
+        sampler: Chooses the parameters.
+        metric: The primary metric.
+        goal: `maximize` or `minimize`, in any case.
+        max_runs: How many children there may be.
+        at_once: How many at the same time; None for all.
+        policy: Ends poor ones early; None ends none.
+        max_duration_s: After how long the sweep is ended.
+        warm_start: Ids of earlier sweeps.
+        again: Children of earlier sweeps that go on.
+
+    Raises:
+        InvalidSettings: A number or a name cannot be.
+    """
+    if not isinstance(metric, str) or not metric:
+        raise InvalidSettings("the sweep needs the name of a metric that its script logs, to compare runs by")
+    at_once = max_runs if at_once is None else at_once
+    _check_numbers(max_runs, at_once, max_duration_s)
+    if len(again) > max_runs:
+        raise InvalidSettings(
+            f"{len(again)} runs are to go on, and the sweep may have {max_runs}; allow it more"
+        )
+    return Terms(
+        sampler,
+        metric,
+        read_goal(goal),
+        max_runs,
+        min(at_once, max_runs),
+        policy if policy is not None else NoTermination(),
+        max_duration_s,
+        tuple(warm_start),
+        tuple(again),
+    )
+
+
+def _check_numbers(max_runs: Any, at_once: Any, max_duration_s: float | None) -> None:
+    for what, number in (("the number of runs", max_runs), ("the number of runs at once", at_once)):
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST_RUNS:
+            raise InvalidSettings(
+                f"{what} has to be a whole number from 1 to {_MOST_RUNS:,}, and is {number!r}"
+            )
+    if max_duration_s is not None and max_duration_s <= 0:
+        raise InvalidSettings("the longest duration of a sweep has to be more than 0 s")
+
+
+def arguments_of(parameters: Mapping[str, Value]) -> list[str]:
+    """The words of a command line that give a script its parameters; a name gets the dashes that it lacks."""
+    words = []
+    for name, value in parameters.items():
+        words += [name if name.startswith("-") else f"--{name}", str(value)]
+    return words
