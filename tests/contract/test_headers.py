@@ -13,7 +13,7 @@ from tests.http.raw_http import Answer, Headers, bearer, request
 from tests.puppets import PuppetRuntime
 
 from stoker import __version__
-from stoker.gateway.http.requests import AnsweredHosts
+from stoker.gateway.http.requests import AllowedHosts
 from stoker_azure.aml_response import AMLResponse
 
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -247,7 +247,7 @@ def test_connections_are_kept_alive(server: InProcessServer) -> None:
 @pytest.fixture
 def own_names_only(rows: InProcessServer) -> Iterator[InProcessServer]:
     """A server without keys, which knows its name."""
-    rows.gateway.hosts = AnsweredHosts(("gpu-box",))
+    rows.gateway.hosts = AllowedHosts(("gpu-box",))
     yield rows
     rows.gateway.hosts = None
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.requests import AnsweredHosts, Cors
-from stoker.gateway.listeners.connections import Siblings
+from stoker.gateway.http.requests import AllowedHosts, Cors
+from stoker.gateway.listeners.connections import Peers
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import RegionTable
 from stoker.gateway.rows.quotas import Quotas
@@ -54,7 +54,7 @@ def gateway_of(
         tells_version=start.tells_version,
         trusts_proxy=start.server.trusts_proxy,
         traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
-        hosts=None if start.server.hosts is None else AnsweredHosts(start.server.hosts),
+        hosts=None if start.server.hosts is None else AllowedHosts(start.server.hosts),
     )
     gateway.only = start.only
     gateway.watch = watch_of(start.server, metrics_fd, start.page)
@@ -67,13 +67,13 @@ def gateway_of(
     return gateway
 
 
-def siblings_of(start: StartFrontend, memory: MetricMemory, fds: list[int]) -> Siblings | None:
+def siblings_of(start: StartFrontend, memory: MetricMemory, fds: list[int]) -> Peers | None:
     """All frontends of the server; their descriptors are taken off the list. None if there is only one."""
     count = start.server.frontends
     if count == 1:
         return None
     mailbox, *doors = (socket.socket(fileno=fds.pop(0)) for _ in range(1 + count))
-    return Siblings(start.page, [memory.page(number) for number in range(count)], mailbox, doors)
+    return Peers(start.page, [memory.page(number) for number in range(count)], mailbox, doors)
 
 
 def _quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quotas | None:

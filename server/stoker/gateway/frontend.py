@@ -51,9 +51,9 @@ from stoker.gateway.founding import gateway_of, siblings_of
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.app import create_app
-from stoker.gateway.listeners.connections import Siblings, allow_many
+from stoker.gateway.listeners.connections import Peers, raise_descriptor_limit
 from stoker.gateway.listeners.listener import Listener
-from stoker.gateway.listeners.tls import SecurePort
+from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.freed_memory import give_back
 from stoker.gateway.scoring.leftovers import Leftovers
@@ -85,7 +85,7 @@ class _Frontend:
         self._roster: Roster | None = None
         self._page: MetricPage | None = None
         self._bodies = BodyBudget()
-        self._siblings: Siblings | None = None
+        self._siblings: Peers | None = None
         self._listener: Listener | None = None
         self._grpc: GrpcServer | None = None
         self._grpc_rules: GrpcRules | None = None
@@ -185,7 +185,7 @@ class _Frontend:
         gateway.administration = Administration(
             self._channel.send, admin_access(start.server.keys_dir, start.admin, memory.key_changes)
         )
-        self._siblings = siblings = siblings_of(start, memory, socket_fds)
+        self._siblings = peers = siblings_of(start, memory, socket_fds)
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._page = memory.page(start.page)
         self._listener = listener = Listener(
@@ -194,8 +194,8 @@ class _Frontend:
             sockets,
             self._page.count_accept_failure,
             start.server.connection_age_s,
-            siblings,
-            None if start.server.tls is None else SecurePort(start.server.tls, "http", self._page),
+            peers,
+            None if start.server.tls is None else TlsListener(start.server.tls, "http", self._page),
         )
         self._roster = roster = Roster(
             gateway, self._page, start.server, listener.receives_for, self._tell_retired, self._tell_outgrown
@@ -237,10 +237,10 @@ class _Frontend:
                 gateway,
                 self._grpc_rules.address,
                 max_message_bytes=self._grpc_rules.max_message_bytes,
-                secure=None if tls is None else SecurePort(tls, "grpc", self._page),
+                tls=None if tls is None else TlsListener(tls, "grpc", self._page),
                 connection_age_s=self._grpc_rules.connection_age_s,
                 count_refused=self._page.count_accept_failure,
-                siblings=self._siblings,
+                peers=self._siblings,
             )
             await self._grpc.start()
         if self._siblings is not None:
@@ -335,7 +335,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The supervisor asks for the stacks before it kills a frontend that hangs.
     write_stacks_when_asked()
-    allow_many()
+    raise_descriptor_limit()
     configure_logging("frontend")
     # Casting a request's numbers to the model's dtype must raise on overflow and not give infinities: `Exchange`
     # checks this.

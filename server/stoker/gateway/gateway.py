@@ -12,7 +12,7 @@ from stoker.errors import NotReady, UnknownService
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.request_ids import ids_of_refused
-from stoker.gateway.http.requests import AnsweredHosts, Cors
+from stoker.gateway.http.requests import AllowedHosts, Cors
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.streams import ScriptStreams
 from stoker.gateway.served_models import ServedModel, ServedVersion
@@ -91,7 +91,7 @@ class Gateway:
     tells_version: bool = True
     trusts_proxy: bool = False
     traffic: Traffic | None = None
-    hosts: AnsweredHosts | None = None
+    hosts: AllowedHosts | None = None
     administration: Administration | None = None
     """Loads and unloads models; set once by the frontend."""
     watch: Watch | None = None

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stoker.gateway.describing.triton_exposition import as_triton_writes, gpu_metrics, inference_metrics
+from stoker.gateway.describing.triton_exposition import format_for_triton, gpu_metrics, inference_metrics
 from stoker.gateway.served_models import ServedModel
 from stoker.keys.callers import ONLY_DEFAULT
 from stoker.metrics.load import Load, LoadMeter, load_of_all
@@ -207,7 +207,7 @@ def render(
     }
     loads = [(places[slot], load) for slot, load in meter.read(places).items()]
     registry.register(_ServerCollector(memory, slots, verdicts, shares, loads, callers))
-    return as_triton_writes(generate_latest(registry))
+    return format_for_triton(generate_latest(registry))
 
 
 def render_load(models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:

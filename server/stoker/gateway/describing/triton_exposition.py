@@ -19,7 +19,7 @@ from stoker.gpu.facts import Gpu, GpuReading
 from stoker.gpu.visible import visible_devices
 from stoker.metrics.totals import ModelTotals
 
-__all__ = ["as_triton_writes", "gpu_metrics", "inference_metrics"]
+__all__ = ["format_for_triton", "gpu_metrics", "inference_metrics"]
 
 _FAILURES: Final = "nv_inference_request_failure"
 _REASONS: Final = {429: "REJECTED", 499: "CANCELED", 500: "BACKEND", 503: "REJECTED", 504: "REJECTED"}
@@ -116,7 +116,7 @@ def inference_metrics(
     yield from (failures, waiting)
 
 
-def as_triton_writes(exposition: bytes) -> bytes:
+def format_for_triton(exposition: bytes) -> bytes:
     """Return a text with all that has Triton's names as its tools read it.
 
     Args:

@@ -18,28 +18,28 @@ from stoker.errors import (
     StokerError,
     unforeseen,
 )
-from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, inflated, prefixed
-from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, ok_trailers, refusal_fields, trailers_alone
+from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, inflate, prefixed
+from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, ok_trailers, error_fields, trailers_only
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.http.threads import run_in_thread
 from stoker.wire.http2.fields import Fields, encoded
 
 if TYPE_CHECKING:
-    from stoker.gateway.grpc.framing import Room
+    from stoker.gateway.grpc.framing import MessageBudget
     from stoker.wire.http2.connection import Connection
     from stoker.wire.http2.streams import Stream
 
 __all__ = [
     "BEARER_METADATA",
+    "CallConnection",
     "CoroutineCall",
-    "Line",
     "Method",
     "RpcCall",
     "StreamedCall",
     "UnaryCall",
-    "closing",
-    "fault",
-    "inflated_message",
+    "closing_error",
+    "inflate_message",
+    "log_fault",
 ]
 
 logger = logging.getLogger(__name__)
@@ -57,12 +57,12 @@ _UNSENT_S: Final = 75
 long an answer may wait for a client that takes nothing of it."""
 
 
-class Line(Protocol):
+class CallConnection(Protocol):
     """What calls know of the connection that they are on."""
 
     http: Connection[CallHead]
     address: str
-    room: Room
+    budget: MessageBudget
 
     def flush_soon(self) -> None:
         """Write what is in `http.out` at the end of this turn of the loop."""
@@ -76,7 +76,7 @@ class Method(NamedTuple):
         answer: What answers it, for the kind of call that `begin` makes.
     """
 
-    begin: Callable[[Line, Stream, CallHead, Method], RpcCall]
+    begin: Callable[[CallConnection, Stream, CallHead, Method], RpcCall]
     max_bytes: int
     too_long: Callable[[int, int], BodyTooLarge]
     answer: Any
@@ -99,17 +99,17 @@ class RpcCall:
         "_stream",
         "_unsent_sweeps",
         "begun_ns",
+        "connection",
         "done",
         "head",
         "ids",
-        "line",
         "method",
     )
 
     counts = True
 
-    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
-        self.line = line
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
+        self.connection = connection
         self.head = head
         self.done = False
         self._stream = stream
@@ -132,7 +132,7 @@ class RpcCall:
     @property
     def address(self) -> str:
         """Where it comes from."""
-        return self.line.address
+        return self.connection.address
 
     def headers(self) -> dict[bytes, bytes]:
         """Return its metadata as headers of HTTP."""
@@ -191,7 +191,7 @@ class RpcCall:
 
     def _read(self, part: bytes | memoryview) -> list[Message | StokerError]:
         if self._reader is None:
-            self._reader = MessageReader(self.method.max_bytes, self.method.too_long, self.line.room)
+            self._reader = MessageReader(self.method.max_bytes, self.method.too_long, self.connection.budget)
         return self._reader.feed(part)
 
     # --- what it says ---
@@ -199,19 +199,19 @@ class RpcCall:
     def send(self, message: bytes) -> None:
         """Send a message, behind the head of the answer."""
         if not self.done:
-            http = self.line.http
+            http = self.connection.http
             if self._stream.queue is None:
                 http.begin_answer(self._stream, ANSWER_HEAD)
             http.send(self._stream, prefixed(message))
-            self.line.flush_soon()
+            self.connection.flush_soon()
 
     def answer(self, message: bytes) -> None:
         """Answer with one message, and end."""
         if not self.done:
             self._finish()
             trailers = ok_trailers(self.ids.request_id)
-            self.line.http.answer(self._stream, ANSWER_HEAD, prefixed(message), trailers)
-            self.line.flush_soon()
+            self.connection.http.answer(self._stream, ANSWER_HEAD, prefixed(message), trailers)
+            self.connection.flush_soon()
 
     def succeed(self) -> None:
         """End without an error."""
@@ -219,7 +219,7 @@ class RpcCall:
 
     def refuse(self, error: StokerError) -> None:
         """End with an error."""
-        self.end_with(refusal_fields(error))
+        self.end_with(error_fields(error))
 
     def give_up(self, error: StokerError) -> None:
         """End with an error, and give up what is under way."""
@@ -234,8 +234,8 @@ class RpcCall:
         self._finish()
         block = encoded([*fields, (b"x-request-id", self.ids.request_id)])
         begun = self._stream.queue is not None
-        self.line.http.end_answer(self._stream, block if begun else trailers_alone(block))
-        self.line.flush_soon()
+        self.connection.http.end_answer(self._stream, block if begun else trailers_only(block))
+        self.connection.flush_soon()
 
     def _finish(self) -> None:
         self.done = True
@@ -257,7 +257,7 @@ class RpcCall:
         if stream.queued_bytes and stream.sent_bytes == self._sent_bytes:
             self._unsent_sweeps += 1
             if self._unsent_sweeps > _UNSENT_S:
-                self.line.http.cancel(stream)
+                self.connection.http.cancel(stream)
                 return
         else:
             self._sent_bytes, self._unsent_sweeps = stream.sent_bytes, 0
@@ -270,31 +270,31 @@ class RpcCall:
             self.give_up(RequestTimeout("The message did not arrive in time."))
 
 
-async def inflated_message(call: RpcCall, message: Message) -> Message:
+async def inflate_message(call: RpcCall, message: Message) -> Message:
     """Return what a compressed message holds.
 
     Raises:
         StokerError: It cannot be read, or there is no room for it.
     """
-    if message.hold is not None:
-        message.hold.release()
+    if message.reservation is not None:
+        message.reservation.release()
     method = call.method
     work = (message.content, call.head.encoding, method.max_bytes, method.too_long)
     if len(message.content) <= _INLINE_BYTES:
-        content = inflated(*work)
+        content = inflate(*work)
     else:
-        content = await run_in_thread(inflated, *work)
-    return Message(content, False, call.line.room.take(len(content)))
+        content = await run_in_thread(inflate, *work)
+    return Message(content, False, call.connection.budget.take(len(content)))
 
 
-def fault(error: Exception, call: RpcCall, model: str = "") -> StokerError:
+def log_fault(error: Exception, call: RpcCall, model: str = "") -> StokerError:
     """Log an error that should not have been, and return what the caller is told."""
     name = call.ids.request_id.decode("latin-1")
     logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)
     return unforeseen(error)
 
 
-def closing() -> NotReady:
+def closing_error() -> NotReady:
     """Return the error for what ends because the server does."""
     return NotReady("The server is shutting down.", retry_after_s=1)
 
@@ -304,10 +304,10 @@ class UnaryCall(RpcCall):
 
     __slots__ = ("_message", "_task")
 
-    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         self._message: Message | None = None
         self._task: asyncio.Task[None] | None = None
-        super().__init__(line, stream, head, method)
+        super().__init__(connection, stream, head, method)
 
     def run(self, content: bytes) -> None:
         """Answer a message."""
@@ -335,8 +335,8 @@ class UnaryCall(RpcCall):
         elif self._message is None and not self.done:
             self._message = item
         else:
-            if item.hold is not None:
-                item.hold.release()
+            if item.reservation is not None:
+                item.reservation.release()
             self.refuse(MalformedBody("a call of this method has one message"))
 
     def end(self) -> None:
@@ -358,7 +358,7 @@ class UnaryCall(RpcCall):
 
     async def _inflate(self, message: Message) -> None:
         try:
-            self._message = await inflated_message(self, message)
+            self._message = await inflate_message(self, message)
         except StokerError as error:
             self.refuse(error)
             return
@@ -373,8 +373,8 @@ class UnaryCall(RpcCall):
 
     def _release(self) -> None:
         if self._message is not None:
-            if self._message.hold is not None:
-                self._message.hold.release()
+            if self._message.reservation is not None:
+                self._message.reservation.release()
             self._message = None
 
 
@@ -394,7 +394,7 @@ class CoroutineCall(UnaryCall):
         except StokerError as error:
             self.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-            self.refuse(fault(error, self))
+            self.refuse(log_fault(error, self))
 
 
 _UNSENT_BYTES: Final = 1 << 18
@@ -402,19 +402,19 @@ _UNSENT_BYTES: Final = 1 << 18
 
 
 class StreamedCall(RpcCall):
-    """A call of many messages; a subclass says in `hear` what becomes of each."""
+    """A call of many messages; a subclass says in `handle` what becomes of each."""
 
     __slots__ = ("_backlog", "_closing", "_inflating", "_received_all")
 
-    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         self._backlog: deque[Message | StokerError] = deque()
         self._closing = self._received_all = False
         self._inflating: asyncio.Task[None] | None = None
-        super().__init__(line, stream, head, method)
+        super().__init__(connection, stream, head, method)
         stream.tells_drained = True
         self.watch_deadline()
 
-    def hear(self, item: Message | StokerError) -> None:
+    def handle(self, item: Message | StokerError) -> None:
         """Take a message that is not compressed, or the error in its place."""
         raise NotImplementedError
 
@@ -460,25 +460,25 @@ class StreamedCall(RpcCall):
             if isinstance(item, Message) and item.compressed:
                 self._inflating = asyncio.ensure_future(self._inflate(item))
             else:
-                self.hear(item)
+                self.handle(item)
         if self.done:
             return
         stream = self._stream
         if self.busy:
             stream.held = True
         elif stream.held:
-            self.line.http.release(stream)
-            self.line.flush_soon()
+            self.connection.http.release(stream)
+            self.connection.flush_soon()
         if self.complete and not self._backlog and self._inflating is None:
             if self._received_all:
                 self.succeed()
             elif self._closing:
-                self.refuse(closing())
+                self.refuse(closing_error())
 
     async def _inflate(self, message: Message) -> None:
         item: Message | StokerError
         try:
-            item = await inflated_message(self, message)
+            item = await inflate_message(self, message)
         except StokerError as error:
             item = error.with_traceback(None)
         self._inflating = None
@@ -500,5 +500,5 @@ class StreamedCall(RpcCall):
 
 
 def _release(item: Message | StokerError) -> None:
-    if isinstance(item, Message) and item.hold is not None:
-        item.hold.release()
+    if isinstance(item, Message) and item.reservation is not None:
+        item.reservation.release()

@@ -13,28 +13,28 @@ from stoker.errors import BodyTooLarge, MalformedBody, Overloaded, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, BodyBudget, Caller
 from stoker.gateway.http.encodings import inflater_for
 
-__all__ = ["PREFIX_BYTES", "Hold", "Message", "MessageReader", "Room", "inflated", "prefixed"]
+__all__ = ["PREFIX_BYTES", "Message", "MessageBudget", "MessageReader", "Reservation", "inflate", "prefixed"]
 
 _SMALL_BYTES: Final = 1 << 16
 """Messages up to this size are not counted at all: there are no more of them than streams."""
 
 
-class Hold:
+class Reservation:
     """What one message has taken, until it is released."""
 
-    __slots__ = ("_room", "_size_bytes")
+    __slots__ = ("_budget", "_size_bytes")
 
-    def __init__(self, room: Room, size_bytes: int) -> None:
-        self._room = room
+    def __init__(self, budget: MessageBudget, size_bytes: int) -> None:
+        self._budget = budget
         self._size_bytes = size_bytes
 
     def release(self) -> None:
         """Give it back; again is no fault."""
         size_bytes, self._size_bytes = self._size_bytes, 0
-        self._room.give_back(size_bytes)
+        self._budget.release_bytes(size_bytes)
 
 
-class Room:
+class MessageBudget:
     """What the messages of one connection take.
 
     Together they take nothing of the budget up to 1 MiB, as much as one body of HTTP may have uncounted. Whose they
@@ -48,7 +48,7 @@ class Room:
         self._budget: BodyBudget | None = None
         self._covered_bytes = 0
 
-    def take(self, size_bytes: int) -> Hold | None:
+    def take(self, size_bytes: int) -> Reservation | None:
         """Take room for a message of this size; None if it is so small that it is not counted.
 
         Raises:
@@ -58,9 +58,9 @@ class Room:
             return None
         if not self._cover(self._held_bytes + size_bytes):
             raise Overloaded("Too many large request bodies are being received.", retry_after_s=1)
-        return Hold(self, size_bytes)
+        return Reservation(self, size_bytes)
 
-    def give_back(self, size_bytes: int) -> None:
+    def release_bytes(self, size_bytes: int) -> None:
         """Take back what a message has taken."""
         self._cover(self._held_bytes - size_bytes)
 
@@ -87,12 +87,12 @@ class Message(NamedTuple):
     """A message that has arrived.
 
     Attributes:
-        hold: The room that it has taken; None if it is small.
+        reservation: The room that it has taken; None if it is small.
     """
 
     content: bytes
     compressed: bool
-    hold: Hold | None
+    reservation: Reservation | None
 
 
 class MessageReader:
@@ -102,16 +102,18 @@ class MessageReader:
         arrived_bytes: How much has arrived of the message that is not whole.
     """
 
-    def __init__(self, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge], room: Room) -> None:
+    def __init__(
+        self, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge], budget: MessageBudget
+    ) -> None:
         self._max_bytes = max_bytes
         self._too_long = too_long
-        self._room = room
+        self._budget = budget
         self._prefix = b""
         self._parts: list[bytes | memoryview] = []
         self._missing_bytes = -1
         self._compressed = False
         self._skipped = False
-        self._hold: Hold | None = None
+        self._reservation: Reservation | None = None
         self.arrived_bytes = 0
 
     @property
@@ -148,9 +150,9 @@ class MessageReader:
     def close(self) -> None:
         """Give back what the message has taken that is not whole."""
         self._parts.clear()
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
     def _begin(self) -> StokerError | None:
         """Read the bytes before a message."""
@@ -163,7 +165,7 @@ class MessageReader:
                 raise MalformedBody("the content is no messages of gRPC")
             if size > self._max_bytes:
                 raise self._too_long(size, self._max_bytes)
-            self._hold = self._room.take(size)
+            self._reservation = self._budget.take(size)
         except StokerError as error:
             self._skipped = True
             return error.with_traceback(None)
@@ -174,11 +176,11 @@ class MessageReader:
         if self._skipped:
             return
         # A copy of what is one part too: it may be a view of all that was received with it.
-        found.append(Message(b"".join(self._parts), self._compressed, self._hold))
-        self._parts, self._hold = [], None
+        found.append(Message(b"".join(self._parts), self._compressed, self._reservation))
+        self._parts, self._reservation = [], None
 
 
-def inflated(
+def inflate(
     content: bytes, encoding: bytes, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge]
 ) -> bytes:
     """Return what a compressed message holds; to be run beside the loop where it may be long.

@@ -12,16 +12,16 @@ from stoker.echo import cut
 from stoker.errors import NotSupported, StokerError
 from stoker.gateway.grpc.calls import (
     BEARER_METADATA,
-    Line,
+    CallConnection,
     Method,
     RpcCall,
     StreamedCall,
     UnaryCall,
 )
 from stoker.gateway.grpc.framing import Message
-from stoker.gateway.grpc.inference import InferInPieces, Inquiry, PieceRequest
+from stoker.gateway.grpc.inference import Inference, PieceRequest, PiecewiseInference
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
-from stoker.gateway.grpc.metadata import refusal_fields, shown
+from stoker.gateway.grpc.metadata import error_fields, error_text
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage, RequestReader
 from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter, stream_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stoker.wire.http2.streams import Stream
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["GrpcDialect", "InferCall", "InferStream", "Named", "Scoring", "Streams"]
+__all__ = ["GrpcDialect", "InferCall", "InferStream", "Named", "Scoring", "StreamDispatcher"]
 
 _TIMEOUT: Final = b"timeout"
 
@@ -84,28 +84,28 @@ class GrpcDialect(TensorDialect):
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
         """Return the fields that end a call, as lines, and what the error says."""
-        lines = b"".join(b"%b: %b\r\n" % field for field in refusal_fields(error))
-        return error.status, lines, shown(error).encode()
+        lines = b"".join(b"%b: %b\r\n" % field for field in error_fields(error))
+        return error.status, lines, error_text(error).encode()
 
 
 class _InferDialect(GrpcDialect):
-    """The requests of one `Inquiry` each, which `Call.asked` is."""
+    """The requests of one `Inference` each, which `Call.asked` is."""
 
     __slots__ = ()
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the request and queue its tensors."""
         del body, head
-        inquiry: Inquiry = call.asked
-        codec, message = _codec_of(call.service), inquiry.request
+        inference: Inference = call.asked
+        codec, message = _codec_of(call.service), inference.request
         assert message is not None, "read before the service was found"
-        inquiry.writer, inquiry.places = codec.writer, None
+        inference.writer, inference.places = codec.writer, None
         row = codec.decoder.plain_row(message) if codec.has_rows else None
         if row is None:
-            inquiry.decoded = decoded = self._decode(call, codec.decoder, message)
+            inference.decoded = decoded = self._decode(call, codec.decoder, message)
             submit_request(call, exchange, decoded)
         else:
-            inquiry.decoded = row.request_of(message)
+            inference.decoded = row.request_of(message)
             tell_urgency(call, row.request)
             exchange.submit_decoded(call, message.raw[0], row.read)
 
@@ -125,18 +125,18 @@ class _InferDialect(GrpcDialect):
 
     @staticmethod
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
-        inquiry: Inquiry = call.asked
-        request = inquiry.decoded if inquiry.places is None else inquiry.places.write(outputs)
-        call.answer_bare(inquiry.writer.write(request, outputs))
+        inference: Inference = call.asked
+        request = inference.decoded if inference.places is None else inference.places.write(outputs)
+        call.answer_bare(inference.writer.write(request, outputs))
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
         """Answer each with its row: most want it as it is, behind what all of them are told."""
         contents, size = rows.tobytes(), rows.nbytes // len(rows)
         answers: list[bytes] = []
         for index, call in enumerate(calls):
-            inquiry: Inquiry = call.asked
+            inference: Inference = call.asked
             content = contents[index * size : (index + 1) * size]
-            answer = inquiry.writer.write_row(inquiry.decoded, rows, content)
+            answer = inference.writer.write_row(inference.decoded, rows, content)
             if answer is None:
                 super().complete_together(calls, rows)
                 return
@@ -205,46 +205,46 @@ class Scoring:
             services[0].count_refusal(error)
         return error
 
-    def score(self, inquiry: Inquiry, content: bytes) -> Call | InferInPieces:
+    def score(self, inference: Inference, content: bytes) -> Call | PiecewiseInference:
         """Hand a message to the service that it is for.
 
         Raises:
             StokerError: It is refused.
         """
-        call = inquiry.call
-        inquiry.request = request = self._read(content)
+        call = inference.call
+        inference.request = request = self._read(content)
         service, caller = self.plain(request, call.authorization) or self.find(request, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
-                inquiry.cover(Allowance(self._gateway.bodies, self._caller(service, call)), len(content))
+                inference.cover(Allowance(self._gateway.bodies, self._caller(service, call)), len(content))
             deadline_ns = call.deadline_ns()
             asker = None
             if caller is not DEFAULT or TIER_HEADER in call.head.metadata:
                 asker = asker_of(caller, call.head.metadata)
             if service.script is not None and service.script.yields:
-                return self._in_pieces(inquiry, service, asker or Asker(caller))
+                return self._in_pieces(inference, service, asker or Asker(caller))
         except StokerError as error:
             self._gateway.note_refusal(service, call.headers(), error)
             raise
         near = self._region_dialect
         dialect = _DIALECT if near is None or not near.serves(call.address) else near
-        scored = service.score_soon(content, call.ids, inquiry, dialect)
-        scored.asked = inquiry
+        scored = service.score_soon(content, call.ids, inference, dialect)
+        scored.asked = inference
         if deadline_ns is not None:
             scored.deadline_ns = min(scored.deadline_ns, deadline_ns)
         if asker is not None:
             asker.put_on(scored)
         return scored
 
-    def _in_pieces(self, inquiry: Inquiry, service: Service, asker: Asker) -> InferInPieces:
-        assert inquiry.request is not None, "read before the service was found"
+    def _in_pieces(self, inference: Inference, service: Service, asker: Asker) -> PiecewiseInference:
+        assert inference.request is not None, "read before the service was found"
         signature = service.signature
         sequences = signature is not None and signature.sequences
-        request = PieceRequest.read(service.name, inquiry.request, sequences=sequences)
+        request = PieceRequest.read(service.name, inference.request, sequences=sequences)
         if len(request.body) > service.max_body_bytes:
             raise service.too_large()
-        inquiry.begin_pieces()
-        return InferInPieces(inquiry, service, request, asker, self._gateway.take_streams())
+        inference.begin_pieces()
+        return PiecewiseInference(inference, service, request, asker, self._gateway.take_streams())
 
     def plain(self, request: Named, authorization: bytes) -> tuple[Service, CallerTerms] | None:
         """Return the service for a request that names no version of an undivided model, with a key; most are such."""
@@ -285,59 +285,59 @@ class Scoring:
 class InferCall(UnaryCall):
     """A call that makes one inquiry. Its method answers nothing: it has the scoring."""
 
-    __slots__ = ("_inquiry",)
+    __slots__ = ("_inference",)
 
-    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
-        self._inquiry: Inquiry | None = None
-        super().__init__(line, stream, head, method)
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
+        self._inference: Inference | None = None
+        super().__init__(connection, stream, head, method)
 
     def check(self) -> None:
         """Refuse a caller without a key whose message is not whole yet: it need not be sent."""
-        if self._inquiry is None and not self.done:
+        if self._inference is None and not self.done:
             error = self.method.answer.check_key(self.authorization)
             if error is not None:
                 self.refuse(error)
 
     def run(self, content: bytes) -> None:
         """Score a message."""
-        hold = None
+        reservation = None
         if self._message is not None:
-            hold = self._message.hold
+            reservation = self._message.reservation
             self._message = None
-        self._inquiry = inquiry = Inquiry(self, self, hold)
-        inquiry.ask(self.method.answer, content)
+        self._inference = inference = Inference(self, self, reservation)
+        inference.ask(self.method.answer, content)
         if self.done:
-            self._inquiry = None
+            self._inference = None
 
-    def begin_pieces(self, inquiry: Inquiry) -> None:
+    def begin_pieces(self, inference: Inference) -> None:
         """Refuse: there is one answer."""
-        name = "" if inquiry.request is None else inquiry.request.model_name
+        name = "" if inference.request is None else inference.request.model_name
         raise NotSupported(f"'{name}' yields its answer piece by piece: call ModelStreamInfer")
 
-    def piece(self, inquiry: Inquiry, content: bytes) -> None:
+    def piece(self, inference: Inference, content: bytes) -> None:
         """Take none: it has refused."""
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Wait for nothing."""
 
-    def answered(self, inquiry: Inquiry, content: bytes) -> None:
+    def answered(self, inference: Inference, content: bytes) -> None:
         """Send the answer."""
-        del inquiry
-        self._inquiry = None
+        del inference
+        self._inference = None
         self.answer(content)
 
-    def refused(self, inquiry: Inquiry, fields: Fields, text: str) -> None:
+    def refused(self, inference: Inference, fields: Fields, text: str) -> None:
         """End with the error."""
-        del inquiry, text
-        self._inquiry = None
+        del inference, text
+        self._inference = None
         self.end_with(fields)
 
     def abandon(self) -> None:
         """Give the rows up."""
         super().abandon()
-        if self._inquiry is not None:
-            self._inquiry.abandon()
-            self._inquiry = None
+        if self._inference is not None:
+            self._inference.abandon()
+            self._inference = None
 
 
 _MAX_REQUESTS: Final = 64
@@ -345,7 +345,7 @@ _UNTAKEN_BYTES: Final = 1 << 16
 """While a caller has so much of pieces left to take, no more are read of their scripts."""
 
 
-class Streams:
+class StreamDispatcher:
     """The streams of infer requests of a server.
 
     Args:
@@ -361,7 +361,7 @@ class Streams:
         return self.scoring.check_key(authorization)
 
 
-class _Place:
+class _Slot:
     """The place of an answer among those of its stream: what it is, once it is there."""
 
     __slots__ = ("answer",)
@@ -371,30 +371,30 @@ class _Place:
 
 
 class InferStream(StreamedCall):
-    """A stream of infer requests: scored side by side, answered in their order. `Streams` answers its method.
+    """A stream of infer requests: scored side by side, answered in their order by a `StreamDispatcher`.
 
     Answers that come in pieces have no place in that order: each piece is sent when it is there.
     """
 
-    __slots__ = ("_in_pieces", "_places", "_places_of", "_taken")
+    __slots__ = ("_in_pieces", "_slots", "_slots_of", "_taken")
 
-    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
-        self._places: deque[_Place] = deque()
-        self._places_of: dict[Inquiry, _Place] = {}
-        self._in_pieces: set[Inquiry] = set()
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
+        self._slots: deque[_Slot] = deque()
+        self._slots_of: dict[Inference, _Slot] = {}
+        self._in_pieces: set[Inference] = set()
         self._taken: asyncio.Event | None = None
-        super().__init__(line, stream, head, method)
+        super().__init__(connection, stream, head, method)
 
     @property
     def busy(self) -> bool:
         """Whether there are as many requests under way as may be."""
-        streams: Streams = self.method.answer
-        return len(self._places) + len(self._in_pieces) >= streams.max_requests or super().busy
+        streams: StreamDispatcher = self.method.answer
+        return len(self._slots) + len(self._in_pieces) >= streams.max_requests or super().busy
 
     @property
     def complete(self) -> bool:
         """Whether every request has been answered."""
-        return not self._places and not self._in_pieces
+        return not self._slots and not self._in_pieces
 
     def check(self) -> None:
         """Refuse a caller without a key."""
@@ -403,28 +403,28 @@ class InferStream(StreamedCall):
             if error is not None:
                 self.give_up(error)
 
-    def hear(self, item: Message | StokerError) -> None:
+    def handle(self, item: Message | StokerError) -> None:
         """Score a request, or answer that it was none."""
-        inquiry = Inquiry(self, self, item.hold if isinstance(item, Message) else None)
-        place = _Place()
-        self._places.append(place)
-        self._places_of[inquiry] = place
+        inference = Inference(self, self, item.reservation if isinstance(item, Message) else None)
+        place = _Slot()
+        self._slots.append(place)
+        self._slots_of[inference] = place
         if isinstance(item, Message):
-            inquiry.ask(self.method.answer.scoring, item.content)
+            inference.ask(self.method.answer.scoring, item.content)
         else:
-            inquiry.refuse(item)
+            inference.refuse(item)
 
-    def begin_pieces(self, inquiry: Inquiry) -> None:
+    def begin_pieces(self, inference: Inference) -> None:
         """Let those behind it be answered before it."""
-        self._places.remove(self._places_of.pop(inquiry))
-        self._in_pieces.add(inquiry)
+        self._slots.remove(self._slots_of.pop(inference))
+        self._in_pieces.add(inference)
 
-    def piece(self, inquiry: Inquiry, content: bytes) -> None:
+    def piece(self, inference: Inference, content: bytes) -> None:
         """Send a piece."""
-        if inquiry in self._in_pieces:
+        if inference in self._in_pieces:
             self.send(content)
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Wait until the caller has taken what was sent, once that is much."""
         while self._stream.queued_bytes > _UNTAKEN_BYTES and not self.done:
             self._taken = self._taken or asyncio.Event()
@@ -437,33 +437,33 @@ class InferStream(StreamedCall):
             self._taken.set()
         super().drained()
 
-    def answered(self, inquiry: Inquiry, content: bytes) -> None:
+    def answered(self, inference: Inference, content: bytes) -> None:
         """Send an answer, in its turn; behind pieces the last one, if there is to be one."""
-        self._put(inquiry, stream_answer(content) if content else b"")
+        self._put(inference, stream_answer(content) if content else b"")
 
-    def refused(self, inquiry: Inquiry, fields: Fields, text: str) -> None:
+    def refused(self, inference: Inference, fields: Fields, text: str) -> None:
         """Answer with an error, in its turn."""
-        request = inquiry.request
+        request = inference.request
         named = None
         if request is not None:
             named = ModelInferResponse(model_name=cut(request.model_name), id=request.id)
-            if inquiry in self._in_pieces:
+            if inference in self._in_pieces:
                 _explain(named, dict(fields))
         answer = ModelStreamInferResponse(error_message=text, infer_response=named)
-        self._put(inquiry, answer.SerializeToString())
+        self._put(inference, answer.SerializeToString())
 
-    def _put(self, inquiry: Inquiry, answer: bytes) -> None:
-        if inquiry in self._in_pieces:
-            self._in_pieces.discard(inquiry)
+    def _put(self, inference: Inference, answer: bytes) -> None:
+        if inference in self._in_pieces:
+            self._in_pieces.discard(inference)
             if answer:
                 self.send(answer)
             self.advance()
             return
-        place = self._places_of.pop(inquiry, None)
+        place = self._slots_of.pop(inference, None)
         if place is None or self.done:
             return
         place.answer = answer
-        places = self._places
+        places = self._slots
         while places and places[0].answer is not None:
             self.send(places.popleft().answer or b"")
         self.advance()
@@ -471,8 +471,8 @@ class InferStream(StreamedCall):
     def abandon(self) -> None:
         """Give the rows of all requests up."""
         super().abandon()
-        for inquiry in (*self._places_of, *self._in_pieces):
-            inquiry.abandon()
+        for inference in (*self._slots_of, *self._in_pieces):
+            inference.abandon()
 
 
 def _explain(named: Any, fields: Mapping[bytes, bytes]) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from stoker.echo import cut
 from stoker.errors import InvalidInput, StokerError
-from stoker.gateway.grpc.calls import RpcCall, fault
+from stoker.gateway.grpc.calls import RpcCall, log_fault
 from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import SERVICE, ModelInferResponse, ModelStreamInferResponse
-from stoker.gateway.grpc.metadata import refusal_fields, shown
+from stoker.gateway.grpc.metadata import error_fields, error_text
 from stoker.gateway.grpc.requests import FINAL_ASKED, RequestDecoder, RequestMessage
 from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter
 from stoker.gateway.http.body_budget import Allowance
-from stoker.gateway.http.responses import split_lines, told_error
+from stoker.gateway.http.responses import parse_error, split_lines
 from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
 from stoker.gateway.regions.regions import Places
 from stoker.gateway.scoring.askers import Asker
@@ -27,7 +27,7 @@ from stoker.wire.script_tensors import body_of, outputs_of, tensors_like
 if TYPE_CHECKING:
     import numpy as np
 
-    from stoker.gateway.grpc.framing import Hold
+    from stoker.gateway.grpc.framing import Reservation
     from stoker.gateway.http.responses import Answer
     from stoker.gateway.scoring.service import Service
     from stoker.gateway.scoring.streams import ScriptStreams
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stoker.wire.http2.fields import Fields
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["Dispatcher", "InferInPieces", "Inquirer", "Inquiry", "PieceRequest", "Scored"]
+__all__ = ["Dispatcher", "Inference", "InferenceOwner", "PieceRequest", "PiecewiseInference", "Scored"]
 
 _SCORED: Final = 200
 _REFUSAL: Final = frozenset(
@@ -62,34 +62,34 @@ class Scored(Protocol):
 class Dispatcher(Protocol):
     """Who finds the model of an inquiry; see `stoker.gateway.grpc.infer.Scoring`."""
 
-    def score(self, inquiry: Inquiry, content: bytes) -> Scored:
+    def score(self, inference: Inference, content: bytes) -> Scored:
         """Hand a message to the service that it is for; raises StokerError if it is refused."""
 
 
-class Inquirer(Protocol):
+class InferenceOwner(Protocol):
     """What asks: a call, or a stream of which one message asks."""
 
-    def begin_pieces(self, inquiry: Inquiry) -> None:
+    def begin_pieces(self, inference: Inference) -> None:
         """Take note that its answer comes in pieces.
 
         Raises:
             NotSupported: It takes one answer alone.
         """
 
-    def piece(self, inquiry: Inquiry, content: bytes) -> None:
+    def piece(self, inference: Inference, content: bytes) -> None:
         """Take a piece, a `ModelStreamInferResponse`."""
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Wait while the caller has too much left to take."""
 
-    def answered(self, inquiry: Inquiry, content: bytes) -> None:
+    def answered(self, inference: Inference, content: bytes) -> None:
         """Take an answer, a `ModelInferResponse`; behind pieces the last one, empty for none."""
 
-    def refused(self, inquiry: Inquiry, fields: Fields, text: str) -> None:
+    def refused(self, inference: Inference, fields: Fields, text: str) -> None:
         """Take an error: the fields that would end a call with it, and what it says."""
 
 
-class Inquiry:
+class Inference:
     """One infer request, from its message to its answer.
 
     Attributes:
@@ -101,8 +101,8 @@ class Inquiry:
 
     __slots__ = (
         "_allowance",
-        "_hold",
-        "_inquirer",
+        "_owner",
+        "_reservation",
         "_scored",
         "call",
         "decoded",
@@ -115,16 +115,16 @@ class Inquiry:
     writer: AnswerWriter
     places: Places | None
 
-    def __init__(self, call: RpcCall, inquirer: Inquirer, hold: Hold | None) -> None:
+    def __init__(self, call: RpcCall, owner: InferenceOwner, reservation: Reservation | None) -> None:
         """Begin.
 
         Args:
-            hold: The room that its message has taken while it arrived, which is given back with the answer.
+            reservation: The room that its message has taken while it arrived, which is given back with the answer.
         """
         self.call = call
-        self._hold = hold
+        self._reservation = reservation
         self.request: RequestMessage | None = None
-        self._inquirer = inquirer
+        self._owner = owner
         self._scored: Scored | None = None
         self._allowance: Allowance | None = None
 
@@ -135,7 +135,7 @@ class Inquiry:
         except StokerError as error:
             self.refuse(error.with_traceback(None))
         except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-            self.refuse(fault(error, self.call, "" if self.request is None else self.request.model_name))
+            self.refuse(log_fault(error, self.call, "" if self.request is None else self.request.model_name))
 
     def cover(self, allowance: Allowance, size_bytes: int) -> None:
         """Hold room for a large message until it is answered: as its caller's now, and no more as the connection's.
@@ -150,7 +150,7 @@ class Inquiry:
     def refuse(self, error: StokerError) -> None:
         """Tell the inquirer of an error."""
         self._end()
-        self._inquirer.refused(self, refusal_fields(error), shown(error))
+        self._owner.refused(self, error_fields(error), error_text(error))
 
     def abandon(self) -> None:
         """Its caller has gone."""
@@ -160,33 +160,33 @@ class Inquiry:
             scored.abandon()
 
     def begin_pieces(self) -> None:
-        """Be answered in pieces; raises as `Inquirer.begin_pieces`."""
-        self._inquirer.begin_pieces(self)
+        """Be answered in pieces; raises as `InferenceOwner.begin_pieces`."""
+        self._owner.begin_pieces(self)
 
     def piece(self, content: bytes) -> None:
         """Take a piece of the answer."""
-        self._inquirer.piece(self, content)
+        self._owner.piece(self, content)
 
-    async def room(self) -> None:
+    async def drain(self) -> None:
         """Wait while the caller has too much left to take."""
-        await self._inquirer.room()
+        await self._owner.drain()
 
     def __call__(self, status: int, lines: bytes, body: bytes) -> None:
         """Take what a scored call answers."""
         self._end()
         if status == _SCORED:
-            self._inquirer.answered(self, body)
+            self._owner.answered(self, body)
         else:
             fields = [field for field in split_lines(lines) if field[0] in _REFUSAL]
-            self._inquirer.refused(self, list(dict(fields).items()), body.decode())
+            self._owner.refused(self, list(dict(fields).items()), body.decode())
 
     def _let_go(self) -> None:
         if self._allowance is not None:
             self._allowance.release()
             self._allowance = None
-        if self._hold is not None:
-            self._hold.release()
-            self._hold = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
 
     def _end(self) -> None:
         """Forget what has been scored: the two know each other, and only a collection of garbage would free them."""
@@ -258,13 +258,18 @@ def _dtype(model: str, given: Any) -> str:
     return dtype
 
 
-class InferInPieces:
+class PiecewiseInference:
     """One request that is being answered; what it takes is let go when it has been, or is abandoned."""
 
     def __init__(
-        self, inquiry: Inquiry, service: Service, request: PieceRequest, asker: Asker, streams: ScriptStreams
+        self,
+        inference: Inference,
+        service: Service,
+        request: PieceRequest,
+        asker: Asker,
+        streams: ScriptStreams,
     ) -> None:
-        self._inquiry, self._service, self._request = inquiry, service, request
+        self._inference, self._service, self._request = inference, service, request
         waits_ns = [wait_ns for wait_ns in (asker.timeout_ns, request.timeout_ns) if wait_ns is not None]
         tier = asker.tier if request.tier is None else request.tier
         self._asker = asker._replace(
@@ -277,29 +282,29 @@ class InferInPieces:
         self._task.cancel()
 
     async def _run(self, streams: ScriptStreams) -> None:
-        inquiry = self._inquiry
+        inference = self._inference
         try:
             end = await self._send(streams)
             if end.status == _OK:
                 last = self._message({}).SerializeToString() if self._request.marks_end else b""
-                inquiry(_OK, b"", last)
+                inference(_OK, b"", last)
             else:
-                inquiry(end.status, *_told(end))
+                inference(end.status, *_told(end))
         except StokerError as error:
-            inquiry.refuse(error)
+            inference.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
-            inquiry.refuse(fault(error, inquiry.call, self._service.name))
+            inference.refuse(log_fault(error, inference.call, self._service.name))
 
     async def _send(self, streams: ScriptStreams) -> Answer:
         """Send the pieces; return what became of the answer."""
-        inquiry, names = self._inquiry, self._request.outputs
-        head, received_ns = _head(inquiry.call), time.monotonic_ns()
-        scoring = ScoringRequest(self._request.body, inquiry.call.ids, head, received_ns, asker=self._asker)
+        inference, names = self._inference, self._request.outputs
+        head, received_ns = _head(inference.call), time.monotonic_ns()
+        scoring = ScoringRequest(self._request.body, inference.call.ids, head, received_ns, asker=self._asker)
         with piecewise(self._service, scoring, streams) as pieces:
             if await pieces.begin():
                 while (piece := await pieces.next()) is not None:
-                    inquiry.piece(self._in_stream(outputs_of(piece, names)))
-                    await inquiry.room()
+                    inference.piece(self._in_stream(outputs_of(piece, names)))
+                    await inference.drain()
             return await pieces.end()
 
     def _in_stream(self, outputs: Mapping[str, np.ndarray]) -> bytes:
@@ -335,7 +340,7 @@ def _head(call: RpcCall) -> RequestHead:
 
 def _told(answer: Answer) -> tuple[bytes, bytes]:
     """Fields, as lines, and text of an error: from the JSON of Azure's endpoint, or as a script has written it."""
-    told = told_error(answer.body)
+    told = parse_error(answer.body)
     if told is None:
         return answer.lines, answer.body.decode(errors="replace")[:_MAX_TEXT_CHARS].encode()
     text, code, error_id = told["message"], told.get("code", ""), told.get("error_id", "")

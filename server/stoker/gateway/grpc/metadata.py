@@ -10,19 +10,19 @@ from urllib.parse import quote
 
 from stoker import errors
 from stoker.errors import MalformedBody, NotSupported, StokerError, UnsupportedEncoding
-from stoker.gateway.http.responses import comeback_fields
+from stoker.gateway.http.responses import retry_fields
 from stoker.wire.http2.fields import Fields, encoded
 
 __all__ = [
     "ANSWER_HEAD",
     "CallHead",
     "Status",
+    "error_fields",
+    "error_text",
     "head_reader",
     "ok_trailers",
-    "refusal_fields",
-    "shown",
     "status_of",
-    "trailers_alone",
+    "trailers_only",
 ]
 
 
@@ -182,7 +182,7 @@ def _timeout_ns(value: bytes | None) -> int | None:
     return int(said[1]) * _UNIT_NS[said[2]]
 
 
-def shown(error: StokerError) -> str:
+def error_text(error: StokerError) -> str:
     """The message of an error, cut to what clients take as metadata."""
     text = str(error)
     return text if len(text) <= _DETAILS_CHARS else text[: _DETAILS_CHARS - 1] + "…"
@@ -193,15 +193,15 @@ def ok_trailers(request_id: bytes) -> bytes:
     return _OK % (len(request_id), request_id)
 
 
-def refusal_fields(error: StokerError) -> Fields:
+def error_fields(error: StokerError) -> Fields:
     """Return the fields that end a call with an error, in the terms of gRPC."""
-    said = quote(shown(error), safe=_UNQUOTED, errors="replace").encode()
+    said = quote(error_text(error), safe=_UNQUOTED, errors="replace").encode()
     fields = [
         (b"grpc-status", b"%d" % status_of(error)),
         (b"grpc-message", said),
         (b"error-code", error.code.encode()),
     ]
-    fields += comeback_fields(error)
+    fields += retry_fields(error)
     if error.retry_after_ms is not None:
         # What the policies of retries of gRPC's clients know.
         fields.append((b"grpc-retry-pushback-ms", b"%d" % error.retry_after_ms))
@@ -212,6 +212,6 @@ def refusal_fields(error: StokerError) -> Fields:
     return fields
 
 
-def trailers_alone(trailers: bytes) -> bytes:
+def trailers_only(trailers: bytes) -> bytes:
     """Return the head of an answer that has no messages and ends at once, encoded."""
     return ANSWER_HEAD + trailers

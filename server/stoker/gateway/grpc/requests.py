@@ -396,7 +396,7 @@ class RequestDecoder:
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
         places = tuple(
-            _Place(name, names.index(name), array.dtype, array.shape, array.nbytes)
+            _Slot(name, names.index(name), array.dtype, array.shape, array.nbytes)
             for name, array in decoded.inputs.items()
         )
         row = None
@@ -404,7 +404,7 @@ class RequestDecoder:
             row = PlainRow(places[0], replace(decoded, id="", inputs={}))
         self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns, decoded.tier, row)
 
-    def _is_row(self, place: _Place) -> bool:
+    def _is_row(self, place: _Slot) -> bool:
         tensors = self._tensors
         return tensors.batched and not tensors.sequences and place.shape[0] == 1 and place.dtype.isnative
 
@@ -414,7 +414,7 @@ def _is_taken_as_it_is(info: TensorInfo) -> bool:
     return info.dtype not in ("string", "bool")
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     """Where an input is among the raw contents, and what it is."""
 
     name: str
@@ -431,7 +431,7 @@ class PlainRow(NamedTuple):
         request: The request, without its id and its input.
     """
 
-    place: _Place
+    place: _Slot
     request: InferRequest
 
     def request_of(self, message: RequestMessage) -> InferRequest:
@@ -450,7 +450,7 @@ class PlainRow(NamedTuple):
 class _Form(NamedTuple):
     """What a raw request says beside its id and its data."""
 
-    places: tuple[_Place, ...]
+    places: tuple[_Slot, ...]
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None
     tier: int | None

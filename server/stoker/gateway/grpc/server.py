@@ -10,51 +10,31 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from stoker.errors import BodyTooLarge
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.calls import Line, Method, RpcCall
-from stoker.gateway.grpc.framing import Room
+from stoker.gateway.grpc.calls import CallConnection, Method, RpcCall
+from stoker.gateway.grpc.framing import MessageBudget
 from stoker.gateway.grpc.infer import InferCall, InferStream
 from stoker.gateway.grpc.metadata import CallHead, head_reader
 from stoker.gateway.grpc.services import InferenceServicer
-from stoker.gateway.listeners.connections import HANDSHAKE_S, Entrance, Siblings, drop_new_connections
-from stoker.gateway.listeners.tls import SecurePort
+from stoker.gateway.listeners.connections import HANDSHAKE_S, Acceptor, Peers, drop_new_handshakes
+from stoker.gateway.listeners.tls import TlsListener
 from stoker.wire.http2.connection import Connection
 from stoker.wire.http2.frames import PATIENCE, RESETS, ErrorCode
 from stoker.wire.http2.streams import Receiver, Stream
 
-__all__ = ["Door", "GrpcServer", "House", "Times", "Watch", "call_of"]
+__all__ = ["ConnectionMonitor", "GrpcConnection", "GrpcServer", "Timeouts", "call_of"]
+
+logger = logging.getLogger(__name__)
 
 _INFERS: Final = (InferCall, InferStream)
 _LINGER_S: Final = 1.0
 """How long a client may take to close a connection that was told to end; then it is closed here."""
 
 
-class House(Protocol):
-    """What the connections of a server share."""
-
-    gateway: Gateway
-    draining: bool
-
-    def find(self, path: str) -> Method:
-        """Return the method of a path; see `InferenceServicer.find`."""
-
-    def flush_soon(self, door: Door) -> None:
-        """Call a door's `flush` at the end of this turn of the loop."""
-
-    def go_on_soon(self, door: Door) -> None:
-        """Call a door's `go_on` in a later turn of the loop, and again until nothing is left."""
-
-    def admits(self, door: Door, descriptor: int) -> bool:
-        """Whether there is room for a new connection with this descriptor; then it is looked after."""
-
-    def left(self, door: Door) -> None:
-        """Take note that a connection has ended."""
-
-
-class Door(asyncio.Protocol):
+class GrpcConnection(asyncio.Protocol):
     """One connection, and the calls on it.
 
     Attributes:
@@ -63,21 +43,21 @@ class Door(asyncio.Protocol):
         due: Whether it is to be flushed at the end of this turn, so that nobody asks for it again.
     """
 
-    def __init__(self, house: House, *, handed: bool = False) -> None:
-        self._house, self.handed = house, handed
-        self.http: Connection[CallHead] = Connection(head_reader(house.find), self._begin)
+    def __init__(self, server: GrpcServer, *, handed_over: bool = False) -> None:
+        self._server, self.handed_over = server, handed_over
+        self.http: Connection[CallHead] = Connection(head_reader(server.find), self._begin)
         self.http.on_settled = self._end_streams
         self.transport: Any = None
         self.address = ""
-        self.room = Room(lambda: house.gateway.bodies, "")
+        self.budget = MessageBudget(lambda: server.gateway.bodies, "")
         self.calls = self.written_bytes = 0
         self.due = False
         self._unchecked: list[InferCall | InferStream] = []
         self._ending: asyncio.TimerHandle | None = None
-        self._goes_on = False
+        self._resumes = False
 
     @property
-    def under_way(self) -> int:
+    def calls_under_way(self) -> int:
         """How many calls the server waits for when it stops."""
         return sum(call_of(stream).counts for stream in self.http.streams.values())
 
@@ -93,13 +73,13 @@ class Door(asyncio.Protocol):
         self.transport = transport
         sock, tls = transport.get_extra_info("socket"), transport.get_extra_info("ssl_object")
         spoken = "h2" if tls is None else tls.selected_alpn_protocol()
-        if spoken != "h2" or not self._house.admits(self, sock.fileno()):
+        if spoken != "h2" or not self._server.accept_connection(self, sock.fileno()):
             transport.abort()
             return
         peer = transport.get_extra_info("peername")
         self.address = peer[0] if peer else ""
-        self.room = Room(lambda: self._house.gateway.bodies, self.address)
-        if self._house.draining:
+        self.budget = MessageBudget(lambda: self._server.gateway.bodies, self.address)
+        if self._server.draining:
             self.http.drain()
         self.flush()
 
@@ -113,18 +93,18 @@ class Door(asyncio.Protocol):
                 call.check()
         self.due = False
         self.flush()
-        if self.http.more and not self._goes_on:
+        if self.http.more and not self._resumes:
             # Others have their turn before the rest of what this one has sent.
-            self._goes_on = True
+            self._resumes = True
             self.transport.pause_reading()
-            self._house.go_on_soon(self)
+            self._server.resume_soon(self)
 
-    def go_on(self) -> bool:
+    def resume(self) -> bool:
         """Read a turn's part of what is left; whether there is more."""
         self.data_received(b"")
         if self.http.more:
             return True
-        self._goes_on = False
+        self._resumes = False
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
         return False
@@ -147,13 +127,13 @@ class Door(asyncio.Protocol):
         self.transport = None
         if self._ending is not None:
             self._ending.cancel()
-        self._house.left(self)
+        self._server.remove(self)
 
     def flush_soon(self) -> None:
         """Write what is in `http.out` at the end of this turn of the loop."""
         if not self.due:
             self.due = True
-            self._house.flush_soon(self)
+            self._server.flush_soon(self)
 
     def flush(self) -> None:
         """Write what is to be sent; close the connection where it ends with that."""
@@ -208,8 +188,8 @@ class _UnknownCall(RpcCall):
 
     __slots__ = ()
 
-    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
-        super().__init__(line, stream, head, method)
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
+        super().__init__(connection, stream, head, method)
         assert head.error is not None, "or its method would be known"
         self.refuse(head.error)
 
@@ -220,11 +200,8 @@ _NO_METHOD: Final = Method(_UnknownCall, 0, lambda _size, _most: BodyTooLarge("n
 def call_of(stream: Stream) -> RpcCall:
     """Return the call that a stream is."""
     call = stream.receiver
-    assert isinstance(call, RpcCall), "all are made by doors"
+    assert isinstance(call, RpcCall), "all are made by `GrpcConnection`"
     return call
-
-
-logger = logging.getLogger(__name__)
 
 
 # What is looked at on a connection each second: that it begins, that its peer is there and takes what is sent.
@@ -234,7 +211,7 @@ _MOST_PATIENCE: Final = 100 * PATIENCE
 _MOST_RESETS: Final = 100 * RESETS
 
 
-class Times(NamedTuple):
+class Timeouts(NamedTuple):
     """How long what may take.
 
     Attributes:
@@ -252,7 +229,7 @@ class Times(NamedTuple):
     unread_s: float
 
 
-class Watch:
+class ConnectionMonitor:
     """Looks after one connection.
 
     Args:
@@ -260,69 +237,71 @@ class Watch:
         retires_s: When it is old, by that clock: then its client is asked to connect anew.
     """
 
-    def __init__(self, door: Door, times: Times, now_s: float, retires_s: float) -> None:
-        self._door = door
-        self._times = times
+    def __init__(
+        self, connection: GrpcConnection, timeouts: Timeouts, now_s: float, retires_s: float
+    ) -> None:
+        self._new_connection = connection
+        self._timeouts = timeouts
         self._retires_s = retires_s
         self._made_s = self._called_s = self._heard_s = self._taken_s = now_s
         self._asked_s: float | None = None
         self._calls = self._taken_bytes = self._part_sweeps = 0
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """Look at it, and end it if it is time for that."""
-        door, http = self._door, self._door.http
+        connection, http = self._new_connection, self._new_connection.http
         http.patience = min(max(http.patience, PATIENCE), _MOST_PATIENCE)
         http.resets = min(max(http.resets, RESETS), _MOST_RESETS)
         for stream in list(http.streams.values()):
             call_of(stream).sweep()
-        if door.calls != self._calls or http.streams:
-            self._calls, self._called_s = door.calls, now_s
+        if connection.calls != self._calls or http.streams:
+            self._calls, self._called_s = connection.calls, now_s
         if not http.greeted:
-            if now_s - self._made_s >= self._times.handshake_s:
-                door.end("handshake timeout")
-        elif now_s - self._called_s >= self._times.idle_s:
-            door.end("connection idle")
-        elif not self._look_for_peer(now_s) or not self._look_at_parts():
+            if now_s - self._made_s >= self._timeouts.handshake_s:
+                connection.end("handshake timeout")
+        elif now_s - self._called_s >= self._timeouts.idle_s:
+            connection.end("connection idle")
+        elif not self._check_peer(now_s) or not self._look_at_parts():
             return
         elif now_s >= self._retires_s:
             http.drain()
-        self._look_at_unread(now_s)
-        door.flush()
+        self._check_unread(now_s)
+        connection.flush()
 
-    def _look_for_peer(self, now_s: float) -> bool:
-        http = self._door.http
+    def _check_peer(self, now_s: float) -> bool:
+        http = self._new_connection.http
         if http.heard:
             http.heard = False
             self._heard_s, self._asked_s = now_s, None
         elif self._asked_s is None:
-            if now_s - self._heard_s >= self._times.silence_s:
+            if now_s - self._heard_s >= self._timeouts.silence_s:
                 self._asked_s = now_s
                 http.ask()
-        elif now_s - self._asked_s >= self._times.answer_s:
-            self._door.end("ping_timeout")
+        elif now_s - self._asked_s >= self._timeouts.answer_s:
+            self._new_connection.end("ping_timeout")
             return False
         return True
 
     def _look_at_parts(self) -> bool:
-        http = self._door.http
+        http = self._new_connection.http
         if not http.arriving or not http.stuck:
             http.stuck, self._part_sweeps = http.arriving, 0
             return True
         self._part_sweeps += 1
         if self._part_sweeps > _PART_SWEEPS:
             http.fail(ErrorCode.ENHANCE_YOUR_CALM, "frame does not arrive")
-            self._door.flush()
+            self._new_connection.flush()
             return False
         return True
 
-    def _look_at_unread(self, now_s: float) -> None:
+    def _check_unread(self, now_s: float) -> None:
         """End it at once if its peer takes nothing: closing it would wait until it does."""
-        unread_bytes = self._door.unread_bytes
-        taken_bytes = self._door.written_bytes - unread_bytes
+        unread_bytes = self._new_connection.unread_bytes
+        taken_bytes = self._new_connection.written_bytes - unread_bytes
         if not unread_bytes or taken_bytes > self._taken_bytes:
             self._taken_bytes, self._taken_s = taken_bytes, now_s
-        elif now_s - self._taken_s >= self._times.unread_s:
-            self._door.abort()
+        elif now_s - self._taken_s >= self._timeouts.unread_s:
+            self._new_connection.abort()
 
 
 _ACCEPTED_A_TURN: Final = 16
@@ -360,54 +339,56 @@ class GrpcServer:
         address: str,
         *,
         max_message_bytes: int,
-        secure: SecurePort | None = None,
+        tls: TlsListener | None = None,
         connection_age_s: float = 0.0,
         count_refused: Callable[[], None] = lambda: None,
-        siblings: Siblings | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """Take the port; `start` begins to listen.
 
         Args:
             address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections over them
                 (SO_REUSEPORT).
-            secure: Makes TLS connections of those that come; None serves without TLS.
+            tls: makes TLS connections; None serves without TLS.
             connection_age_s: How old connections become, give or take a tenth; then their callers are told to
                 connect anew, and they end with the last answer. 0 for any age.
             count_refused: Called for each connection for which there is no descriptor.
-            siblings: The other frontends, which take connections off this one; None if it has none.
+            peers: The other frontends, which share connections; None if there are none.
 
         Raises:
             OSError: The port cannot be used.
         """
         self.gateway = gateway
-        self.doors: dict[Door, None] = {}
+        self.connections: dict[GrpcConnection, None] = {}
         self.draining = False
         self.find: Callable[[str], Method] = InferenceServicer(gateway, max_message_bytes).find
-        self._secure = secure
+        self._tls = tls
         self._socket = _listening_socket(address)
         self.port: int = self._socket.getsockname()[1]
         self._age_s = connection_age_s
-        self._times = _times()
-        self._entrance = Entrance(count_refused)
+        self._timeouts = _timeouts()
+        self._acceptor = Acceptor(count_refused)
         self._servers: list[asyncio.Server] = []
-        self._watches: dict[Door, Watch] = {}
+        self._monitors: dict[GrpcConnection, ConnectionMonitor] = {}
         self._made = 0
-        self._siblings = siblings
-        self._due: list[Door] = []
-        self._going_on: deque[Door] = deque()
+        self._peers = peers
+        self._due: list[GrpcConnection] = []
+        self._resuming: deque[GrpcConnection] = deque()
         self._none_left = asyncio.Event()
         self._ticker: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Begin to accept."""
         loop = asyncio.get_running_loop()
-        if self._siblings is not None:
-            self._entrance.join(self._siblings, "grpc", self._accept)
-        if self._secure is not None:
-            self._secure.start(self._handed_door, self._entrance, self._count_doors)
-            self._secure.listen(self._copy_of_socket())
-        for _ in range(_ACCEPTED_A_TURN if self._secure is None else 0):
-            server = await loop.create_server(self._door, sock=self._copy_of_socket(), backlog=_BACKLOG)
+        if self._peers is not None:
+            self._acceptor.join(self._peers, "grpc", self._accept)
+        if self._tls is not None:
+            self._tls.start(self._handed_over_connection, self._acceptor, self._report_count)
+            self._tls.listen(self._copy_of_socket())
+        for _ in range(_ACCEPTED_A_TURN if self._tls is None else 0):
+            server = await loop.create_server(
+                self._new_connection, sock=self._copy_of_socket(), backlog=_BACKLOG
+            )
             self._servers.append(server)
         self._ticker = loop.call_later(_SWEEP_S, self._tick)
 
@@ -416,31 +397,31 @@ class GrpcServer:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.draining = True
-        self._entrance.leave()
+        self._acceptor.leave()
         await self._stop_listening(min(HANDSHAKE_S, timeout_s))
-        if self._secure is not None:
-            await self._secure.settle(min(_HANDSHAKES_END_S, timeout_s))
-        for door in list(self.doors):
-            door.http.drain()
-            door.flush()
+        if self._tls is not None:
+            await self._tls.wait_for_handshakes(min(_HANDSHAKES_END_S, timeout_s))
+        for connection in list(self.connections):
+            connection.http.drain()
+            connection.flush()
         await self._wait(min(loop.time() + _SETTLED_S, deadline_s))
-        for door in list(self.doors):
-            door.http.settle()
-            door.flush()
+        for connection in list(self.connections):
+            connection.http.settle()
+            connection.flush()
         await self._wait(deadline_s)
-        cut_off = sum(door.under_way for door in self.doors)
-        for door in list(self.doors):
-            door.abort()
+        cut_off = sum(connection.calls_under_way for connection in self.connections)
+        for connection in list(self.connections):
+            connection.abort()
         if self._ticker is not None:
             self._ticker.cancel()
         return cut_off
 
     # --- what doors ask of their house ---
 
-    def admits(self, door: Door, descriptor: int) -> bool:
+    def accept_connection(self, connection: GrpcConnection, descriptor: int) -> bool:
         """Whether there is room for a new connection with this descriptor; then it is looked after."""
         # With TLS it was admitted before its handshake.
-        if self._secure is None and not self._entrance.admits(descriptor, handed_on=door.handed):
+        if self._tls is None and not self._acceptor.accepts(descriptor, handed_over=connection.handed_over):
             return False
         now_s, retires_s = asyncio.get_running_loop().time(), math.inf
         if self._age_s:
@@ -448,109 +429,109 @@ class GrpcServer:
             self._made += 1
             share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._made * _GOLDEN % 1)
             retires_s = now_s + self._age_s * share
-        self.doors[door] = None
-        self._watches[door] = Watch(door, self._times, now_s, retires_s)
-        self._count_doors()
+        self.connections[connection] = None
+        self._monitors[connection] = ConnectionMonitor(connection, self._timeouts, now_s, retires_s)
+        self._report_count()
         return True
 
-    def left(self, door: Door) -> None:
+    def remove(self, connection: GrpcConnection) -> None:
         """Take note that a connection has ended."""
-        self.doors.pop(door, None)
-        self._watches.pop(door, None)
-        self._count_doors()
-        if not self.doors:
+        self.connections.pop(connection, None)
+        self._monitors.pop(connection, None)
+        self._report_count()
+        if not self.connections:
             self._none_left.set()
 
-    def flush_soon(self, door: Door) -> None:
+    def flush_soon(self, connection: GrpcConnection) -> None:
         """Call a door's `flush` at the end of this turn of the loop."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._due.append(door)
+        self._due.append(connection)
 
-    def go_on_soon(self, door: Door) -> None:
-        """Call a door's `go_on` in a later turn of the loop, and again until nothing is left."""
-        self._going_on.append(door)
-        if len(self._going_on) == 1:
-            asyncio.get_running_loop().call_soon(self._go_on)
+    def resume_soon(self, connection: GrpcConnection) -> None:
+        """Call a door's `resume` in a later turn of the loop, and again until nothing is left."""
+        self._resuming.append(connection)
+        if len(self._resuming) == 1:
+            asyncio.get_running_loop().call_soon(self._resume_next)
 
-    def _go_on(self) -> None:
+    def _resume_next(self) -> None:
         # One a turn: however many connections are flooded, others wait for the part of one.
-        door = self._going_on.popleft()
+        connection = self._resuming.popleft()
         try:
-            if door.go_on():
-                self._going_on.append(door)
+            if connection.resume():
+                self._resuming.append(connection)
         except Exception:
             # As the loop does with what a connection raises when it is read.
             logger.exception("a connection of gRPC failed; it is ended")
-            door.abort()
-        if self._going_on:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            connection.abort()
+        if self._resuming:
+            asyncio.get_running_loop().call_soon(self._resume_next)
 
     def _flush(self) -> None:
         due, self._due = self._due, []
-        for door in due:
-            door.flush()
+        for connection in due:
+            connection.flush()
 
     # --- connections ---
 
     def _copy_of_socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self._socket.fileno()))
 
-    def _door(self) -> Door:
-        return Door(self)
+    def _new_connection(self) -> GrpcConnection:
+        return GrpcConnection(self)
 
-    def _handed_door(self) -> Door:
-        return Door(self, handed=True)
+    def _handed_over_connection(self) -> GrpcConnection:
+        return GrpcConnection(self, handed_over=True)
 
-    def _count_doors(self) -> None:
+    def _report_count(self) -> None:
         # Those whose handshake is under way count, or all that come at once would stay here.
-        self._entrance.tell(len(self.doors) + (0 if self._secure is None else self._secure.pending))
+        self._acceptor.report(len(self.connections) + (0 if self._tls is None else self._tls.pending))
 
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
         loop = asyncio.get_running_loop()
         self._ticker = loop.call_later(_SWEEP_S, self._tick)
-        self._entrance.look()
-        if self._secure is not None:
-            self._secure.look()
+        self._acceptor.check_room()
+        if self._tls is not None:
+            self._tls.check_certificate()
         now_s = loop.time()
-        for door in list(self.doors):
-            self._watches[door].look(now_s)
+        for connection in list(self.connections):
+            self._monitors[connection].check(now_s)
 
     async def _stop_listening(self, handshake_s: float) -> None:
         """Stop accepting, but take every connection that the kernel has accepted already."""
-        drop_new_connections(self._socket)
+        drop_new_handshakes(self._socket)
         await asyncio.sleep(handshake_s)
         for server in self._servers:
             server.close()
         self._servers.clear()
-        if self._secure is not None:
-            self._secure.close()
+        if self._tls is not None:
+            self._tls.close()
         while True:
             try:
-                connection, _ = self._socket.accept()
+                sock, _ = self._socket.accept()
             except OSError:
                 break
-            if self._secure is None:
-                await self._accept(connection)
+            if self._tls is None:
+                await self._accept(sock)
             else:
                 # Its client may take its time for the handshake.
-                self._secure.begin(connection)
+                self._tls.begin(sock)
         self._socket.close()
 
-    async def _accept(self, connection: socket.socket) -> None:
-        if self._secure is not None:
-            await self._secure.serve(connection)
+    async def _accept(self, sock: socket.socket) -> None:
+        if self._tls is not None:
+            await self._tls.serve(sock)
             return
         with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().connect_accepted_socket(self._handed_door, connection)
+            await asyncio.get_running_loop().connect_accepted_socket(self._handed_over_connection, sock)
 
     async def _wait(self, deadline_s: float) -> None:
         """Wait until no connection is left, or until a time."""
         loop = asyncio.get_running_loop()
         self._none_left.clear()
         left_s = deadline_s - loop.time()
-        if self.doors and left_s > 0:
+        if self.connections and left_s > 0:
             waiting = asyncio.ensure_future(self._none_left.wait())
             await asyncio.wait((waiting,), timeout=left_s)
             waiting.cancel()
@@ -571,7 +552,7 @@ def _listening_socket(address: str) -> socket.socket:
     return sock
 
 
-def _times() -> Times:
-    return Times(
+def _timeouts() -> Timeouts:
+    return Timeouts(
         _HANDSHAKE_MS / 1000, _IDLE_MS / 1000, _LOOK_FOR_PEER_MS / 1000, _SILENT_PEER_MS / 1000, _UNREAD_S
     )

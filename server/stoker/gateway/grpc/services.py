@@ -20,7 +20,7 @@ from stoker.errors import (
 )
 from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.grpc.calls import BEARER_METADATA, CoroutineCall, Method, RpcCall
-from stoker.gateway.grpc.infer import InferCall, InferStream, Scoring, Streams
+from stoker.gateway.grpc.infer import InferCall, InferStream, Scoring, StreamDispatcher
 from stoker.gateway.grpc.messages import (
     HEALTH,
     METHODS,
@@ -38,17 +38,17 @@ from stoker.gateway.grpc.messages import (
 )
 from stoker.gateway.grpc.standard_services import Health, ReflectionCall, WatchCall
 from stoker.gateway.grpc.tensorflow_serving import (
-    ServingFacts,
-    ServingScoring,
+    ServingDispatcher,
+    ServingMetadata,
 )
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.live_settings import LiveSettings
-from stoker.gateway.protocols.oip import spoken_extensions
-from stoker.gateway.protocols.repository import check_unload_parameters, load_wish, statistics
+from stoker.gateway.protocols.oip import supported_extensions
+from stoker.gateway.protocols.repository import check_unload_parameters, read_load_parameters, statistics
 from stoker.gateway.protocols.shared_memory import (
     CudaMemoryAccess,
     regions_to_change,
-    regions_to_see,
+    regions_to_list,
     register,
 )
 from stoker.wire.oip_tensors import DATATYPES
@@ -97,7 +97,7 @@ class RepositoryMethods:
         """Answer a `RepositoryModelLoadRequest` when the model is served."""
         administration = self._allowed(call)
         _check_unnamed(request)
-        wish = load_wish(self._gateway, request.model_name, _request_parameters(request))
+        wish = read_load_parameters(self._gateway, request.model_name, _request_parameters(request))
         await administration.load(request.model_name, versions=wish.versions, adjustments=wish.adjustments)
         return _LoadResponse()
 
@@ -145,7 +145,7 @@ class SharedMemoryMethods:
 
     async def status(self, request: Any, call: RpcCall) -> Any:
         """Answer a `SystemSharedMemoryStatusRequest`; an empty name means all."""
-        regions = regions_to_see(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
+        regions = regions_to_list(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
         answer = _SystemStatusResponse()
         for entry in regions.status(request.name or None):
             told = answer.regions[entry["name"]]
@@ -260,7 +260,7 @@ class InferenceServicer:
         self._gateway = gateway
         scoring, health, repository = Scoring(gateway), Health(gateway), RepositoryMethods(gateway)
         memory, settings = SharedMemoryMethods(gateway), LiveSettingsMethods(gateway)
-        cuda, facts = CudaMemoryMethods(gateway), ServingFacts(gateway)
+        cuda, facts = CudaMemoryMethods(gateway), ServingMetadata(gateway)
         unary: dict[str, _Answer] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -288,11 +288,11 @@ class InferenceServicer:
         self._methods |= {
             f"{_PREFIX}ModelInfer": Method(InferCall, max_message_bytes, _above_limit, scoring),
             f"{_PREFIX}ModelStreamInfer": Method(
-                InferStream, max_message_bytes, _above_limit, Streams(scoring)
+                InferStream, max_message_bytes, _above_limit, StreamDispatcher(scoring)
             ),
             **{
                 f"{_PREDICTION}{name}": Method(
-                    InferCall, max_message_bytes, _above_limit, ServingScoring(gateway, scoring, name)
+                    InferCall, max_message_bytes, _above_limit, ServingDispatcher(gateway, scoring, name)
                 )
                 for name in ("Predict", "Classify", "Regress")
             },
@@ -346,7 +346,7 @@ class InferenceServicer:
     async def _server_metadata(self, _: Any, call: RpcCall) -> Any:
         check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
         return ServerMetadataResponse(
-            name="stoker", version=__version__, extensions=spoken_extensions(self._gateway)
+            name="stoker", version=__version__, extensions=supported_extensions(self._gateway)
         )
 
     async def _model_metadata(self, request: Any, call: RpcCall) -> Any:

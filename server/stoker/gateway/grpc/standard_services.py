@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from stoker.echo import quoted
 from stoker.errors import MalformedBody, NotReady, StokerError, UnknownService
-from stoker.gateway.grpc.calls import Line, Method, RpcCall, StreamedCall, UnaryCall, closing
+from stoker.gateway.grpc.calls import CallConnection, Method, RpcCall, StreamedCall, UnaryCall, closing_error
 from stoker.gateway.grpc.framing import Message
 from stoker.gateway.grpc.messages import (
     HEALTH,
@@ -80,10 +80,10 @@ class WatchCall(UnaryCall):
 
     counts = False
 
-    def __init__(self, line: Line, stream: Stream, head: CallHead, method: Method) -> None:
+    def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         self._name = ""
         self._told: int | None = None
-        super().__init__(line, stream, head, method)
+        super().__init__(connection, stream, head, method)
 
     def run(self, content: bytes) -> None:
         """Begin to watch."""
@@ -108,7 +108,7 @@ class WatchCall(UnaryCall):
 
     def close(self) -> None:
         """End, for the server does."""
-        self.give_up(closing())
+        self.give_up(closing_error())
 
     def give_up(self, error: StokerError) -> None:
         """End with an error."""
@@ -131,13 +131,13 @@ class ReflectionCall(StreamedCall):
 
     counts = False
 
-    def hear(self, item: Message | StokerError) -> None:
+    def handle(self, item: Message | StokerError) -> None:
         """Answer a question."""
         if isinstance(item, StokerError):
             self.refuse(item)
             return
-        if item.hold is not None:
-            item.hold.release()
+        if item.reservation is not None:
+            item.reservation.release()
         try:
             request = ServerReflectionRequest.FromString(item.content)
         except DecodeError as error:

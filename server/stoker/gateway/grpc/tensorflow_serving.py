@@ -43,7 +43,7 @@ from stoker.wire.tfs_examples import MAX_REPEATED, Verb, results_of, takes_examp
 
 if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.grpc.inference import Inquiry
+    from stoker.gateway.grpc.inference import Inference
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Scorer
     from stoker.gateway.scoring.service import Service
@@ -55,8 +55,8 @@ __all__ = [
     "ExamplesMessage",
     "ModelSpec",
     "PredictMessage",
-    "ServingFacts",
-    "ServingScoring",
+    "ServingDispatcher",
+    "ServingMetadata",
     "TensorBytes",
     "answered_spec",
     "read_tensor",
@@ -514,7 +514,7 @@ _DIALECTS: Final[dict[str, _ServingDialect]] = {
 }
 
 
-class ServingScoring:
+class ServingDispatcher:
     """Finds the services that calls of one of the three methods are for.
 
     Args:
@@ -527,19 +527,19 @@ class ServingScoring:
         self._dialect = _DIALECTS[method]
         self.check_key = scoring.check_key
 
-    def score(self, inquiry: Inquiry, content: bytes) -> Call:
+    def score(self, inference: Inference, content: bytes) -> Call:
         """Hand a message to the service that it is for.
 
         Raises:
             StokerError: It is refused.
         """
-        call = inquiry.call
+        call = inference.call
         request = self._dialect.read(content)
         service, caller = self._find(request.spec, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
                 whose = partial(caller_of, service, call.authorization, call.address)
-                inquiry.cover(Allowance(self._gateway.bodies, whose), len(content))
+                inference.cover(Allowance(self._gateway.bodies, whose), len(content))
             deadline_ns = call.deadline_ns()
             asker = asker_of(caller, call.head.metadata)
             if service.script is not None and service.script.yields:
@@ -549,7 +549,7 @@ class ServingScoring:
         except StokerError as error:
             self._gateway.note_refusal(service, call.headers(), error)
             raise
-        scored = service.score_soon(content, call.ids, inquiry, self._dialect)
+        scored = service.score_soon(content, call.ids, inference, self._dialect)
         scored.asked = request
         if deadline_ns is not None:
             scored.deadline_ns = min(scored.deadline_ns, deadline_ns)
@@ -621,7 +621,7 @@ _ModelStatus: Final = message("GetModelStatusResponse", SERVING)
 _SIGNATURES: Final = "signature_def"
 
 
-class ServingFacts:
+class ServingMetadata:
     """Answers GetModelMetadata and GetModelStatus."""
 
     def __init__(self, gateway: Gateway) -> None:

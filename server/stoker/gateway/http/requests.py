@@ -39,8 +39,8 @@ __all__ = [
     "MAX_TARGET_BYTES",
     "NOT_ALLOWED",
     "SCORING_METHODS",
-    "AnsweredHosts",
-    "BodyTaker",
+    "AllowedHosts",
+    "BodyOwner",
     "Cors",
     "authorization_of",
     "check_head",
@@ -68,7 +68,7 @@ _MAX_HOST_BYTES: Final = 260
 """A name has at most 253 characters (RFC 1035), a port 6: so few are looked at, each with the names above it."""
 
 
-class AnsweredHosts:
+class AllowedHosts:
     """The hosts that requests may be for. Addresses are always among them: no page has one for its own name.
 
     Args:
@@ -114,7 +114,7 @@ class AnsweredHosts:
             )
 
 
-def check_head(scope: Scope, hosts: AnsweredHosts | None = None) -> None:
+def check_head(scope: Scope, hosts: AllowedHosts | None = None) -> None:
     """Refuse a request whose head is not acceptable, whatever path it is for.
 
     Args:
@@ -287,7 +287,7 @@ def content_length(headers: Mapping[bytes, bytes]) -> int:
     return int(value) if value.isdigit() else -1
 
 
-class BodyTaker(Protocol):
+class BodyOwner(Protocol):
     """What accepts bodies up to a size.
 
     Attributes:
@@ -302,7 +302,7 @@ class BodyTaker(Protocol):
 
 
 async def receive_body(
-    receive: Receive, taker: BodyTaker, inflater: Inflater | None, allowance: Allowance
+    receive: Receive, taker: BodyOwner, inflater: Inflater | None, allowance: Allowance
 ) -> bytes | None:
     """Return the whole body, inflated if it came compressed; None if the caller went away.
 

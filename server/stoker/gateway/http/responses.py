@@ -23,15 +23,15 @@ __all__ = [
     "Answer",
     "Respond",
     "code_line",
-    "comeback_fields",
     "error_body",
     "error_lines",
     "failed_line",
     "json_lines",
+    "parse_error",
     "refusal",
+    "retry_fields",
     "send_answer",
     "split_lines",
-    "told_error",
 ]
 
 Respond = Callable[[int, bytes, bytes], None]
@@ -55,7 +55,7 @@ def error_body(error: StokerError) -> bytes:
     return json.dumps(content).encode()
 
 
-def told_error(body: bytes) -> dict[str, Any] | None:
+def parse_error(body: bytes) -> dict[str, Any] | None:
     """Return the JSON of an error; None for an error answer that a script has written itself."""
     try:
         told = json.loads(body)
@@ -72,7 +72,7 @@ def failed_line(failed: bool) -> bytes:
 def error_lines(error: StokerError) -> bytes:
     """The header lines that an error adds."""
     lines = failed_line(error.run_failed)
-    for field in comeback_fields(error):
+    for field in retry_fields(error):
         lines += b"%b: %b\r\n" % field
     if isinstance(error, Unauthorized):
         lines += b"www-authenticate: %b\r\n" % error.challenge.encode()
@@ -83,7 +83,7 @@ def error_lines(error: StokerError) -> bytes:
     return lines
 
 
-def comeback_fields(error: StokerError) -> list[tuple[bytes, bytes]]:
+def retry_fields(error: StokerError) -> list[tuple[bytes, bytes]]:
     """Names and values that tell when a refused request may be retried, and why it was refused, for any protocol."""
     seconds, milliseconds = error.retry_after_s, error.retry_after_ms
     if seconds is None or milliseconds is None:

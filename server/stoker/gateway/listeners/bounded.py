@@ -46,7 +46,7 @@ from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, j
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
 
-__all__ = ["AppTurns", "BoundedProtocol"]
+__all__ = ["AppThrottle", "BoundedProtocol"]
 
 # This parser closes the connection on a method that it does not know, although such a request line is valid HTTP.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
@@ -57,11 +57,11 @@ _CHUNK_FRAMING_BYTES: Final = 16
 # The most that uvloop reads at once.
 _READ_BYTES: Final = 1 << 18
 _CLOSE_WAIT: Final = 8
-_LOOK_AGAIN_S: Final = 0.05
+_RECHECK_S: Final = 0.05
 _BEGUN_A_TURN: Final = 8
 
 
-class AppTurns:
+class AppThrottle:
     """Begins a few of the waiting requests in each turn of the event loop, in the order in which they came.
 
     The app takes about 0.3 ms for the least of answers. If it began all that arrive in a turn, those who score would
@@ -105,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     retires_s = math.inf
     old = False
-    turns: AppTurns | None = None
+    throttle: AppThrottle | None = None
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -119,7 +119,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._head_bytes = 0
         self._framing_bytes: int | None = None
-        self._offered = b""
+        self._stripped_head = b""
         self._running: RequestResponseCycle | None = None
 
     @property
@@ -145,7 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return not self._between
 
     @property
-    def untaken_bytes(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         """How much of its answers has not been taken from this process."""
         return int(self.transport.get_write_buffer_size())
 
@@ -201,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             # After an offer of an upgrade this parser takes all that follows for another protocol, so a new one
             # continues.
             self.parser = httptools.HttpRequestParser(self)
-            offered, self._offered = self._offered, b""
+            offered, self._stripped_head = self._stripped_head, b""
             if rest := offered + data[upgrade.args[0] :]:
                 self._feed(rest)
         except httptools.HttpParserInvalidMethodError:
@@ -214,7 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("The request is not HTTP.")
 
-    def _head_without_offer(self) -> bytes:
+    def _strip_upgrade(self) -> bytes:
         """The head that has just been parsed, without its offer of an upgrade.
 
         Java's HttpClient offers h2c with its first request, which may have a body of any kind.
@@ -280,17 +280,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
-            self._offered = self._head_without_offer()
-        elif not self._take_directly():
-            self._take_normally()
+            self._stripped_head = self._strip_upgrade()
+        elif not self._handle_directly():
+            self._handle_by_app()
         if self.old and self.cycle is not None:
             self.cycle.keep_alive = False
 
-    def _take_directly(self) -> bool:
+    def _handle_directly(self) -> bool:
         """Whether the request is answered without the app; overridden by the direct door."""
         return False
 
-    def _take_normally(self) -> None:
+    def _handle_by_app(self) -> None:
         """Let uvicorn handle the request: do now what its `on_message_begin` would have done."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
@@ -305,10 +305,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        if self.turns is None or self._scores(cycle.scope):
+        if self.throttle is None or self._scores(cycle.scope):
             super()._start_asgi_task(cycle, app)
         else:
-            self.turns.take(partial(self._begin, cycle, app))
+            self.throttle.take(partial(self._begin, cycle, app))
 
     def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         # Whoever has gone meanwhile needs no answer.
@@ -330,7 +330,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._offered:
+        if self._stripped_head:
             return
         self._between = True
         self._framing_bytes = None
@@ -355,7 +355,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = False
         if self._speaks_1_1 and (probe := self._probe()):
             self.transport.write(probe)
-            self.loop.call_later(_LOOK_AGAIN_S, self._look_after_end)
+            self.loop.call_later(_RECHECK_S, self._check_half_closed)
         return True
 
     def _probe(self) -> bytes:
@@ -372,13 +372,13 @@ class BoundedProtocol(HttpToolsProtocol):
         # Lengths of chunks may begin with zeros (RFC 9112, section 7.1), and chunks are written whole.
         return b"0" if getattr(cycle, "chunked_encoding", None) else b""
 
-    def _look_after_end(self) -> None:
+    def _check_half_closed(self) -> None:
         """Close a connection whose client has gone: it is not read any more, so nothing else would notice."""
         if self.transport.is_closing() or not self.busy:
             return
         state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         if state == _CLOSE_WAIT:
-            self.loop.call_later(_LOOK_AGAIN_S, self._look_after_end)
+            self.loop.call_later(_RECHECK_S, self._check_half_closed)
         else:
             self.transport.abort()
 

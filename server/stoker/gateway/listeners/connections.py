@@ -30,13 +30,13 @@ from stoker.metrics.memory import MetricPage
 
 __all__ = [
     "HANDSHAKE_S",
+    "Acceptor",
     "ConnectionShare",
     "Descriptors",
-    "Entrance",
-    "Siblings",
-    "allow_many",
-    "drop_new_connections",
-    "fewest",
+    "Peers",
+    "choose_peer",
+    "drop_new_handshakes",
+    "raise_descriptor_limit",
 ]
 
 logger = logging.getLogger(__name__)
@@ -44,13 +44,27 @@ logger = logging.getLogger(__name__)
 _KEPT: Final = 64
 _KEPT_SHARE: Final = 8
 _LOG_EVERY_S: Final = 60.0
+_TOLERATED: Final = 8
+"""A frontend may have an eighth more than another: handing over takes longer than accepting."""
+
+HANDSHAKE_S: Final = 0.05
+"""How long a handshake that has begun may take to complete."""
+_SO_ATTACH_FILTER: Final = 26
+# Classic BPF on the TCP header: drop what has SYN without ACK in its flags (byte 13), accept everything else.
+_DROP_SYN: Final = (
+    (0x30, 0, 0, 13),
+    (0x54, 0, 0, 0x12),
+    (0x15, 0, 1, 0x02),
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
 
 
 class Descriptors:
-    """What a frontend may open."""
+    """The file descriptors that a frontend may open."""
 
     def __init__(self, count: Callable[[], None], clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Look at the limit.
+        """Read the limit.
 
         Args:
             count: Called for each connection that is not served.
@@ -58,9 +72,9 @@ class Descriptors:
         self._count = count
         self._clock_s = clock_s
         self._limit = self._most = 0
-        self._unsaid = 0
-        self._said_s = -math.inf
-        self.look()
+        self._unlogged = 0
+        self._logged_s = -math.inf
+        self.check()
 
     def fits(self, descriptor: int) -> bool:
         """Whether a new connection with this descriptor can be served."""
@@ -72,16 +86,15 @@ class Descriptors:
         return descriptor >= self._most - 1
 
     def refuse(self) -> None:
-        """Count a connection that is closed unserved, and say so."""
+        """Count and log a connection that is closed unserved."""
         self._count()
-        self._unsaid += 1
-        self._say()
+        self._unlogged += 1
+        self._log()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Read the limit again; return whether a new connection would fit. Call this once a second.
 
-        Where no descriptor is left at all, connections are closed by the event loop: that is counted as one for each
-        look.
+        If no descriptor is left at all, the event loop closes connections: each check counts as one of them.
         """
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._limit = (1 << 62) if soft == resource.RLIM_INFINITY else soft
@@ -96,24 +109,25 @@ class Descriptors:
         else:
             os.close(lowest_free)
             fits = self.fits(lowest_free)
-        self._say()
+        self._log()
         return fits
 
-    def _say(self) -> None:
+    def _log(self) -> None:
         now_s = self._clock_s()
-        if not self._unsaid or now_s - self._said_s < _LOG_EVERY_S:
+        if not self._unlogged or now_s - self._logged_s < _LOG_EVERY_S:
             return
         logger.error(
             "out of file descriptors: connections that were closed unserved: %d; this frontend may open %d files, "
             "raise the hard limit (ulimit -Hn) or serve with more frontends",
-            self._unsaid,
+            self._unlogged,
             self._limit,
         )
-        self._said_s, self._unsaid = now_s, 0
+        self._logged_s = now_s
+        self._unlogged = 0
 
 
-def allow_many() -> None:
-    """Let this process have as many descriptors open as it may: each connection is one, and so is each arena.
+def raise_descriptor_limit() -> None:
+    """Let this process open as many descriptors as it may: each connection is one, and so is each arena.
 
     Device processes keep the limit that the server was started with: scripts may use `select`, which takes only 1024.
     """
@@ -122,72 +136,72 @@ def allow_many() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-_TOLERATED: Final = 8
-"""A frontend may have an eighth more than another: handing on takes longer than accepting."""
-
-
-def fewest(own: int, counts: Sequence[int | None]) -> int | None:
-    """Who is to have a new connection instead of the frontend that has accepted it; None if that keeps it.
+def choose_peer(own: int, counts: Sequence[int | None]) -> int | None:
+    """Choose another frontend for a new connection; None if the frontend that has accepted it keeps it.
 
     Args:
-        own: The number of the frontend that has accepted it.
-        counts: How many connections each has, without that one; None for those that take none. If that is `own`, any
-            other one is to have it.
+        own: The number of the frontend that has accepted the connection.
+        counts: The number of connections of each frontend, without the new one; None for those that accept none. If
+            that is `own`, any other frontend gets it.
     """
-    has = counts[own]
-    open_to = [number for number, count in enumerate(counts) if count is not None and number != own]
-    if not open_to:
+    mine = counts[own]
+    candidates = [number for number, count in enumerate(counts) if count is not None and number != own]
+    if not candidates:
         return None
-    # Of several, not always the first: all would hand on to the same one before it can say that it has more.
-    taker = min(open_to, key=lambda number: (counts[number], (number - own) % len(counts)))
-    there = counts[taker]
-    assert there is not None, "those that take none were left out"
-    return taker if has is None or has - there > has // _TOLERATED else None
+    # Of several, not always the first: all would hand over to the same one before it can report that it has more.
+    peer = min(candidates, key=lambda number: (counts[number], (number - own) % len(counts)))
+    theirs = counts[peer]
+    assert theirs is not None, "those that accept none were left out"
+    return peer if mine is None or mine - theirs > mine // _TOLERATED else None
 
 
-class Siblings:
+class Peers:
     """The frontends of a server as one of them sees them; belongs to its event loop."""
 
     def __init__(
-        self, own: int, pages: Sequence[MetricPage], mailbox: socket.socket, doors: Sequence[socket.socket]
+        self,
+        own: int,
+        pages: Sequence[MetricPage],
+        own_mailbox: socket.socket,
+        mailboxes: Sequence[socket.socket],
     ) -> None:
-        """Nobody hands anything on before `share` says that it is taken.
+        """Hand nothing over before `share` is called.
 
         Args:
-            mailbox: Where connections for this one arrive.
-            doors: What leads to the mailbox of each.
+            own_mailbox: Where connections for this frontend arrive.
+            mailboxes: Leads to the mailbox of each frontend, by its number.
         """
         self.own, self.pages = own, pages
-        self._mailbox, self._doors = mailbox, doors
+        self._own_mailbox, self._mailboxes = own_mailbox, mailboxes
         self._shares: dict[str, ConnectionShare] = {}
-        for sock in (mailbox, *doors):
+        for sock in (own_mailbox, *mailboxes):
             sock.setblocking(False)
 
     def share(
         self,
         protocol: str,
-        take: Callable[[socket.socket], Awaitable[object]],
+        serve: Callable[[socket.socket], Awaitable[object]],
         lost: Callable[[], None] = lambda: None,
     ) -> ConnectionShare:
-        """Take connections of a kind from now on.
+        """Share connections of a protocol from now on.
 
         Args:
-            protocol: What is spoken on them, of `stoker.metrics.layout.PROTOCOLS`.
-            take: Called with each that was handed on; owns it.
-            lost: Called for each that was handed on and for which there was no descriptor.
+            protocol: One of `stoker.metrics.layout.PROTOCOLS`.
+            serve: Called with each connection that was handed over; owns it.
+            lost: Called for each connection that was handed over and for which there was no descriptor.
         """
-        self._shares[protocol] = share = ConnectionShare(self, protocol, take, lost)
-        share.tell(0)
+        self._shares[protocol] = share = ConnectionShare(self, protocol, serve, lost)
+        share.report(0)
         return share
 
     def start(self) -> None:
-        """Receive what others hand on, now that all kinds are taken; what a predecessor has left is there too."""
-        asyncio.get_running_loop().add_reader(self._mailbox.fileno(), self._receive)
+        """Receive what others hand over, after all protocols are shared; a predecessor may have left some."""
+        asyncio.get_running_loop().add_reader(self._own_mailbox.fileno(), self._receive)
 
     def send(self, to: int, protocol: str, descriptor: int) -> bool:
-        """Send a connection to another frontend; whether it is there."""
+        """Send a connection to another frontend; False if its mailbox does not accept it."""
         try:
-            send_connection(self._doors[to], protocol, descriptor)
+            send_connection(self._mailboxes[to], protocol, descriptor)
         except OSError:
             # Its mailbox is full, or there is no memory: it is not worth waiting for.
             return False
@@ -196,7 +210,7 @@ class Siblings:
     def _receive(self) -> None:
         while True:
             try:
-                protocol, descriptor = receive_connection(self._mailbox)
+                protocol, descriptor = receive_connection(self._own_mailbox)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -204,7 +218,7 @@ class Siblings:
                 return
             share = self._shares.get(protocol)
             if share is not None and descriptor is not None:
-                share.welcome(socket.socket(fileno=descriptor))
+                share.receive(socket.socket(fileno=descriptor))
             elif share is not None:
                 share.lose()
             elif descriptor is not None:
@@ -212,86 +226,86 @@ class Siblings:
 
 
 class ConnectionShare:
-    """The connections of one kind that a frontend has of all."""
+    """The connections of one protocol that a frontend has of all."""
 
     def __init__(
         self,
-        siblings: Siblings,
+        peers: Peers,
         protocol: str,
-        take: Callable[[socket.socket], Awaitable[object]],
+        serve: Callable[[socket.socket], Awaitable[object]],
         lost: Callable[[], None],
     ) -> None:
-        self._siblings, self._protocol, self._take, self._lost = siblings, protocol, take, lost
-        self._page = siblings.pages[siblings.own]
+        self._peers, self._protocol, self._serve, self._lost = peers, protocol, serve, lost
+        self._page = peers.pages[peers.own]
         self._open = 0
         self._full = self._leaving = False
         self._arriving: set[asyncio.Task[None]] = set()
 
-    def tell(self, count: int) -> None:
-        """Say how many connections are open; if that is fewer than before, there is room again."""
+    def report(self, count: int) -> None:
+        """Report how many connections are open; if they are fewer than before, there is room again."""
         if count < self._open:
             self._full = False
         self._open = count
         self._page.set_connections(self._protocol, count, takes=not (self._full or self._leaving))
 
-    def tell_again(self) -> None:
-        """Say so once more: who has handed a connection on has counted it here, and it is none."""
-        self.tell(self._open)
+    def report_again(self) -> None:
+        """Correct the number: the frontend that handed a connection over has counted it here, and it was lost."""
+        self.report(self._open)
 
-    def fill(self) -> None:
-        """Say that there is no room for a further connection; those that are accepted here are handed on now."""
+    def set_full(self) -> None:
+        """Accept no further connection; those that arrive here are handed over now."""
         self._full = True
-        self.tell_again()
+        self.report_again()
 
     def reopen(self) -> None:
-        """Say that there is room again, if there was none."""
+        """Accept connections again after `set_full`."""
         if self._full:
             self._full = False
-            self.tell_again()
+            self.report_again()
 
     def lose(self) -> None:
-        """Take note that a connection which was handed on could not be received for lack of descriptors."""
-        self.fill()
+        """Count a connection that was handed over and could not be received for lack of descriptors."""
+        self.set_full()
         self._lost()
 
     def leave(self) -> None:
-        """Say that no more are taken; those that are under way come nevertheless."""
+        """Accept no more connections; those that are under way come nevertheless."""
         self._leaving = True
-        self.tell_again()
+        self.report_again()
 
-    def hand_on(self, descriptor: int) -> bool:
-        """Hand a new connection on if another frontend has fewer, or if this one is full and another is not.
+    def hand_over(self, descriptor: int) -> bool:
+        """Hand a new connection over if another frontend has fewer, or if this one is full and another is not.
 
         Returns:
-            Whether it was handed on, and is to be closed here.
+            Whether it was handed over, and is to be closed here.
         """
         if self._leaving:
             return False
-        pages, own = self._siblings.pages, self._siblings.own
-        taker = fewest(own, [page.connections(self._protocol) for page in pages])
-        if taker is None:
+        pages = self._peers.pages
+        peer = choose_peer(self._peers.own, [page.connections(self._protocol) for page in pages])
+        if peer is None:
             return False
         # Before it is sent: then its owner sets the number right.
-        pages[taker].add_connections(self._protocol, 1)
-        if self._siblings.send(taker, self._protocol, descriptor):
+        pages[peer].add_connections(self._protocol, 1)
+        if self._peers.send(peer, self._protocol, descriptor):
             return True
-        pages[taker].add_connections(self._protocol, -1)
+        pages[peer].add_connections(self._protocol, -1)
         return False
 
-    def welcome(self, connection: socket.socket) -> None:
-        """Take a connection that another frontend has handed on."""
-        task = asyncio.get_running_loop().create_task(self._serve(connection))
+    def receive(self, connection: socket.socket) -> None:
+        """Serve a connection that another frontend has handed over."""
+        task = asyncio.get_running_loop().create_task(self._serve_received(connection))
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve_received(self, connection: socket.socket) -> None:
         try:
-            await self._take(connection)
+            await self._serve(connection)
         except OSError:
-            self.tell_again()
+            self.report_again()
 
 
-class Entrance:
+class Acceptor:
     """Decides where each new connection of one protocol is served; belongs to the event loop of its frontend."""
 
     def __init__(self, count_refused: Callable[[], None] = lambda: None) -> None:
@@ -303,68 +317,48 @@ class Entrance:
         self._descriptors = Descriptors(count_refused)
         self._share: ConnectionShare | None = None
 
-    def join(
-        self, siblings: Siblings, protocol: str, take: Callable[[socket.socket], Awaitable[object]]
-    ) -> None:
-        """Share connections with the other frontends from now on.
-
-        Args:
-            protocol: What is spoken on them, of `stoker.metrics.layout.PROTOCOLS`.
-            take: Called with each connection that another frontend has handed on; owns it.
-        """
-        self._share = siblings.share(protocol, take, lost=self._descriptors.refuse)
+    def join(self, peers: Peers, protocol: str, serve: Callable[[socket.socket], Awaitable[object]]) -> None:
+        """Share connections with the other frontends from now on; the arguments are those of `Peers.share`."""
+        self._share = peers.share(protocol, serve, lost=self._descriptors.refuse)
 
     def leave(self) -> None:
-        """Neither hand connections on nor take those of others any more; what is under way is still taken."""
+        """Neither hand connections over nor accept those of others any more; what is under way is still served."""
         if self._share is not None:
             self._share.leave()
 
-    def tell(self, count: int) -> None:
-        """Tell the other frontends how many connections are open here."""
+    def report(self, count: int) -> None:
+        """Report to the other frontends how many connections are open here."""
         if self._share is not None:
-            self._share.tell(count)
+            self._share.report(count)
 
-    def admits(self, descriptor: int, *, handed_on: bool = False) -> bool:
+    def accepts(self, descriptor: int, *, handed_over: bool = False) -> bool:
         """Whether a new connection is served here; if not, the caller closes its socket.
 
         Args:
-            handed_on: Whether it stays here if there is room: another frontend has handed it on, or nobody else takes
-                connections any more.
+            handed_over: Whether it stays here if there is room: another frontend has handed it over, or nobody else
+                accepts connections any more.
         """
         share, fits = self._share, self._descriptors.fits(descriptor)
         if share is not None:
             if not fits:
-                # Said before anything else: a full frontend has few connections, and would be given those of others.
-                share.fill()
-            if not (handed_on and fits) and share.hand_on(descriptor):
+                # Reported first: a full frontend has few connections, and would be given those of others.
+                share.set_full()
+            if not (handed_over and fits) and share.hand_over(descriptor):
                 return False
             if self._descriptors.is_last(descriptor):
-                # Only of one that stays: the descriptor of one that was handed on is free again.
-                share.fill()
+                # Only of one that stays: the descriptor of one that was handed over is free again.
+                share.set_full()
         if not fits:
             self._descriptors.refuse()
         return fits
 
-    def look(self) -> None:
-        """See whether there is room again; call this once a second."""
-        if self._descriptors.look() and self._share is not None:
+    def check_room(self) -> None:
+        """Accept connections again if there are descriptors again; call this once a second."""
+        if self._descriptors.check() and self._share is not None:
             self._share.reopen()
 
 
-HANDSHAKE_S: Final = 0.05
-"""How long a handshake that has begun may take to complete."""
-_SO_ATTACH_FILTER: Final = 26
-# Classic BPF on the TCP header: drop what has SYN without ACK in its flags (byte 13), take everything else.
-_DROP_SYN: Final = (
-    (0x30, 0, 0, 13),
-    (0x54, 0, 0, 0x12),
-    (0x15, 0, 1, 0x02),
-    (0x06, 0, 0, 0),
-    (0x06, 0, 0, 0xFFFFFFFF),
-)
-
-
-def drop_new_connections(sock: socket.socket) -> None:
+def drop_new_handshakes(sock: socket.socket) -> None:
     """Let the kernel drop new handshakes on a listening socket.
 
     Otherwise the kernel would complete handshakes between the last `accept` and the close of the socket, and then

@@ -36,7 +36,7 @@ from stoker.gateway.http.requests import MAX_HEADERS
 from stoker.gateway.http.responses import CLOSE_LINE, refusal
 from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.protocols.azure import is_array
-from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect, RegionDialect
+from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect, SharedMemoryDialect
 from stoker.gateway.scoring.askers import GATEWAY_HEADERS, PATIENCE_HEADERS, Asker, asker_of
 from stoker.gateway.scoring.callers import caller_of
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
@@ -52,9 +52,9 @@ __all__ = [
     "BodyReceiver",
     "DirectProtocol",
     "ReceivingConnection",
-    "is_whole",
+    "allocate_body",
+    "is_plain_head",
     "plain_headers",
-    "room_for",
 ]
 
 # The headers of plain scoring requests: which the direct door reads, and which it leaves to the app.
@@ -108,7 +108,7 @@ def plain_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
     return values if values[_HOST] and len(headers) <= MAX_HEADERS else None
 
 
-def is_whole(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+def is_plain_head(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether these bytes are exactly the request line of a POST and the headers that were parsed."""
     return head.startswith(b"POST ") and head.count(b"\r\n") == head.count(b"\n") == len(headers) + 2
 
@@ -129,7 +129,7 @@ _new_bytes: Final = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
-def room_for(length: int) -> io.BytesIO:
+def allocate_body(length: int) -> io.BytesIO:
     """Return a stream over a body that has still to be written, all of it, before its value is taken.
 
     To clear that much memory takes as long as to copy it. Where nobody has written yet, the system need not give any.
@@ -333,7 +333,7 @@ class DirectProtocol(BoundedProtocol):
                     self._direct.keep_alive = False
                 self._score(known.service, data[end:], None, known.dialect)
                 if caller is not DEFAULT or known.asker is not None:
-                    self._put_on(caller, known.asker)
+                    self._set_caller(caller, known.asker)
                 return
             elif known.body_bytes >= STRAIGHT_BODY_BYTES and self._begin_straight(known, data, end):
                 return
@@ -372,7 +372,7 @@ class DirectProtocol(BoundedProtocol):
         direct = self._direct
         self._receiving, self._first_chunk = service, b""
         if length >= STRAIGHT_BODY_BYTES:
-            self._gathered, self._receives_straight = room_for(length), True
+            self._gathered, self._receives_straight = allocate_body(length), True
         direct.response_complete = False
         direct.keep_alive = not (closes or self.old)
         self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
@@ -390,9 +390,9 @@ class DirectProtocol(BoundedProtocol):
         """Count bytes of a body that have arrived; False if there is no room for them and the request was refused."""
         self.idle_sweeps = 0
         self.arrived_bytes += more_bytes
-        return self._allowance is None or self._covers(self._allowance)
+        return self._allowance is None or self._cover_body(self._allowance)
 
-    def _take_directly(self) -> bool:
+    def _handle_directly(self) -> bool:
         gateway, parser = self._gateway, self.parser
         service = gateway.routes.get(self.url)
         infers = service is None
@@ -418,7 +418,7 @@ class DirectProtocol(BoundedProtocol):
         ):
             return False
         if infers:
-            if not self._takes_infer(json_length, accepts):
+            if not self._choose_infer_dialect(json_length, accepts):
                 return False
         elif is_media(content_type) or is_array(content_type):
             return False
@@ -435,7 +435,7 @@ class DirectProtocol(BoundedProtocol):
                 self._ids = RequestIds(*sent_ids)
             except StokerError:
                 return False
-        elif is_whole(self._new_head, self.headers):
+        elif is_plain_head(self._new_head, self.headers):
             head = PlainHead(service, authorization, length, self._dialect, closes, self._asker)
             self._gateway.remember(self._heads, self._new_head, head)
         if length > LARGE_BODY_BYTES and not self._announce(service, authorization, length):
@@ -461,7 +461,7 @@ class DirectProtocol(BoundedProtocol):
         self._allowance = allowance
         return True
 
-    def _takes_infer(self, json_length: bytes, accepts: bytes) -> bool:
+    def _choose_infer_dialect(self, json_length: bytes, accepts: bytes) -> bool:
         if b"gzip" in accepts or b"deflate" in accepts:
             return False
         try:
@@ -470,7 +470,7 @@ class DirectProtocol(BoundedProtocol):
             return False
         regions = self._gateway.regions
         if regions is not None and regions.serves(self.client[0] if self.client else ""):
-            self._dialect = RegionDialect.beside(dialect, regions)
+            self._dialect = SharedMemoryDialect.beside(dialect, regions)
         return True
 
     def on_body(self, body: bytes) -> None:
@@ -480,7 +480,7 @@ class DirectProtocol(BoundedProtocol):
         self.idle_sweeps = 0
         self.arrived_bytes += len(body)
         if self._gathered is not None:
-            if self._allowance is None or self._covers(self._allowance):
+            if self._allowance is None or self._cover_body(self._allowance):
                 self._gathered.write(body)
         elif self._first_chunk:
             # Unlike joining the chunks, this never holds the content twice.
@@ -504,9 +504,9 @@ class DirectProtocol(BoundedProtocol):
         self._first_chunk, self._gathered = b"", None
         self._score(service, body, self._ids, self._dialect)
         if self._asker is not None:
-            self._put_on(self._asker.caller, self._asker)
+            self._set_caller(self._asker.caller, self._asker)
 
-    def _put_on(self, caller: CallerTerms, asker: Asker | None) -> None:
+    def _set_caller(self, caller: CallerTerms, asker: Asker | None) -> None:
         """Set the caller on the call that was just taken, before it is submitted; the caller's terms may change."""
         if self._call is not None:
             asker = Asker(caller) if asker is None else asker._replace(caller=caller)
@@ -524,7 +524,7 @@ class DirectProtocol(BoundedProtocol):
         self._call = None
         self.idle_sweeps = 0
         if self._allowance is not None:
-            self._let_go()
+            self._release_allowance()
         self.server_state.total_requests += 1
         transport = self.transport
         if transport.is_closing():
@@ -542,7 +542,7 @@ class DirectProtocol(BoundedProtocol):
         if self._call is not None:
             self._call.abandon()
             self._call = None
-        self._let_go()
+        self._release_allowance()
         self._receiving = None
         running = self._running
         if running is not None and not running.response_complete:
@@ -552,7 +552,7 @@ class DirectProtocol(BoundedProtocol):
         self._running = self._receiver = None
         super().connection_lost(exc)
 
-    def _covers(self, allowance: Allowance) -> bool:
+    def _cover_body(self, allowance: Allowance) -> bool:
         """Whether there is room for what has arrived of a large body; if not, the request is refused here."""
         service = self._receiving
         assert service is not None, "its body arrives"
@@ -564,13 +564,13 @@ class DirectProtocol(BoundedProtocol):
             answer = refusal(error, dict(self.headers), *said)
             self._receiving = self._gathered = None
             self._direct.response_complete = True
-            self._let_go()
+            self._release_allowance()
             # The announced body is too long to be read only to be dropped, so the answer closes the connection.
             self._answer_last(*answer)
             return False
         return True
 
-    def _let_go(self) -> None:
+    def _release_allowance(self) -> None:
         """Give back the memory budget of a large body."""
         if self._allowance is not None:
             self._allowance.release()

@@ -19,19 +19,14 @@ from uvicorn.server import ServerState
 
 from stoker import __version__
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listeners.bounded import AppTurns
-from stoker.gateway.listeners.connections import HANDSHAKE_S, Entrance, Siblings, drop_new_connections
+from stoker.gateway.listeners.bounded import AppThrottle
+from stoker.gateway.listeners.connections import HANDSHAKE_S, Acceptor, Peers, drop_new_handshakes
 from stoker.gateway.listeners.direct import DirectProtocol
-from stoker.gateway.listeners.tls import SecurePort
+from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 
-__all__ = ["Listener", "SecureProtocol"]
-
-# HTTP over TLS: the same protocol, where the transport is not the socket.
-#
-# What is in the kernel is no longer what the caller has sent or not taken: there are whole records only,
-# which the loop reads before they are complete, and hands over to the socket before anybody takes them.
+__all__ = ["Listener", "TlsProtocol"]
 
 
 # `struct tcp_info` of Linux (uapi/linux/tcp.h): milliseconds since something was received, and bytes acknowledged.
@@ -40,17 +35,21 @@ _ACKNOWLEDGED: Final = struct.Struct("=120xQ")
 _QUIET_MS: Final = 100
 """What has arrived so recently may be a part of a record that is not complete."""
 _FAREWELL_S: Final = 0.1
-"""Who is told that a connection ends, while nothing is under way, need not say that it has read so."""
+"""A caller need not confirm the end of a connection on which nothing is under way."""
 _FAREWELL_SWEEPS: Final = 5
 _MOST: Final = 1 << 62
 
 
-class SecureProtocol(DirectProtocol):
-    """A connection of HTTP over TLS; it was admitted before its handshake."""
+class TlsProtocol(DirectProtocol):
+    """A connection of HTTP over TLS; it was accepted before its handshake.
+
+    The kernel's buffers do not tell what the caller has sent or not taken: the loop reads records before they are
+    complete, and hands whole records to the socket before the caller takes them.
+    """
 
     @property
-    def untaken_bytes(self) -> int:
-        """0 if the caller has taken all, else a number that becomes smaller while it takes more.
+    def unacknowledged_bytes(self) -> int:
+        """0 if the caller has taken all, else a number that shrinks while it takes more.
 
         What the loop holds for the socket is not known here; but then the socket is full.
         """
@@ -66,11 +65,11 @@ class SecureProtocol(DirectProtocol):
         return _MOST - int(_ACKNOWLEDGED.unpack(info)[0])
 
     def idle_limit_s(self, keep_alive_s: int) -> int:
-        """How many seconds without anything are too many: few, when the connection ends already."""
+        """Return how many idle seconds are too many: few, when the connection ends already."""
         return _FAREWELL_SWEEPS if self.transport.is_closing() else keep_alive_s
 
     def time_out(self) -> None:
-        """End a connection; one whose end the caller does not confirm, at once."""
+        """End the connection; at once if the caller does not confirm its end."""
         if self.transport.is_closing():
             self.transport.abort()
         else:
@@ -90,7 +89,7 @@ class SecureProtocol(DirectProtocol):
         asyncio.get_running_loop().call_later(_FAREWELL_S, transport.abort)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio expects; uvicorn says None
-        """The caller has ended TLS, and the loop ends the connection: an answer could not be sent any more."""
+        """Refuse what is incomplete. The caller has ended TLS, so the loop ends the connection without an answer."""
         if self.receiving:
             super().eof_received()
         return False
@@ -118,15 +117,17 @@ _SERVER: Final = (b"server", b"stoker")
 _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
 
-class _AdmittedProtocol(DirectProtocol):
-    """A connection that ends here at once where there is no room for it, or where another frontend has it."""
+class _AcceptedProtocol(DirectProtocol):
+    """A connection that ends here at once if there is no room for it, or if another frontend serves it."""
 
-    entrance: Entrance
-    handed_on = True
+    acceptor: Acceptor
+    handed_over = True
 
     def connection_made(self, transport: Any) -> None:
-        if not self.entrance.admits(transport.get_extra_info("socket").fileno(), handed_on=self.handed_on):
-            # It has no request here, and nobody looks after it.
+        if not self.acceptor.accepts(
+            transport.get_extra_info("socket").fileno(), handed_over=self.handed_over
+        ):
+            # It has no request here, and no sweep would end it.
             transport.set_protocol(asyncio.Protocol())
             transport.abort()
             return
@@ -134,22 +135,22 @@ class _AdmittedProtocol(DirectProtocol):
 
 
 class _Open(set[DirectProtocol]):
-    """The open connections; uvicorn's protocols enter and leave by themselves."""
+    """The open connections; uvicorn's protocols add and discard themselves."""
 
     def __init__(self) -> None:
         super().__init__()
         self.none_left = asyncio.Event()
-        self.tell: Callable[[int], None] = lambda _: None
+        self.report: Callable[[int], None] = lambda _: None
 
     def add(self, connection: DirectProtocol) -> None:
-        """Let one enter that is new."""
+        """Add a new connection."""
         super().add(connection)
-        self.tell(len(self))
+        self.report(len(self))
 
     def discard(self, connection: object) -> None:
-        """Let one leave that has ended."""
+        """Remove a connection that has ended."""
         super().discard(connection)
-        self.tell(len(self))
+        self.report(len(self))
         if not self:
             self.none_left.set()
 
@@ -167,19 +168,19 @@ class Listener:
         sockets: Sequence[socket.socket],
         count_refused: Callable[[], None] = lambda: None,
         connection_age_s: float = 0.0,
-        siblings: Siblings | None = None,
-        secure: SecurePort | None = None,
+        peers: Peers | None = None,
+        tls: TlsListener | None = None,
     ) -> None:
         """Begin without any.
 
         Args:
             count_refused: Called for each connection for which there is no descriptor.
             connection_age_s: How old connections become, give or take a fifth; 0 for any age.
-            siblings: The other frontends, which take connections off this one; None if it has none.
-            secure: Makes TLS connections of those that come; None serves without TLS.
+            peers: The other frontends, which share connections; None if there are none.
+            tls: Makes TLS connections; None serves without TLS.
         """
         self._gateway = gateway
-        self._entrance = Entrance(count_refused)
+        self._acceptor = Acceptor(count_refused)
         self._sockets = sockets
         self._config = Config(
             app,
@@ -197,12 +198,12 @@ class Listener:
         self._state.connections = self._open  # type: ignore[assignment]  # all are made by _protocol
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
-        self._turns = AppTurns()
+        self._throttle = AppThrottle()
         self._unread_s = _UNREAD_S
         self._connection_age_s = connection_age_s
         self._connections = 0
-        self._siblings = siblings
-        self._secure = secure
+        self._peers = peers
+        self._tls = tls
 
     @property
     def connections(self) -> set[DirectProtocol]:
@@ -214,25 +215,25 @@ class Listener:
         return any(connection.receives_for(service) for connection in self.connections)
 
     def _new_protocol(self) -> DirectProtocol:
-        """That of a connection that has been accepted here."""
+        """Make the protocol of a connection that has been accepted here."""
         protocol = self._protocol()
-        protocol.handed_on = False
+        protocol.handed_over = False
         return protocol
 
-    def _protocol(self) -> _AdmittedProtocol:
-        protocol = _AdmittedProtocol(self._config, self._state, {}, gateway=self._gateway)
-        protocol.entrance = self._entrance
-        protocol.turns = self._turns
-        self._give_age(protocol)
+    def _protocol(self) -> _AcceptedProtocol:
+        protocol = _AcceptedProtocol(self._config, self._state, {}, gateway=self._gateway)
+        protocol.acceptor = self._acceptor
+        protocol.throttle = self._throttle
+        self._set_age(protocol)
         return protocol
 
-    def _secure_protocol(self) -> SecureProtocol:
-        protocol = SecureProtocol(self._config, self._state, {}, gateway=self._gateway)
-        protocol.turns = self._turns
-        self._give_age(protocol)
+    def _tls_protocol(self) -> TlsProtocol:
+        protocol = TlsProtocol(self._config, self._state, {}, gateway=self._gateway)
+        protocol.throttle = self._throttle
+        self._set_age(protocol)
         return protocol
 
-    def _give_age(self, protocol: DirectProtocol) -> None:
+    def _set_age(self, protocol: DirectProtocol) -> None:
         if self._connection_age_s:
             # Connections that were made together are not to end together, nor any two that follow each other.
             self._connections += 1
@@ -241,14 +242,14 @@ class Listener:
 
     async def start(self) -> None:
         """Begin to accept."""
-        self._tell_time()
+        self._set_default_headers()
         loop = asyncio.get_running_loop()
-        if self._siblings is not None:
-            self._entrance.join(self._siblings, "http", self._take)
-            self._open.tell = self._entrance.tell
-        if self._secure is not None:
-            self._start_secure(self._secure)
-        for sock in [] if self._secure is not None else self._sockets:
+        if self._peers is not None:
+            self._acceptor.join(self._peers, "http", self._serve)
+            self._open.report = self._acceptor.report
+        if self._tls is not None:
+            self._start_tls(self._tls)
+        for sock in [] if self._tls is not None else self._sockets:
             # Copies, because a server closes its socket before the last connections have been taken from it.
             for _ in range(_ACCEPTED_A_TURN):
                 self._servers.append(
@@ -256,34 +257,34 @@ class Listener:
                 )
         self._ticker = loop.call_later(1, self._tick)
 
-    def _start_secure(self, secure: SecurePort) -> None:
-        def tell(_: int = 0) -> None:
+    def _start_tls(self, tls: TlsListener) -> None:
+        def report(_: int = 0) -> None:
             # Those whose handshake is under way count, or all that come at once would stay here.
-            self._entrance.tell(len(self._open) + secure.pending)
+            self._acceptor.report(len(self._open) + tls.pending)
 
-        self._open.tell = tell
-        secure.start(self._secure_protocol, self._entrance, tell)
+        self._open.report = report
+        tls.start(self._tls_protocol, self._acceptor, report)
         for sock in self._sockets:
-            secure.listen(_copy(sock))
+            tls.listen(_copy(sock))
 
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
         self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
-        self._tell_time()
-        self._entrance.look()
-        if self._secure is not None:
-            self._secure.look()
+        self._set_default_headers()
+        self._acceptor.check_room()
+        if self._tls is not None:
+            self._tls.check_certificate()
         self.sweep()
 
     def sweep(self) -> None:
-        """Look at every connection, as is done each second, and end those on which nothing has moved for too long."""
+        """End the connections on which nothing has moved for too long; called once a second."""
         now_s = asyncio.get_running_loop().time()
         for connection in list(self.connections):
-            _reap(connection, self._unread_s)
+            _end_if_idle(connection, self._unread_s)
             if now_s >= connection.retires_s and not connection.old:
                 connection.retire()
 
-    def _tell_time(self) -> None:
+    def _set_default_headers(self) -> None:
         headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]
         if self._gateway.tells_version:
             headers.append(_VERSION)
@@ -298,21 +299,21 @@ class Listener:
         self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
     def leave_port(self) -> None:
-        """Stop accepting, and leave connections that wait to others who listen on the same sockets."""
-        self._entrance.leave()
+        """Stop accepting; others that listen on the same sockets accept the connections that wait."""
+        self._acceptor.leave()
         self._close_servers()
         for sock in self._sockets:
             sock.close()
         self._servers.clear()
 
     async def stop_listening(self) -> None:
-        """Stop accepting, but take every connection that the kernel has accepted already."""
-        if not (self._servers or (self._secure and self._secure.listening)):
-            # It has never listened, or has left: others do on these sockets, and are not to be shut off.
+        """Stop accepting, but serve every connection that the kernel has accepted already."""
+        if not (self._servers or (self._tls and self._tls.listening)):
+            # It has never listened, or has left the port: others listen on these sockets, and must not be shut off.
             return
-        self._entrance.leave()
+        self._acceptor.leave()
         for sock in self._sockets:
-            drop_new_connections(sock)
+            drop_new_handshakes(sock)
         await asyncio.sleep(HANDSHAKE_S)
         self._close_servers()
         for sock in self._sockets:
@@ -322,22 +323,22 @@ class Listener:
                     connection, _ = sock.accept()
                 except OSError:
                     break
-                if self._secure is not None:
-                    self._secure.begin(connection)
+                if self._tls is not None:
+                    self._tls.begin(connection)
                 else:
-                    await self._take(connection)
+                    await self._serve(connection)
             sock.close()
 
     def _close_servers(self) -> None:
         for server in self._servers:
             server.close()
-        if self._secure is not None:
-            self._secure.close()
+        if self._tls is not None:
+            self._tls.close()
 
-    async def _take(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket) -> None:
         """Serve a connection that has been accepted already."""
-        if self._secure is not None:
-            await self._secure.serve(connection)
+        if self._tls is not None:
+            await self._tls.serve(connection)
             return
         await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
@@ -345,8 +346,8 @@ class Listener:
         """Close connections as they become idle; return how many were still busy after `timeout_s`."""
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
-        if self._secure is not None:
-            await self._secure.settle(min(_FIRST_REQUEST_S, timeout_s))
+        if self._tls is not None:
+            await self._tls.wait_for_handshakes(min(_FIRST_REQUEST_S, timeout_s))
         patience = now() + _FIRST_REQUEST_S
         self._unread_s = _UNREAD_AT_END_S
         while self.connections and now() < deadline:
@@ -363,12 +364,12 @@ class Listener:
         return len(self.connections)
 
     async def _close_idle(self, patient: bool) -> None:
-        """Close the connections on which nothing happens; if `patient`, not those on which nothing has come yet."""
+        """Close idle connections; if `patient`, not those on which nothing has come yet."""
         for number, connection in enumerate(list(self.connections)):
             if number % _CLOSED_A_TURN == _CLOSED_A_TURN - 1:
                 # What has arrived meanwhile is read.
                 await asyncio.sleep(0)
-            if connection.untaken_bytes:
+            if connection.unacknowledged_bytes:
                 # Its answer is not sent to its end; `sweep` ends those whose callers take nothing of it.
                 continue
             if not (connection.busy or connection.receiving or (connection.fresh and patient)):
@@ -376,7 +377,7 @@ class Listener:
 
 
 def _copy(sock: socket.socket) -> socket.socket:
-    """A copy of a listening socket that blocks nobody.
+    """Copy a listening socket without making it block.
 
     `socket.dup` lets the copy block for a moment, and with it all copies of other processes: a predecessor that looks
     for one more connection just then would stand still until it comes.
@@ -384,8 +385,8 @@ def _copy(sock: socket.socket) -> socket.socket:
     return socket.socket(fileno=os.dup(sock.fileno()))
 
 
-def _reap(connection: DirectProtocol, unread_s: int) -> None:
-    before, connection.unread_bytes = connection.unread_bytes, connection.untaken_bytes
+def _end_if_idle(connection: DirectProtocol, unread_s: int) -> None:
+    before, connection.unread_bytes = connection.unread_bytes, connection.unacknowledged_bytes
     if connection.busy or connection.unread_bytes < before:
         connection.idle_sweeps = 0
         return

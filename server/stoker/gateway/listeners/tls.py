@@ -19,11 +19,11 @@ from typing import Final
 
 from stoker.errors import MalformedBody
 from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, json_lines
-from stoker.gateway.listeners.connections import Entrance
+from stoker.gateway.listeners.connections import Acceptor
 from stoker.metrics.memory import MetricPage
 from stoker.system.certificates import FollowedCertificate, TlsFiles
 
-__all__ = ["SecurePort"]
+__all__ = ["TlsListener"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +33,16 @@ _BACKLOG: Final = 2048
 _HANDSHAKE_S: Final = 10.0
 """A connection whose handshake takes longer is closed."""
 _FAREWELL_S: Final = {"http": 3600.0, "grpc": 30.0}
-"""How long an end may take. Of HTTP the listener looks after that: who reads a long answer slowly is not cut off."""
+"""How long an end may take. The HTTP listener ends connections itself: slow readers are not cut off."""
 _ACCEPT_AGAIN_S: Final = 1.0
-_SAID_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 _NOT_TLS: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER"})
 _PLAIN_HTTP: Final = MalformedBody(
     "This port speaks TLS: its address begins with https://, not with http://."
 )
 
 
-class SecurePort:
+class TlsListener:
     """The TLS connections of one kind that a frontend has; belongs to its event loop."""
 
     def __init__(
@@ -66,12 +66,12 @@ class SecurePort:
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending = 0
-        self._none_pending = asyncio.Event()
-        self._unsaid, self._said_s = 0, -math.inf
-        self._door: Callable[[], asyncio.BaseProtocol] = asyncio.Protocol
-        self._entrance = Entrance()
-        self._changed: Callable[[], None] = lambda: None
-        self._tell_expiry()
+        self._all_settled = asyncio.Event()
+        self._unlogged, self._logged_s = 0, -math.inf
+        self._make_protocol: Callable[[], asyncio.BaseProtocol] = asyncio.Protocol
+        self._acceptor = Acceptor()
+        self._pending_changed: Callable[[], None] = lambda: None
+        self._report_expiry()
 
     @property
     def pending(self) -> int:
@@ -85,18 +85,18 @@ class SecurePort:
 
     def start(
         self,
-        door: Callable[[], asyncio.BaseProtocol],
-        entrance: Entrance,
-        changed: Callable[[], None],
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        acceptor: Acceptor,
+        pending_changed: Callable[[], None],
     ) -> None:
-        """Say what becomes of connections, before any is accepted.
+        """Set what serves connections, before any is accepted.
 
         Args:
-            door: Makes the protocol of a connection whose handshake has ended.
-            entrance: Decides which connections are served here; the others are closed here.
-            changed: Called when `pending` has changed.
+            make_protocol: Makes the protocol of a connection whose handshake has ended.
+            acceptor: Decides which connections are served here; the others are closed here.
+            pending_changed: Called when `pending` has changed.
         """
-        self._door, self._entrance, self._changed = door, entrance, changed
+        self._make_protocol, self._acceptor, self._pending_changed = make_protocol, acceptor, pending_changed
 
     def listen(self, sock: socket.socket) -> None:
         """Accept what comes to a socket, which is owned from now on."""
@@ -113,17 +113,17 @@ class SecurePort:
             sock.close()
         self._listening.clear()
 
-    def look(self) -> None:
-        """Look whether the certificate was exchanged; call this once a second."""
+    def check_certificate(self) -> None:
+        """Load the certificate again if its file has changed; call this once a second."""
         self._certificate.look()
-        self._tell_expiry()
+        self._report_expiry()
 
-    async def settle(self, timeout_s: float) -> None:
+    async def wait_for_handshakes(self, timeout_s: float) -> None:
         """Wait until no handshake is under way, or for so long."""
-        self._none_pending.clear()
+        self._all_settled.clear()
         if self._pending:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._none_pending.wait(), timeout_s)
+                await asyncio.wait_for(self._all_settled.wait(), timeout_s)
 
     def begin(self, connection: socket.socket) -> None:
         """Serve a connection that has been accepted, beside what is under way."""
@@ -139,7 +139,7 @@ class SecurePort:
         Raises:
             OSError: The handshake has failed, and was counted.
         """
-        if not self._entrance.admits(connection.fileno(), handed_on=True):
+        if not self._acceptor.accepts(connection.fileno(), handed_over=True):
             connection.close()
             return
         self._count(1)
@@ -156,14 +156,14 @@ class SecurePort:
             connection.setblocking(False)
             copy = os.dup(connection.fileno())
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._door,
+                self._make_protocol,
                 connection,
                 ssl=self._certificate.current.context,
                 ssl_handshake_timeout=_HANDSHAKE_S,
                 ssl_shutdown_timeout=_FAREWELL_S[self._protocol],
             )
         except OSError as error:
-            self._note(error, copy)
+            self._count_failure(error, copy)
             connection.close()
             raise
         finally:
@@ -181,34 +181,34 @@ class SecurePort:
                 # There is no descriptor, and there would be none in the next turn.
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(sock.fileno())
-                loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, sock)
+                loop.call_later(_ACCEPT_AGAIN_S, self._resume_accepting, sock)
                 return
-            if self._entrance.admits(connection.fileno()):
+            if self._acceptor.accepts(connection.fileno()):
                 self.begin(connection)
             else:
                 connection.close()
 
-    def _accept_again(self, sock: socket.socket) -> None:
+    def _resume_accepting(self, sock: socket.socket) -> None:
         if sock in self._listening:
             asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
 
     def _count(self, change: int) -> None:
         self._pending += change
         if not self._pending:
-            self._none_pending.set()
-        self._changed()
+            self._all_settled.set()
+        self._pending_changed()
 
-    def _tell_expiry(self) -> None:
+    def _report_expiry(self) -> None:
         self._page.set_certificate_expiry(self._protocol, self._certificate.current.expires_s)
 
-    def _note(self, error: OSError, copy: int) -> None:
+    def _count_failure(self, error: OSError, copy: int) -> None:
         """Count a handshake that has failed, and tell of it: the caller, if it speaks HTTP, and the operator."""
         reason = getattr(error, "reason", None)
         if reason in _NOT_TLS:
             kind, said = "not_tls", "the caller does not speak TLS"
             if reason == "HTTP_REQUEST" and self._protocol == "http":
                 said = "the caller speaks plain HTTP: http:// where https:// is meant"
-                _answer_plainly(copy)
+                _answer_in_plain_http(copy)
         elif isinstance(error, ssl.SSLError):
             kind, said = "refused", str(error.reason or error)
         elif isinstance(error, ConnectionAbortedError):
@@ -218,20 +218,20 @@ class SecurePort:
             kind, said = "closed", ""
         self._page.count_handshake_failure(self._protocol, kind)
         if said:
-            self._say(said)
+            self._log(said)
 
-    def _say(self, said: str) -> None:
-        self._unsaid += 1
+    def _log(self, said: str) -> None:
+        self._unlogged += 1
         now_s = self._clock_s()
-        if now_s - self._said_s < _SAID_EVERY_S:
+        if now_s - self._logged_s < _LOG_EVERY_S:
             return
         logger.warning(
-            "TLS handshakes for %s that failed: %d; the last one: %s", self._protocol, self._unsaid, said
+            "TLS handshakes for %s that failed: %d; the last one: %s", self._protocol, self._unlogged, said
         )
-        self._said_s, self._unsaid = now_s, 0
+        self._logged_s, self._unlogged = now_s, 0
 
 
-def _answer_plainly(descriptor: int) -> None:
+def _answer_in_plain_http(descriptor: int) -> None:
     """Tell a caller who speaks plain HTTP what is wrong, if its connection still takes it."""
     body = error_body(_PLAIN_HTTP)
     lines = json_lines(body) + error_lines(_PLAIN_HTTP) + CLOSE_LINE

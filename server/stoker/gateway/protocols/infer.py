@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JSON_LENGTH",
     "InferDialect",
-    "RegionDialect",
+    "SharedMemoryDialect",
     "codec_of",
     "error_answer",
     "signatures_of",
@@ -189,7 +189,7 @@ def tensors_of(service: Scorer) -> ModelTensors:
     return replace(tensors, outputs=tuple(out for one in signatures for out in one.tensors.outputs))
 
 
-class RegionDialect(InferDialect):
+class SharedMemoryDialect(InferDialect):
     """Infer requests that may refer to regions of shared memory; see `InferDialect`."""
 
     __slots__ = ("_regions",)
@@ -200,7 +200,7 @@ class RegionDialect(InferDialect):
         self._regions = regions
 
     @classmethod
-    def beside(cls, plain: InferDialect, regions: Regions) -> RegionDialect:
+    def beside(cls, plain: InferDialect, regions: Regions) -> SharedMemoryDialect:
         """The dialect like this one, but with regions."""
         return cls(plain.json_bytes, regions)
 

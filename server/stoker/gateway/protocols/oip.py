@@ -26,10 +26,10 @@ from stoker.gateway.http.responses import (
     error_body,
     error_lines,
     json_lines,
+    parse_error,
     refusal,
     send_answer,
     split_lines,
-    told_error,
 )
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import (
@@ -41,7 +41,7 @@ from stoker.gateway.protocols.endpoint import (
     score_and_stream,
     score_and_wait,
 )
-from stoker.gateway.protocols.infer import InferDialect, RegionDialect, error_answer
+from stoker.gateway.protocols.infer import InferDialect, SharedMemoryDialect, error_answer
 from stoker.gateway.protocols.live_settings import LOGGING, TRACE, LiveSettingsApi
 from stoker.gateway.protocols.repository import RepositoryApi, statistics
 from stoker.gateway.protocols.shared_memory import (
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.scoring.call import Dialect
 
-__all__ = ["GenerateEndpoint", "oip_routes", "spoken_extensions"]
+__all__ = ["GenerateEndpoint", "oip_routes", "supported_extensions"]
 
 # Triton's generate extension over HTTP: JSON in, JSON or server-sent events out, for scripts that yield.
 _OK: Final = 200
@@ -162,7 +162,7 @@ def _check_yields(service: Service) -> None:
 
 def _worded(content: bytes) -> bytes:
     """The JSON of an error in this protocol's form; an error answer of a script keeps its own text."""
-    told = told_error(content)
+    told = parse_error(content)
     if told is None:
         told = {"message": content.decode(errors="replace")}
     return json.dumps({"error": told.pop("message"), **told}).encode()
@@ -197,7 +197,7 @@ _EXTENSIONS: Final = (
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def spoken_extensions(gateway: Gateway) -> list[str]:
+def supported_extensions(gateway: Gateway) -> list[str]:
     """Return the supported extensions; CUDA's shared memory is among them if the driver reports a GPU."""
     if gateway.regions is None:
         return list(_EXTENSIONS)
@@ -276,7 +276,7 @@ class _Routes:
         service, dialect = self.find_service(scope, headers), InferDialect.of(scope["headers"])
         regions, client = self._gateway.regions, scope.get("client")
         if regions is not None and regions.serves(client[0] if client else ""):
-            dialect = RegionDialect.beside(dialect, regions)
+            dialect = SharedMemoryDialect.beside(dialect, regions)
         return service, dialect
 
     def find_service(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
@@ -286,7 +286,7 @@ class _Routes:
 
     async def server(self, request: Request) -> Response:
         self._check_access(request)
-        extensions = spoken_extensions(self._gateway)
+        extensions = supported_extensions(self._gateway)
         return JSONResponse({"name": "stoker", "version": __version__, "extensions": extensions})
 
     async def live(self, _: Request) -> Response:

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from stoker.metrics.totals import ModelTotals
 
 __all__ = [
-    "LoadWish",
+    "LoadParameters",
     "RepositoryApi",
     "check_unload_parameters",
     "json_content",
-    "load_wish",
     "read_config",
+    "read_load_parameters",
     "statistics",
 ]
 
@@ -52,7 +52,7 @@ _DESCRIBES: Final = ("name", "platform", "backend", "model_transaction_policy", 
 
 
 @dataclass(frozen=True, slots=True)
-class LoadWish:
+class LoadParameters:
     """What a load request asks for.
 
     Attributes:
@@ -64,9 +64,9 @@ class LoadWish:
     adjustments: Adjustments = field(default_factory=Adjustments)
 
 
-def load_wish(
+def read_load_parameters(
     gateway: Gateway, name: str, parameters: Mapping[str, Any], *, takes_config: bool = True
-) -> LoadWish:
+) -> LoadParameters:
     """Read the parameters of a load request.
 
     Args:
@@ -76,7 +76,7 @@ def load_wish(
         Forbidden: The request contains files.
         MalformedBody: A parameter is unknown or malformed.
     """
-    wish = LoadWish()
+    wish = LoadParameters()
     for key, value in parameters.items():
         if key.startswith("file:"):
             raise Forbidden("files cannot be uploaded: put the model into the repository, and load it then")
@@ -90,7 +90,7 @@ def load_wish(
     return wish
 
 
-def read_config(name: str, config: str, served: Mapping[str, Any] | None = None) -> LoadWish:
+def read_config(name: str, config: str, served: Mapping[str, Any] | None = None) -> LoadParameters:
     """Read a model configuration.
 
     Args:
@@ -120,7 +120,7 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
         if served is not None and _says_otherwise(values.get(field_name), served[field_name]):
             raise MalformedBody(f"{problem}config cannot change {field_name}, which follows from its files")
     try:
-        return LoadWish(_versions(values.get("version_policy")), adjustments_of(values, "its config"))
+        return LoadParameters(_versions(values.get("version_policy")), adjustments_of(values, "its config"))
     except (ValueError, InvalidSettings) as error:
         raise MalformedBody(f"{problem}{cut(str(error))}") from None
 
@@ -206,7 +206,7 @@ class RepositoryApi:
         administration = self._allowed(request)
         name, version = request.path_params["name"], _version(request)
         parameters = _parameters(await json_content(request))
-        wish = load_wish(self._gateway, name, parameters, takes_config=version is None)
+        wish = read_load_parameters(self._gateway, name, parameters, takes_config=version is None)
         await administration.load(name, version=version, versions=wish.versions, adjustments=wish.adjustments)
         return Response()
 

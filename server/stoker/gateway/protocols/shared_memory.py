@@ -22,7 +22,7 @@ from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_caller, check_metadata_access
 from stoker.gateway.protocols.repository import json_content
-from stoker.gateway.regions.table import CudaPlace
+from stoker.gateway.regions.table import CudaLocation
 from stoker.gpu.cuda_ipc import HANDLE_BYTES
 from stoker.keys.keyring import BEARER_HEADER
 
@@ -36,7 +36,7 @@ __all__ = [
     "CudaMemoryApi",
     "SharedMemoryApi",
     "regions_to_change",
-    "regions_to_see",
+    "regions_to_list",
     "register",
 ]
 
@@ -45,7 +45,7 @@ CUDA_SHARED_MEMORY = "cuda_shared_memory"
 """The extensions' names."""
 
 
-def regions_to_see(
+def regions_to_list(
     gateway: Gateway, authorization: bytes, address: str, *, sent_as: str = BEARER_HEADER
 ) -> Regions:
     """Return the regions for a caller who lists them.
@@ -111,7 +111,7 @@ class SharedMemoryApi:
 
     async def status(self, request: Request) -> Response:
         """List the registered regions, or one of them."""
-        regions = regions_to_see(self._gateway, authorization_of(request), _address(request))
+        regions = regions_to_list(self._gateway, authorization_of(request), _address(request))
         return JSONResponse(regions.status(request.path_params.get("region")))
 
     async def register(self, request: Request) -> Response:
@@ -196,7 +196,7 @@ class CudaMemoryAccess:
         check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
         regions = self._regions(address)
         if regions is not None and regions.cuda_status(None):
-            self.to_change(authorization, address, from_page=from_page).unregister(name, CudaPlace)
+            self.to_change(authorization, address, from_page=from_page).unregister(name, CudaLocation)
 
     def _regions(self, address: str) -> Regions | None:
         """The regions that a caller may use; None if there are none."""
@@ -220,7 +220,7 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
             f"a CUDA region needs a 'raw_handle' of {HANDLE_BYTES} bytes, and the number of a GPU as 'device_id'"
         )
     regions.check_new(name, size_bytes)
-    place = CudaPlace(base64.b64encode(handle).decode(), device_id)
+    place = CudaLocation(base64.b64encode(handle).decode(), device_id)
     # The first one in a process creates the CUDA context, which takes some tenths of a second.
     regions.register_cuda(name, await run_in_thread(regions.cuda.open, place, size_bytes))
 

@@ -31,7 +31,7 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
-from stoker.gateway.regions.table import CudaPlace
+from stoker.gateway.regions.table import CudaLocation
 from stoker.gpu.cuda_ipc import CudaFailure, CudaSharing, CudaUnusable, load_cuda_ipc
 
 __all__ = ["CudaDevices", "CudaMemory", "OpenMemory", "file_of"]
@@ -150,7 +150,7 @@ class CudaMemory:
 
     linked = True
 
-    def __init__(self, cuda: CudaSharing, place: CudaPlace, size_bytes: int) -> None:
+    def __init__(self, cuda: CudaSharing, place: CudaLocation, size_bytes: int) -> None:
         self.place, self.size_bytes = place, size_bytes
         self._cuda = cuda
         self._address = cuda.open(place.device_id, base64.b64decode(place.handle))
@@ -212,7 +212,7 @@ class CudaDevices:
         self._cuda: CudaSharing | None = None
         self._prepared: set[int] = set()
 
-    def open(self, place: CudaPlace, size_bytes: int) -> CudaMemory:
+    def open(self, place: CudaLocation, size_bytes: int) -> CudaMemory:
         """Open a region; to be called on a thread too, for the first one in a process takes long.
 
         Raises:

@@ -21,7 +21,7 @@ from stoker.errors import (
     RegionTaken,
 )
 from stoker.gateway.regions.memory import CudaDevices, CudaMemory, OpenMemory, file_of
-from stoker.gateway.regions.table import CudaPlace, FilePlace, Place, RegionTable, Registration
+from stoker.gateway.regions.table import CudaLocation, FileLocation, Place, RegionTable, Registration
 from stoker.wire.oip_requests import InferRequest, RegionOutput
 from stoker.wire.oip_responses import classified
 from stoker.wire.oip_tensors import RegionSpan, to_raw
@@ -112,7 +112,7 @@ class Regions:
                 f"{offset_bytes + size_bytes}, and {quoted(key)} has {has_bytes}"
             )
         # Closed again until it is used: more may be registered than this process may have open.
-        self._add(name, size_bytes, FilePlace(key, offset_bytes, memory.device, memory.inode))
+        self._add(name, size_bytes, FileLocation(key, offset_bytes, memory.device, memory.inode))
 
     def register_cuda(self, name: str, memory: CudaMemory) -> None:
         """Register a region on a GPU that `CudaDevices.open` has opened.
@@ -154,7 +154,7 @@ class Regions:
         self._table.change(add)
         return numbers[0]
 
-    def unregister(self, name: str | None, kind: type[Place] = FilePlace) -> None:
+    def unregister(self, name: str | None, kind: type[Place] = FileLocation) -> None:
         """Unregister a region, or all of its kind; a region that is not registered is no error."""
 
         def remove(registered: dict[str, Registration], _: int) -> None:
@@ -179,8 +179,8 @@ class Regions:
                 "offset": entry.place.offset_bytes,
                 "byte_size": entry.size_bytes,
             }
-            for entry in self._listed(name, FilePlace, "system")
-            if isinstance(entry.place, FilePlace)
+            for entry in self._listed(name, FileLocation, "system")
+            if isinstance(entry.place, FileLocation)
         ]
 
     def cuda_status(self, name: str | None) -> list[dict[str, Any]]:
@@ -191,8 +191,8 @@ class Regions:
         """
         return [
             {"name": entry.name, "device_id": entry.place.device_id, "byte_size": entry.size_bytes}
-            for entry in self._listed(name, CudaPlace, "cuda")
-            if isinstance(entry.place, CudaPlace)
+            for entry in self._listed(name, CudaLocation, "cuda")
+            if isinstance(entry.place, CudaLocation)
         ]
 
     def _listed(self, name: str | None, kind: type[Place], word: str) -> list[Registration]:
@@ -210,8 +210,8 @@ class Regions:
         return self.cuda.cold(
             {
                 entry.place.device_id
-                for entry in self._of_kind(CudaPlace)
-                if isinstance(entry.place, CudaPlace)
+                for entry in self._of_kind(CudaLocation)
+                if isinstance(entry.place, CudaLocation)
             }
         )
 
@@ -290,7 +290,7 @@ class Regions:
         None if it is not the registered file any more.
         """
         memory: _Memory
-        if isinstance(entry.place, CudaPlace):
+        if isinstance(entry.place, CudaLocation):
             memory = self.cuda.open(entry.place, entry.size_bytes)
         else:
             memory = OpenMemory(entry.place.key)
@@ -344,7 +344,7 @@ class Reader:
 
 def _is_there(entry: Registration) -> bool:
     place = entry.place
-    if isinstance(place, CudaPlace):
+    if isinstance(place, CudaLocation):
         # CUDA has no flag for it.
         return True
     with contextlib.suppress(OSError):
@@ -355,7 +355,7 @@ def _is_there(entry: Registration) -> bool:
 
 def _begin(entry: Registration) -> int:
     """The offset of a region in its memory."""
-    return entry.place.offset_bytes if isinstance(entry.place, FilePlace) else 0
+    return entry.place.offset_bytes if isinstance(entry.place, FileLocation) else 0
 
 
 def _taken(name: str) -> RegionTaken:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-__all__ = ["CudaPlace", "FilePlace", "Place", "RegionTable", "Registration"]
+__all__ = ["CudaLocation", "FileLocation", "Place", "RegionTable", "Registration"]
 
 _TABLE_BYTES: Final = 4 << 20
 """Room for the largest number of regions, with the longest names in their longest encoding."""
@@ -24,7 +24,7 @@ _CHANGES, _SIZES = 0, 1
 """Words of the header: the number of changes, and the length of each half."""
 
 
-class FilePlace(NamedTuple):
+class FileLocation(NamedTuple):
     """Where a region of system shared memory is.
 
     Attributes:
@@ -39,7 +39,7 @@ class FilePlace(NamedTuple):
     inode: int
 
 
-class CudaPlace(NamedTuple):
+class CudaLocation(NamedTuple):
     """Where a region on a GPU is: at the start of an allocation.
 
     Attributes:
@@ -50,8 +50,8 @@ class CudaPlace(NamedTuple):
     device_id: int
 
 
-Place = FilePlace | CudaPlace
-_KINDS: Final[dict[str, type[FilePlace | CudaPlace]]] = {"system": FilePlace, "cuda": CudaPlace}
+Place = FileLocation | CudaLocation
+_KINDS: Final[dict[str, type[FileLocation | CudaLocation]]] = {"system": FileLocation, "cuda": CudaLocation}
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 

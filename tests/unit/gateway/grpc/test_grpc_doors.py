@@ -15,7 +15,7 @@ from tests.unit.wire.http2.talk import data, frames_of, headers
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.framing import prefixed
 from stoker.gateway.grpc.messages import HEALTH, SERVICE
-from stoker.gateway.grpc.server import Door, GrpcServer, Times, Watch
+from stoker.gateway.grpc.server import ConnectionMonitor, GrpcConnection, GrpcServer, Timeouts
 from stoker.gateway.grpc.services import InferenceServicer
 from stoker.wire.http2.fields import Fields, encoded
 from stoker.wire.http2.frames import (
@@ -31,7 +31,7 @@ from stoker.wire.http2.frames import (
 
 pytestmark = pytest.mark.anyio
 
-TIMES = Times(handshake_s=10, idle_s=300, silence_s=60, answer_s=20, unread_s=75)
+TIMES = Timeouts(handshake_s=10, idle_s=300, silence_s=60, answer_s=20, unread_s=75)
 PATH = b":path"
 
 
@@ -87,29 +87,29 @@ class House:
         self.draining = False
         self.find = InferenceServicer(self.gateway, 1 << 20).find
         self.transport = PuppetTransport()
-        self.door = Door(self)
-        self.watch = Watch(self.door, TIMES, 0.0, retires_s)
+        self.door = GrpcConnection(self)
+        self.watch = ConnectionMonitor(self.door, TIMES, 0.0, retires_s)
         self.now_s = 0.0
         self.door.connection_made(self.transport)
 
-    def admits(self, *_: object) -> bool:
+    def accept_connection(self, *_: object) -> bool:
         return True
 
-    def left(self, _: Door) -> None:
+    def remove(self, _: GrpcConnection) -> None:
         """It is the only one."""
 
-    def flush_soon(self, door: Door) -> None:
+    def flush_soon(self, door: GrpcConnection) -> None:
         asyncio.get_running_loop().call_soon(door.flush)
 
-    def go_on_soon(self, door: Door) -> None:
-        while door.go_on():
+    def resume_soon(self, door: GrpcConnection) -> None:
+        while door.resume():
             """Nobody else has a turn here."""
 
     def pass_s(self, seconds: int) -> None:
         """Let time pass, in which it is looked at each second."""
         for _ in range(seconds):
             self.now_s += 1
-            self.watch.look(self.now_s)
+            self.watch.check(self.now_s)
 
     def send(self, *sent: bytes) -> None:
         self.door.data_received(b"".join(sent))
@@ -344,7 +344,7 @@ async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
     server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
     floods, transports = [], []
     for _ in range(3):
-        door, transport = Door(server, handed=True), PuppetTransport()
+        door, transport = GrpcConnection(server, handed_over=True), PuppetTransport()
         door.connection_made(transport)
         door.data_received(PREFACE + settings({}))
         floods.append(door)
@@ -374,26 +374,29 @@ async def test_a_flood_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) ->
     """A fault in the calls of one connection leaves no other one unread."""
     server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
     sent = b"".join(headers(number, call("/no/method"), END_STREAM) for number in range(1, 1001, 2))
-    doors, transports = [Door(server, handed=True) for _ in range(2)], [PuppetTransport(), PuppetTransport()]
-    for door, transport in zip(doors, transports, strict=True):
+    connections, transports = (
+        [GrpcConnection(server, handed_over=True) for _ in range(2)],
+        [PuppetTransport(), PuppetTransport()],
+    )
+    for door, transport in zip(connections, transports, strict=True):
         door.connection_made(transport)
         door.data_received(PREFACE + settings({}) + sent)
-    monkeypatch.setattr(doors[0], "flush", lambda: 1 // 0)
+    monkeypatch.setattr(connections[0], "flush", lambda: 1 // 0)
     for _ in range(20):
         await turns(1)
     assert transports[0].end == "aborted"
-    assert (doors[1].calls, transports[1].reads) == (500, True)
-    doors[0].connection_lost(None)
+    assert (connections[1].calls, transports[1].reads) == (500, True)
+    connections[0].connection_lost(None)
     await server.stop(0)
 
 
 async def test_a_flood_that_leaves_is_forgotten(house: House) -> None:
     """What its connection had sent is not read once it has gone, or was ended."""
-    left: list[Door] = []
-    house.go_on_soon = left.append  # type: ignore[method-assign]
+    left: list[GrpcConnection] = []
+    house.resume_soon = left.append  # type: ignore[method-assign]
     house.send(*[headers(number, call("/no/method"), END_STREAM) for number in range(1, 4001, 2)])
     assert left == [house.door]
     begun = house.door.calls
     house.door.connection_lost(None)
-    assert not house.door.go_on()
+    assert not house.door.resume()
     assert house.door.calls == begun

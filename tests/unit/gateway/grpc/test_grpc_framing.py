@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BodyTooLarge, MalformedBody, Overloaded, StokerError
-from stoker.gateway.grpc.framing import Message, MessageReader, Room, inflated, prefixed
+from stoker.gateway.grpc.framing import Message, MessageBudget, MessageReader, inflate, prefixed
 from stoker.gateway.http.body_budget import BodyBudget
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ def too_long(size: int, most: int) -> BodyTooLarge:
 
 def reader(max_bytes: int = 8 * MIB, budget: BodyBudget | None = None) -> MessageReader:
     held = budget or BodyBudget()
-    return MessageReader(max_bytes, too_long, Room(lambda: held, "10.0.0.1"))
+    return MessageReader(max_bytes, too_long, MessageBudget(lambda: held, "10.0.0.1"))
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.integers(0, 300), max_size=20))
@@ -54,14 +54,14 @@ def test_what_is_refused_is_skipped(content: bytes, kind: type[StokerError]) -> 
 def test_compressed_messages_are_bounded_by_what_they_become(encoding: bytes, squeeze: object) -> None:
     """And have to be what their encoding says."""
     assert callable(squeeze)
-    assert inflated(squeeze(b"text"), encoding, 4, too_long) == b"text"
+    assert inflate(squeeze(b"text"), encoding, 4, too_long) == b"text"
     with pytest.raises(BodyTooLarge):
-        inflated(squeeze(bytes(MIB)), encoding, MIB - 1, too_long)
+        inflate(squeeze(bytes(MIB)), encoding, MIB - 1, too_long)
     for wrong in (b"no", squeeze(b"text")[:-2]):
         with pytest.raises(MalformedBody):
-            inflated(wrong, encoding, 10, too_long)
+            inflate(wrong, encoding, 10, too_long)
     with pytest.raises(MalformedBody, match="grpc-encoding does not say"):
-        inflated(squeeze(b"text"), b"identity", 10, too_long)
+        inflate(squeeze(b"text"), b"identity", 10, too_long)
 
 
 def test_messages_take_room_before_they_arrive() -> None:
@@ -75,9 +75,9 @@ def test_messages_take_room_before_they_arrive() -> None:
     assert isinstance(error, Overloaded)
     (message,) = taken.feed(prefixed(bytes(3 * MIB))[100:])
     assert isinstance(message, Message)
-    assert message.hold is not None
-    message.hold.release()
-    message.hold.release()
+    assert message.reservation is not None
+    message.reservation.release()
+    message.reservation.release()
     assert budget.held_bytes == 0
     taken.feed(prefixed(bytes(3 * MIB))[:100])
     taken.close()
@@ -87,13 +87,13 @@ def test_messages_take_room_before_they_arrive() -> None:
 def test_a_connection_has_a_little_that_is_not_counted() -> None:
     """All of its messages together, as a body of HTTP; above that each byte is counted."""
     budget = BodyBudget(64 * MIB)
-    room = Room(lambda: budget, "10.0.0.1")
-    assert room.take(1 << 16) is None
-    holds = [room.take(MIB // 2) for _ in range(2)]
+    messages = MessageBudget(lambda: budget, "10.0.0.1")
+    assert messages.take(1 << 16) is None
+    holds = [messages.take(MIB // 2) for _ in range(2)]
     assert budget.held_bytes == 0
-    holds += [room.take(MIB // 2) for _ in range(4)]
+    holds += [messages.take(MIB // 2) for _ in range(4)]
     assert budget.held_bytes == 3 * MIB
-    for hold in holds:
-        assert hold is not None
-        hold.release()
+    for reservation in holds:
+        assert reservation is not None
+        reservation.release()
     assert budget.held_bytes == 0

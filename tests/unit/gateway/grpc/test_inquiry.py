@@ -9,14 +9,14 @@ from weakref import ref
 import pytest
 
 from stoker.errors import NotReady
-from stoker.gateway.grpc.inference import Inquiry
+from stoker.gateway.grpc.inference import Inference
 
 
 class Scored:
     """What is under way: it knows who has asked."""
 
-    def __init__(self, inquiry: Inquiry) -> None:
-        self.inquiry = inquiry
+    def __init__(self, inference: Inference) -> None:
+        self.inference = inference
 
     def abandon(self) -> None:
         """Nothing is to be ended."""
@@ -27,14 +27,14 @@ class Scoring:
 
     last: ref[Scored]
 
-    def score(self, inquiry: Inquiry, content: bytes) -> Scored:
+    def score(self, inference: Inference, content: bytes) -> Scored:
         del content
-        scored = Scored(inquiry)
+        scored = Scored(inference)
         self.last = ref(scored)
         return scored
 
 
-class Inquirer:
+class InferenceOwner:
     """Takes whatever it is told."""
 
     def __getattr__(self, name: str) -> Any:
@@ -44,15 +44,15 @@ class Inquirer:
 @pytest.mark.parametrize("refused", [False, True])
 def test_what_has_been_answered_is_freed_at_once(refused: bool) -> None:
     """With an answer or with an error: no collection of garbage is needed, as there may be none for long."""
-    inquiry, scoring = Inquiry(cast("Any", None), cast("Any", Inquirer()), None), Scoring()
+    inference, scoring = Inference(cast("Any", None), cast("Any", InferenceOwner()), None), Scoring()
     gc.disable()
     try:
-        inquiry.ask(scoring, b"")
+        inference.ask(scoring, b"")
         if refused:
-            inquiry.refuse(NotReady("The device restarts."))
+            inference.refuse(NotReady("The device restarts."))
         else:
-            inquiry(200, b"", b"")
-        del inquiry
+            inference(200, b"", b"")
+        del inference
         assert scoring.last() is None
     finally:
         gc.enable()

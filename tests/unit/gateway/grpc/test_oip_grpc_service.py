@@ -34,7 +34,7 @@ from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, me
 from stoker.gateway.grpc.metadata import status_of
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.http.body_budget import BodyBudget
-from stoker.gateway.listeners.tls import SecurePort
+from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.rows.quotas import Quotas
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
@@ -252,12 +252,12 @@ async def test_callers_of_old_connections_connect_anew_and_lose_nothing(
         stage.infer.gate = asyncio.Event()
         held = asyncio.ensure_future(stage.infers(1, 2))
         await stage.infer.has_begun()
-        (first,) = stage.server.doors
+        (first,) = stage.server.connections
         await until(lambda: first.http.settled, "its caller has been told")
         stage.infer.gate.set()
         assert numbers_of(await held) == [2, 4]
         assert numbers_of(await stage.infers(3, 4)) == [6, 8]
-        await until(lambda: first not in stage.server.doors, "the old one is closed")
+        await until(lambda: first not in stage.server.connections, "the old one is closed")
 
 
 # --- health and metadata ---
@@ -916,7 +916,7 @@ async def test_a_fault_is_an_error_of_its_request(caplog: pytest.LogCaptureFixtu
 
 async def test_a_stream_has_so_many_requests_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest waits with the caller."""
-    monkeypatch.setattr(infer.Streams.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(infer.StreamDispatcher.__init__, "__defaults__", (3,))
     async with staged() as stage:
         stage.infer.gate = asyncio.Event()
         stream = stage.method("ModelStreamInfer")(metadata=BEARER, timeout=PATIENCE_S)
@@ -1050,7 +1050,7 @@ async def test_over_tls_nothing_is_lost_either() -> None:
     """What has arrived is answered, and callers are sent away in the same words."""
     credentials = grpc.ssl_channel_credentials((TLS / "localhost.crt").read_bytes())
     async with (
-        staged(secure=SecurePort(TLS_FILES, "grpc", metric_memory().page(0))) as stage,
+        staged(tls=TlsListener(TLS_FILES, "grpc", metric_memory().page(0))) as stage,
         grpc.aio.secure_channel(f"localhost:{stage.server.port}", credentials) as channel,
     ):
         secure = replace(stage, channel=channel)

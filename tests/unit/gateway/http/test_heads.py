@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gateway.http.requests import AnsweredHosts
+from stoker.gateway.http.requests import AllowedHosts
 from stoker.settings.loading import load_settings
 from stoker.supervisor.frontend_processes import answered_hosts
 
-HOSTS = AnsweredHosts(("score.example.com", "*.ml.svc", "gpu-box"))
+HOSTS = AllowedHosts(("score.example.com", "*.ml.svc", "gpu-box"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gateway.listeners.direct import STRAIGHT_BODY_BYTES, BodyReceiver, room_for
+from stoker.gateway.listeners.direct import STRAIGHT_BODY_BYTES, BodyReceiver, allocate_body
 
 
 class PuppetTransport:
@@ -57,7 +57,7 @@ class PuppetConnection:
         self.receiver = BodyReceiver(self)  # type: ignore[arg-type]  # its transport is a puppet
 
     def begin(self, length: int, beginning: bytes = b"") -> None:
-        self.gathered = room_for(length)
+        self.gathered = allocate_body(length)
         self.gathered.write(beginning)
         self.receiver.receive(self.gathered)
 

@@ -31,11 +31,11 @@ def test_it_is_said_once_a_minute_with_how_many(caplog: pytest.LogCaptureFixture
     assert len(refused) == 3
     assert [record.args[0] for record in caplog.records] == [1]  # type: ignore[index]
     now_s[0] = 59.0
-    descriptors.look()
+    descriptors.check()
     assert len(caplog.records) == 1
     now_s[0] = 60.0
-    descriptors.look()
-    descriptors.look()
+    descriptors.check()
+    descriptors.check()
     assert [record.args[0] for record in caplog.records] == [1, 2]  # type: ignore[index]
 
 
@@ -44,11 +44,11 @@ def test_a_process_without_any_is_noticed(caplog: pytest.LogCaptureFixture) -> N
     refused: list[None] = []
     descriptors = Descriptors(lambda: refused.append(None))
     with room_for_descriptors(1):
-        descriptors.look()
+        descriptors.check()
         taken = os.dup(0)
         assert refused == []
-        assert not descriptors.look()
+        assert not descriptors.check()
         os.close(taken)
     assert len(refused) == 1
-    assert descriptors.look()
+    assert descriptors.check()
     assert "out of file descriptors" in caplog.text

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import ConnectionShare, Entrance, Siblings
+from stoker.gateway.listeners.connections import Acceptor, ConnectionShare, Peers
 
 
 class PuppetSiblings:
@@ -22,13 +22,13 @@ class PuppetSiblings:
 
     def share(self, protocol: str, take: Any, lost: Any) -> ConnectionShare:
         """As the real ones."""
-        share = ConnectionShare(cast(Siblings, self), protocol, take, lost)
-        share.tell(0)
+        share = ConnectionShare(cast(Peers, self), protocol, take, lost)
+        share.report(0)
         return share
 
     def send(self, to: int, protocol: str, descriptor: int) -> bool:
         """Let the other frontend have it."""
-        self._world.arrive(to, handed_on=True)
+        self._world.arrive(to, handed_over=True)
         return True
 
 
@@ -42,12 +42,12 @@ class World:
         self.most = [limit - limit // 8 for limit in limits]
         self.used: list[set[int]] = [set() for _ in limits]
         self.refused = 0
-        self.entrances: list[Entrance] = []
+        self.acceptors: list[Acceptor] = []
         for own, limit in enumerate(limits):
             with patch.object(resource, "getrlimit", lambda _, limit=limit: (limit, limit)):
-                entrance = Entrance(self._refuse)
-            entrance.join(cast(Siblings, PuppetSiblings(own, self)), "http", cast(Any, None))
-            self.entrances.append(entrance)
+                acceptor = Acceptor(self._refuse)
+            acceptor.join(cast(Peers, PuppetSiblings(own, self)), "http", cast(Any, None))
+            self.acceptors.append(acceptor)
 
     def _refuse(self) -> None:
         self.refused += 1
@@ -57,18 +57,18 @@ class World:
         """How many each frontend has."""
         return [len(used) for used in self.used]
 
-    def arrive(self, at: int, *, handed_on: bool = False) -> None:
+    def arrive(self, at: int, *, handed_over: bool = False) -> None:
         """Let a connection arrive; the kernel gives it the lowest descriptor that is free."""
         descriptor = min(set(range(len(self.used[at]) + 1)) - self.used[at])
-        if self.entrances[at].admits(descriptor, handed_on=handed_on):
+        if self.acceptors[at].accepts(descriptor, handed_over=handed_over):
             self.used[at].add(descriptor)
-            self.entrances[at].tell(len(self.used[at]))
+            self.acceptors[at].report(len(self.used[at]))
 
     def end(self, at: int) -> None:
         """Let a connection end, if there is one."""
         if self.used[at]:
             self.used[at].pop()
-            self.entrances[at].tell(len(self.used[at]))
+            self.acceptors[at].report(len(self.used[at]))
 
 
 @st.composite
@@ -101,8 +101,8 @@ def test_a_frontend_alone_serves_all_for_which_it_has_room() -> None:
     """Without siblings there is nobody to hand connections to, and each that does not fit is counted."""
     with patch.object(resource, "getrlimit", lambda _: (16, 16)):
         refused: list[None] = []
-        entrance = Entrance(lambda: refused.append(None))
-    assert [entrance.admits(descriptor) for descriptor in (12, 13, 14)] == [True, True, False]
+        acceptor = Acceptor(lambda: refused.append(None))
+    assert [acceptor.accepts(descriptor) for descriptor in (12, 13, 14)] == [True, True, False]
     assert len(refused) == 1
 
 
@@ -112,5 +112,5 @@ def test_there_is_room_again_when_the_limit_is_raised() -> None:
     while len(world.used[0]) < world.most[0]:
         world.arrive(0)
     assert world.pages[0].connections("http") is None
-    world.entrances[0].look()
+    world.acceptors[0].check_room()
     assert world.pages[0].connections("http") == world.most[0]

@@ -21,7 +21,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.listeners import listener as secure_protocol
 from stoker.gateway.listeners import tls
 from stoker.gateway.listeners.listener import _UNREAD_AT_END_S, Listener
-from stoker.gateway.listeners.tls import SecurePort
+from stoker.gateway.listeners.tls import TlsListener
 from stoker.system.certificates import TlsFiles
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +75,7 @@ class Caller:
 class Stage:
     """A listener and those who call it."""
 
-    def __init__(self, listener: Listener, port: SecurePort, address: Any, memory: Any) -> None:
+    def __init__(self, listener: Listener, port: TlsListener, address: Any, memory: Any) -> None:
         self.listener, self.port, self.address, self._memory = listener, port, address, memory
 
     async def caller(self, context: ssl.SSLContext, sock: socket.socket | None = None) -> Caller:
@@ -101,8 +101,8 @@ class Stage:
 async def staged(files: TlsFiles) -> AsyncIterator[Stage]:
     """A listener that speaks TLS alone."""
     memory, sock = metric_memory(), socket.create_server(("127.0.0.1", 0))
-    port, address = SecurePort(files, "http", memory.page(0)), sock.getsockname()
-    listener = Listener(PuppetApp(), Gateway({}, memory), [sock], secure=port)
+    port, address = TlsListener(files, "http", memory.page(0)), sock.getsockname()
+    listener = Listener(PuppetApp(), Gateway({}, memory), [sock], tls=port)
     await listener.start()
     try:
         yield Stage(listener, port, address, memory)
@@ -127,7 +127,7 @@ async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path)
         before = await stage.caller(client_context(files.certificate))
         replace_pair(files, tmp_path, days=20)
         for _ in range(2):
-            stage.port.look()
+            stage.port.check_certificate()
         after = await stage.caller(client_context(files.certificate))
         assert after.certificate["serialNumber"] != before.certificate["serialNumber"]
         assert await before.asks() == await after.asks() == b"HTTP/1.1 204 No Content"
@@ -255,15 +255,15 @@ async def test_a_caller_that_reads_slowly_is_seen_to_read(tmp_path: Path) -> Non
     async with staged(files) as stage:
         caller = await stage.caller(client_context(files.certificate))
         (connection,) = stage.listener.connections
-        await until(lambda: not connection.untaken_bytes, "it has taken all")
+        await until(lambda: not connection.unacknowledged_bytes, "it has taken all")
         caller.writer.write(REQUEST.replace(b"/ ", b"/long ", 1))
-        await until(lambda: connection.untaken_bytes, "the kernel has as much as it takes")
-        before = connection.untaken_bytes
+        await until(lambda: connection.unacknowledged_bytes, "the kernel has as much as it takes")
+        before = connection.unacknowledged_bytes
         head = await asyncio.wait_for(caller.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
         assert head.startswith(b"HTTP/1.1 200")
         body = await asyncio.wait_for(caller.reader.readexactly(LONG_BYTES), PATIENCE_S)
         assert not any(body)
-        assert connection.untaken_bytes < before
+        assert connection.unacknowledged_bytes < before
         caller.close()
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import ConnectionShare, Siblings, fewest
+from stoker.gateway.listeners.connections import ConnectionShare, Peers, choose_peer
 
 
 @given(
@@ -25,7 +25,7 @@ def test_connections_are_even_wherever_the_kernel_puts_them(arrivals: tuple[int,
     count, at = arrivals
     has = [0] * count
     for own in at:
-        taker = fewest(own, has)
+        taker = choose_peer(own, has)
         has[own if taker is None else taker] += 1
     assert max(has) - min(has) <= 1 + max(has) // 8
 
@@ -36,7 +36,7 @@ def test_nobody_is_given_a_connection_who_takes_none_or_has_as_many(
 ) -> None:
     """Handing on costs something: it happens only if the other one has fewer, or there is no room here."""
     own = data.draw(st.integers(0, len(counts) - 1))
-    taker = fewest(own, counts)
+    taker = choose_peer(own, counts)
     has = counts[own]
     if taker is not None:
         there = counts[taker]
@@ -69,9 +69,9 @@ def frontends() -> Iterator[Callable[[], list[Frontend]]]:
                 async def keep(sock: socket.socket, kept: list[socket.socket] = kept) -> None:
                     kept.append(stack.enter_context(sock))
 
-                siblings = Siblings(own, pages, mailbox, [door for _, door in pairs])
-                made.append((siblings.share("http", keep), kept))
-                siblings.start()
+                peers = Peers(own, pages, mailbox, [door for _, door in pairs])
+                made.append((peers.share("http", keep), kept))
+                peers.start()
             return made
 
         yield build
@@ -87,10 +87,10 @@ async def _turns() -> None:
 async def test_a_connection_goes_to_who_has_the_fewest(frontends: Callable[[], list[Frontend]]) -> None:
     """It is the very connection; who hands on a burst does not give all of it to one that has not looked yet."""
     (first, _), (second, of_second), (_, of_third) = frontends()
-    first.tell(3)
-    second.tell(1)
+    first.report(3)
+    second.report(1)
     ends = [socket.socketpair() for _ in range(3)]
-    handed = [first.hand_on(there.fileno()) for _, there in ends]
+    handed = [first.hand_over(there.fileno()) for _, there in ends]
     await _turns()
     assert handed == [True, True, True]
     assert (len(of_second), len(of_third)) == (1, 2)
@@ -107,19 +107,19 @@ async def test_a_connection_goes_to_who_has_the_fewest(frontends: Callable[[], l
 async def test_who_leaves_neither_gives_nor_gets(frontends: Callable[[], list[Frontend]]) -> None:
     """What is under way to it is served nevertheless."""
     (first, _), (second, of_second), (third, _) = frontends()
-    first.tell(3)
-    third.tell(3)
+    first.report(3)
+    third.report(3)
     here, there = socket.socketpair()
     with here, there:
-        assert first.hand_on(there.fileno())
+        assert first.hand_over(there.fileno())
         second.leave()
-        second.tell(0)
+        second.report(0)
         await _turns()
         assert len(of_second) == 1
-        assert not first.hand_on(there.fileno())
+        assert not first.hand_over(there.fileno())
         first.leave()
-        third.tell(0)
-        assert not first.hand_on(there.fileno())
+        third.report(0)
+        assert not first.hand_over(there.fileno())
 
 
 @pytest.mark.anyio
@@ -131,9 +131,9 @@ async def test_a_full_mailbox_costs_nobody_a_connection(frontends: Callable[[], 
     with here, there:
         handed = 0
         for _ in range(10_000):
-            first.tell(9)
-            third.tell(0)
-            if not first.hand_on(there.fileno()):
+            first.report(9)
+            third.report(0)
+            if not first.hand_over(there.fileno()):
                 break
             handed += 1
         else:
@@ -168,19 +168,19 @@ async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
 ) -> None:
     """Who has no descriptor left for it says again how many it has, and is given one when it has room again."""
     (first, _), (second, of_second), (third, _) = frontends()
-    first.tell(1)
-    third.tell(1)
+    first.report(1)
+    third.report(1)
     here, there = socket.socketpair()
     with here, there:
         await _turns()
-        assert first.hand_on(there.fileno())
-        assert not first.hand_on(there.fileno()), "the one on its way is counted"
+        assert first.hand_over(there.fileno())
+        assert not first.hand_over(there.fileno()), "the one on its way is counted"
         with no_descriptor_is_free():
             await _turns()
         assert of_second == []
-        assert not first.hand_on(there.fileno()), "there is no room"
+        assert not first.hand_over(there.fileno()), "there is no room"
         second.reopen()
-        assert first.hand_on(there.fileno())
+        assert first.hand_over(there.fileno())
         await _turns()
         assert len(of_second) == 1
 
@@ -197,10 +197,10 @@ async def test_a_connection_that_cannot_be_served_is_not_counted() -> None:
     mailbox, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     here, there = socket.socketpair()
     with mailbox, door, here, there:
-        siblings = Siblings(0, [page], mailbox, [door])
-        siblings.share("http", fail)
-        siblings.start()
+        peers = Peers(0, [page], mailbox, [door])
+        peers.share("http", fail)
+        peers.start()
         page.add_connections("http", 1)
-        assert siblings.send(0, "http", there.fileno())
+        assert peers.send(0, "http", there.fileno())
         await _turns()
         assert page.connections("http") == 0

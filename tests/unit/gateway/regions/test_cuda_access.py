@@ -15,7 +15,7 @@ from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, Regi
 from stoker.gateway.protocols.shared_memory import CudaMemoryAccess, register
 from stoker.gateway.regions.memory import CudaDevices
 from stoker.gateway.regions.regions import Regions
-from stoker.gateway.regions.table import CudaPlace, RegionTable
+from stoker.gateway.regions.table import CudaLocation, RegionTable
 from stoker.gpu.cuda_ipc import CudaIpc
 
 KEY, ADMIN, NOBODY = b"Bearer key", b"Bearer admin", b""
@@ -47,7 +47,7 @@ def regions() -> Iterator[Regions]:
 
 def add(regions: Regions) -> None:
     """Register a region."""
-    place = CudaPlace(base64.b64encode(handle_of("a")).decode(), 0)
+    place = CudaLocation(base64.b64encode(handle_of("a")).decode(), 0)
     regions.register_cuda("r", regions.cuda.open(place, 64))
 
 

@@ -16,7 +16,7 @@ from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
 from stoker.errors import InvalidInput, MalformedBody, NotFound, NotSupported, Overloaded, RegionTaken
 from stoker.gateway.regions.memory import CudaDevices
 from stoker.gateway.regions.regions import Regions
-from stoker.gateway.regions.table import CudaPlace, RegionTable
+from stoker.gateway.regions.table import CudaLocation, RegionTable
 from stoker.gpu.cuda_ipc import CudaIpc, CudaUnusable
 from stoker.wire.oip_tensors import RegionSpan
 
@@ -52,7 +52,7 @@ class Machine:
     ) -> None:
         """Register a region with one of the frontends."""
         regions = self.frontends[frontend]
-        place = CudaPlace(base64.b64encode(handle_of(allocation)).decode(), device)
+        place = CudaLocation(base64.b64encode(handle_of(allocation)).decode(), device)
         regions.register_cuda(name, regions.cuda.open(place, size_bytes))
 
 
@@ -74,7 +74,7 @@ def test_all_frontends_know_at_once(machine: Machine) -> None:
     assert bytes(ours.read(RegionSpan("r", 29, 3))) == b"\x1dxy"
     assert [len(cuda.open) for cuda in machine.cudas] == [1, 1]
     assert ours.cuda_status(None) == [{"name": "r", "device_id": 0, "byte_size": 32}]
-    theirs.unregister("r", CudaPlace)
+    theirs.unregister("r", CudaLocation)
     with pytest.raises(InvalidInput, match="Unable to find"):
         ours.read(RegionSpan("r", 2, 3))
     ours.look()
@@ -87,7 +87,7 @@ def test_nothing_is_loaded_before_it_is_needed(machine: Machine) -> None:
     """A server whose callers use system shared memory alone has no context on a GPU."""
     for regions in machine.frontends:
         assert regions.cuda_status(None) == []
-        regions.unregister(None, CudaPlace)
+        regions.unregister(None, CudaLocation)
         regions.look()
         assert not regions.cold_devices()
     assert machine.loads == 0
@@ -171,7 +171,7 @@ def test_nothing_outside_a_region_is_touched(
 
 def test_memory_says_itself_what_it_has(machine: Machine) -> None:
     """Also to somebody who has not asked before."""
-    place = CudaPlace(base64.b64encode(handle_of("a")).decode(), 0)
+    place = CudaLocation(base64.b64encode(handle_of("a")).decode(), 0)
     memory = machine.frontends[0].cuda.open(place, 32)
     for begin, size in ((-1, 1), (0, 33), (32, 1)):
         assert memory.read(begin, size) is None
@@ -201,14 +201,14 @@ def test_names_are_taken_once_whatever_the_memory_is(machine: Machine) -> None:
             refused()
     machine.register("s", "a", 64)
     # The same memory twice: it is open as long as one of them is there.
-    ours.unregister("r", CudaPlace)
+    ours.unregister("r", CudaLocation)
     assert bytes(ours.read(RegionSpan("s", 63, 1))) == b"\x3f"
     assert ours.status(None) == []
     with pytest.raises(NotFound, match="system"):
         ours.status("s")
     ours.unregister(None)
     assert len(ours.cuda_status(None)) == 1
-    ours.unregister(None, CudaPlace)
+    ours.unregister(None, CudaLocation)
     assert (ours.cuda_status(None), machine.cudas[0].open) == ([], {})
 
 
@@ -256,7 +256,7 @@ def test_memory_that_cannot_be_closed_is_said(machine: Machine, caplog: pytest.L
     """And is let go all the same."""
     machine.register("r", "a", 8)
     machine.cudas[0].failing["cudaIpcCloseMemHandle"] = 1
-    machine.frontends[0].unregister("r", CudaPlace)
+    machine.frontends[0].unregister("r", CudaLocation)
     assert "cannot be closed: cudaIpcCloseMemHandle: cudaErrorInvalidValue" in caplog.text
 
 
@@ -271,4 +271,4 @@ def test_without_a_library_it_is_said_which() -> None:
         with pytest.raises(
             NotSupported, match=r"cannot be used here: there is no NVIDIA driver: libcuda.so.1"
         ):
-            devices.open(CudaPlace("", 0), 1)
+            devices.open(CudaLocation("", 0), 1)

@@ -13,7 +13,7 @@ import pytest
 from stoker.errors import BodyTooLarge, Forbidden, InvalidInput, MalformedBody, NotFound, RegionTaken
 from stoker.gateway.regions.memory import file_of
 from stoker.gateway.regions.regions import MAX_REGIONS, Reader, Regions, is_local
-from stoker.gateway.regions.table import FilePlace, RegionTable, Registration
+from stoker.gateway.regions.table import FileLocation, RegionTable, Registration
 from stoker.wire.oip_tensors import RegionSpan, span_of
 
 Frontends = tuple[Regions, Regions]
@@ -179,7 +179,7 @@ def test_what_cannot_be_registered(frontends: Frontends, memory: Path) -> None:
     def fill(known: dict[str, object], number: int) -> None:
         known.update(
             {
-                f"{index}": Registration(number, f"{index}", 1, FilePlace("é" * 127, 0, 0, 0))
+                f"{index}": Registration(number, f"{index}", 1, FileLocation("é" * 127, 0, 0, 0))
                 for index in range(MAX_REGIONS)
             }
         )
