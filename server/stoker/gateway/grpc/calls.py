@@ -19,7 +19,7 @@ from stoker.errors import (
     unforeseen,
 )
 from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, inflate, prefixed
-from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, ok_trailers, error_fields, trailers_only
+from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, error_fields, ok_trailers, trailers_only
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.http.threads import run_in_thread
 from stoker.wire.http2.fields import Fields, encoded
