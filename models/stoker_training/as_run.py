@@ -17,7 +17,7 @@ from stoker_training.run_folder import check_target, check_writable, replacing
 from stoker_training.script import arguments_of
 
 if TYPE_CHECKING:
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
     from stoker_training.spec import TrainingSpec
 

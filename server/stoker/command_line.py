@@ -162,7 +162,7 @@ def _joined(arguments: Sequence[str]) -> list[str]:
 
 def _advice(workspace: Path | None, filename: str) -> str:
     """Advice if the workspace is what cannot be used."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     try:
         root = Workspace.find(workspace).root

@@ -5,28 +5,178 @@ The batch axis is never part of a shape here: a row is one element of it, and th
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
+import struct
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from stoker.script_form import ScriptForm
-from stoker.sequences import ID_BYTES, TEXT_IDS, WORDS, Control
 from stoker.verdict import Verdict
 
 __all__ = [
     "DEFAULT_SIGNATURE",
+    "ID_BYTES",
+    "MAX_ID",
+    "MAX_ID_CHARS",
     "NUMERIC_DTYPES",
+    "SEQUENCE_END",
+    "SEQUENCE_START",
+    "SEQUENCE_WORDS",
+    "TEXT_IDS",
+    "Batching",
+    "Control",
+    "ControlKind",
     "Method",
     "ModelTensors",
     "NamedSignature",
+    "ScriptForm",
+    "SequenceStep",
     "Signature",
     "TensorInfo",
     "TensorSpec",
     "check_batch",
+    "sequence_id_of",
+    "sequence_replica",
 ]
+
+
+# What the server learns of an entry script that takes whole bodies.
+
+
+Batching = Literal["merge", "handle", "none"]
+"""How requests to a script that takes whole bodies are batched: by merging their bodies into one, by gathering their
+calls of the model, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptForm:
+    """The calling convention of a script that takes whole bodies.
+
+    Attributes:
+        kind: `string` gets the body as text, `schema` gets the arguments that its `inference_schema` decorators
+            describe, `raw` gets a request object and handles every method.
+        wants_head: Whether it needs method, query and headers.
+        batching: How its requests are batched.
+        batching_reason: The reason for that, for the operator.
+        merge_key: The only key of the bodies that can be merged, if `batching` is `merge`.
+        max_requests: Limit of requests per call.
+        input_schema: Swagger schema of the body, if the script declares one.
+        output_schema: Swagger schema of the answer, if the script declares one.
+        swagger_versions: The Swagger versions that can express them.
+        yields: Whether `run` yields its answer piece by piece.
+    """
+
+    kind: Literal["string", "schema", "raw"] = "string"
+    wants_head: bool = False
+    batching: Batching = "none"
+    batching_reason: str = ""
+    merge_key: str = "data"
+    max_requests: int = 1
+    input_schema: dict[str, Any] | None = None
+    output_schema: dict[str, Any] | None = None
+    swagger_versions: tuple[str, ...] = ("2", "3", "3.1")
+    yields: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it in JSON types."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ScriptForm:
+        """Inverse of `to_json`."""
+        return cls(**{**value, "swagger_versions": tuple(value["swagger_versions"])})
+
+
+# Sequences: requests that continue from the state that previous ones left.
+
+
+ControlKind = Literal["start", "end", "ready", "id"]
+"""What a control input holds: whether a row starts or ends its sequence, or is one; or the sequence's id."""
+
+SEQUENCE_WORDS: Final = 3
+"""Words that a row has for its sequence: two that identify it, 0 for no sequence, and flags."""
+SEQUENCE_START: Final = 1
+"""Flag of a row that starts its sequence; an existing one is restarted."""
+SEQUENCE_END: Final = 2
+"""Flag of the last row of its sequence."""
+MAX_ID: Final = (1 << 64) - 1
+"""The largest numeric id."""
+MAX_ID_CHARS: Final = 128
+"""The maximum length of a text id."""
+
+TEXT_IDS: Final = "string"
+"""The dtype of ids passed to the model as text."""
+ID_BYTES: Final = 2 + 4 * MAX_ID_CHARS
+"""Bytes of a row for an id passed as text: its length, and UTF-8."""
+
+_NAME: Final = struct.Struct("<qq")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """An input of a model that the server fills in.
+
+    Attributes:
+        name: The input.
+        kind: What it tells the model.
+        dtype: Its numpy dtype, or `string`.
+        off: Its value for false; unused for an id.
+        on: Its value for true; unused for an id.
+    """
+
+    name: str
+    kind: ControlKind
+    dtype: str
+    off: float = 0
+    on: float = 1
+
+
+class SequenceStep(NamedTuple):
+    """One request of a sequence.
+
+    Attributes:
+        id: The caller's id of the sequence; a number and a text are never the same.
+        start: Whether it starts the sequence.
+        end: Whether it is the last one.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+    def words(self, caller: str) -> tuple[int, int, int]:
+        """The words of a row for this step, `int64[3]`.
+
+        Args:
+            caller: The caller's name: each caller has a separate set of ids.
+        """
+        said = f"{type(self.id).__name__} {self.id}\0{caller}".encode("utf-8", "surrogatepass")
+        first, second = _NAME.unpack(hashlib.blake2b(said, digest_size=_NAME.size).digest())
+        # The first word must be 0 only without a sequence.
+        return first | 1, second, self.start * SEQUENCE_START | self.end * SEQUENCE_END
+
+    def text(self) -> bytes:
+        """Its id packed as text for the model, `ID_BYTES` long; inverse of `sequence_id_of`."""
+        said = str(self.id).encode(errors="replace")
+        return (len(said).to_bytes(2, "little") + said).ljust(ID_BYTES, b"\0")
+
+
+def sequence_id_of(packed: bytes) -> str:
+    """Return the id packed by `SequenceStep.text`; any other bytes give some text."""
+    return packed[2 : 2 + int.from_bytes(packed[:2], "little")].decode(errors="replace")
+
+
+def sequence_replica(words: tuple[int, int, int], replicas: int) -> int:
+    """The replica that has a sequence: the same in all frontends while the number of replicas is constant."""
+    return words[1] % replicas
+
+
+# Tensors and signatures.
+
 
 DEFAULT_SIGNATURE: Final = "serving_default"
 """TensorFlow's name of the signature that is used if a request names none."""
@@ -124,7 +274,7 @@ class TensorSpec:
         return cls(value["name"], value["dtype"], tuple(value["shape"]), variable, labels, as_objects)
 
 
-_SEQUENCE: Final = TensorSpec("sequence", "int64", (WORDS,))
+_SEQUENCE: Final = TensorSpec("sequence", "int64", (SEQUENCE_WORDS,))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from stoker.collecting.collection import CollectionSettings
-from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.choices import WORDS, Admission, Late, NonFinite, Tier
 from stoker.settings.image_input import ImageInput
-from stoker.settings.lateness import Admission, Late, Tier
-from stoker.settings.takeover import Bounds, Parity
+from stoker.settings.traffic import Bounds, Parity
 
 __all__ = ["MAX_QUEUE_WAIT_MS", "Terms"]
 

@@ -13,8 +13,8 @@ from tests.http.raw_http import bearer
 from tests.puppets import PuppetRuntime
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
-from stoker.versions import Standing
 
 OIP = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}'
 ROWS = b'{"data": [[1, 2]]}'
@@ -35,7 +35,7 @@ def split(server: InProcessServer, header: bytes = b"") -> None:
     assert first is not None
     assert second is not None
     second.facts = replace(second.facts, version="2")
-    served = {one.version: ServedVersion(Standing(0, "AVAILABLE"), one) for one in (first, second)}
+    served = {one.version: ServedVersion(VersionStatus(0, "AVAILABLE"), one) for one in (first, second)}
     server.gateway.route("model", ServedModel(served, "1", {"next": "2"}, Split({"1": 3, "2": 1}, header)))
 
 

@@ -13,7 +13,7 @@ from tests.http.raw_http import Answer
 from tests.live_server import wait_until
 
 from stoker.gateway.traffic import Traffic
-from stoker.settings.endpoint import Endpoint
+from stoker.settings.traffic import Endpoint
 
 HEADER = "azureml-model-deployment"
 SEEN: dict[str, list[str]] = {"blue": [], "green": []}

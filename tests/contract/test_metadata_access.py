@@ -18,8 +18,8 @@ from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.settings.endpoint import Endpoint
-from stoker.versions import Standing
+from stoker.settings.traffic import Endpoint
+from stoker.settings.versions import VersionStatus
 
 HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"
@@ -110,7 +110,7 @@ def test_a_key_is_for_its_model() -> None:
         other = "the-key-of-the-other-model"
         only = KeyVerifier(Path("no-keys"), "other", Keys(other, other))
         services["other"].access = Access(only)
-        running.gateway.route("gone", ServedModel({"1": ServedVersion(Standing(5, "END"))}, None))
+        running.gateway.route("gone", ServedModel({"1": ServedVersion(VersionStatus(5, "END"))}, None))
         for path, statuses in (
             ("/v2", (200, 200)),
             ("/v2/models/stats", (200, 200)),

@@ -11,7 +11,7 @@ from tests.contract.in_process import KEY, InProcessServer, script
 from tests.puppets import PuppetRuntime
 
 from stoker import __version__
-from stoker.settings.endpoint import Endpoint
+from stoker.settings.traffic import Endpoint
 
 
 def echo(raw_data: str) -> Any:

@@ -16,9 +16,9 @@ from stoker.control.asks import Ask, AskEvents, AskIndex, AskLoad, AskShift, Ask
 from stoker.control.frontend_rules import AdminRules
 from stoker.gateway.administration import AdminAccess, admin_access
 from stoker.keys.keyring import AdminKey
-from stoker.settings.adjustments import Adjustments
-from stoker.settings.takeover import Canary
-from stoker.versions import VersionPolicy
+from stoker.settings.choices import Adjustments
+from stoker.settings.traffic import Canary
+from stoker.settings.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"
 ENTRIES = ({"name": "model", "version": "1", "state": "READY"}, {"name": "other"})

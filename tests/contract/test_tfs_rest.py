@@ -20,8 +20,8 @@ from tests.patience import PATIENCE_S
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime
 from stoker.servable import Servable
+from stoker.settings.versions import State, VersionStatus
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
-from stoker.versions import Standing, State
 from stoker.wire.tfs_examples import entry_of, example_of
 
 ROWS = [[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.5]]
@@ -374,7 +374,7 @@ def test_status_of_what_was_not_loaded(
     entry = {"version": "7", "state": state, "status": {"error_code": code, "error_message": message}}
     with InProcessServer(script(lambda raw_data: raw_data)) as server:
         first = server.gateway.models["model"].versions["1"]
-        versions = {"1": first, "7": ServedVersion(Standing(1, state, reason, error))}
+        versions = {"1": first, "7": ServedVersion(VersionStatus(1, state, reason, error))}
         server.gateway.route("model", ServedModel(versions, "1"))
         assert server.ask("GET", "/v1/models/model/versions/7").json() == {"model_version_status": [entry]}
         answer = server.ask("GET", "/v1/models/model")
@@ -385,7 +385,7 @@ def test_status_of_what_was_not_loaded(
 def test_a_refused_get_has_the_headers_of_a_refused_post() -> None:
     """When to try again, and that the model is not to blame, is said of whatever is refused."""
     with InProcessServer(script(lambda raw_data: raw_data)) as server:
-        loading = ServedModel({"7": ServedVersion(Standing(1, "LOADING"))}, "7")
+        loading = ServedModel({"7": ServedVersion(VersionStatus(1, "LOADING"))}, "7")
         server.gateway.route("model", loading)
         answers = [
             server.ask("GET", "/v1/models/model/metadata"),

@@ -23,7 +23,7 @@ from stoker.gateway.scoring.loaded_dialect import ScriptDialect
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.script_form import ScriptForm
+from stoker.tensors import ScriptForm
 
 KEY = "a-key-of-this-test-0001"
 LIMIT_BYTES = 1000

@@ -18,7 +18,7 @@ from tests.tiny_models import Gate, write_doubler
 from stoker.keys.credentials import issue
 from stoker.keys.keyring import Keyring, read_signing_secret
 from stoker.models.repository import Repository
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 SCRIPT = """
 import json

@@ -8,7 +8,7 @@ import pytest
 from tests.patience import PROGRAM_S
 from tests.targets.machines import MACHINES
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.targets.container import ContainerEngine
 from stoker_runs.targets.definitions import DOCKER, Target
 from stoker_runs.targets.engine import Engine

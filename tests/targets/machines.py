@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from tests.targets.containers import IMAGE, container_engine, variables
 from tests.targets.sshd import Sshd, why_not
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import Engine
 from stoker_runs.targets.registry import engine_of

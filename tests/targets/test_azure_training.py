@@ -13,7 +13,7 @@ from tests.patience import PROGRAM_S
 from tests.targets.test_local_runs import Project
 
 import stoker
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.comparing import parameters_of
 from stoker_runs.records.states import Status
 

@@ -10,7 +10,7 @@ from tests.targets.containers import IMAGE, ready
 from tests.targets.test_local_runs import Project, kill_runners
 
 from stoker.cli import main
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt
 from stoker_runs.launch.submission import Request, submit

@@ -12,7 +12,7 @@ from tests.targets.test_azure_projects import SCRIPT, Workbench
 from tests.targets.test_local_runs import Project
 from tests.tiny_packages import write_wheel
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.states import Status
 

@@ -24,7 +24,7 @@ from tests.tiny_packages import write_wheel
 
 from stoker.cli import main
 from stoker.environments.installers import Installer
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.submission import resume

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.submission import Request

@@ -16,7 +16,7 @@ from tests.live_server import free_port
 
 from stoker.environments.interpreters import find_interpreter
 from stoker.environments.requested import AskedEnvironment
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.store import RunStore
 from stoker_runs.run_environment import prepared_for_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import OperatorError
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch import submission
 from stoker_runs.launch.registration import origin_of_copy
 from stoker_training import NETWORKS, TrainingSpec, as_run

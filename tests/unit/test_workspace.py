@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import workspace
 from stoker.errors import InvalidSettings
-from stoker.workspace import Workspace
+from stoker.settings import workspace
+from stoker.settings.workspace import Workspace
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_a_strangers_workspace_is_not_taken_unasked(tmp_path: Path, monkeypatch:
     root.mkdir()
     monkeypatch.chdir(tmp_path)
     stranger = root.stat().st_uid + 1
-    monkeypatch.setattr("stoker.workspace._owner", lambda _: stranger)
+    monkeypatch.setattr("stoker.settings.workspace._owner", lambda _: stranger)
     with pytest.raises(InvalidSettings, match=f"belongs to the user with the id {stranger}"):
         Workspace.find()
     assert Workspace.find(root).root == root

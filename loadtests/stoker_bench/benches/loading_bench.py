@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.models.repository import Repository
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_bench.benches.lineup import Lineup
 from stoker_bench.contestants.contest import Case
 from stoker_bench.contestants.loaded_server import check_answers

@@ -16,7 +16,7 @@ from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from stoker.device.planner import BatchPolicy
-    from stoker.settings.lateness import Admission
+    from stoker.settings.choices import Admission
     from stoker.simulation.arrivals import Requests
     from stoker.simulation.devices import Curve
     from stoker.simulation.world import Outcome

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import numpy as np
 
 from stoker.device.planner import BatchPolicy
-from stoker.settings.lateness import Admission
+from stoker.settings.choices import Admission
 from stoker.simulation.arrivals import Stream, joined
 from stoker.simulation.devices import Curve
 from stoker.simulation.world import Outcome

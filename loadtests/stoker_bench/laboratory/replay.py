@@ -12,7 +12,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.errors import InvalidSettings
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
 from stoker.simulation.arrivals import Requests
 from stoker.simulation.devices import Curve
 

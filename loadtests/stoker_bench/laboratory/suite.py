@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.device.arbiter import Arbiter
 from stoker.device.planner import BatchPolicy, Offer
-from stoker.settings import lateness
+from stoker.settings import choices
 from stoker.simulation.admitted import Admission
 from stoker.simulation.arrivals import Requests, Stream, joined
 from stoker.simulation.devices import CURVES, Curve, Jitter
@@ -326,7 +326,7 @@ def simulate(
     scheduler: str,
     seeds: Sequence[int],
     hiccups: float = 0.0,
-    admission: lateness.Admission = "target",
+    admission: choices.Admission = "target",
 ) -> list[Outcome] | None:
     """Simulate a workload with a scheduler, once per seed; None if the scheduler supports only one model.
 
@@ -364,7 +364,7 @@ def simulate_load(
     seconds: float,
     seed: int,
     hiccups: float = 0.001,
-    admission: lateness.Admission = "target",
+    admission: choices.Admission = "target",
 ) -> Outcome:
     """Simulate a stream of requests with Stoker and these settings."""
     requests = stream.draw(seconds, np.random.default_rng(seed))
@@ -378,7 +378,7 @@ def simulate_requests(
     models: int,
     seed: int,
     hiccups: float = 0.001,
-    admission: lateness.Admission = "target",
+    admission: choices.Admission = "target",
 ) -> Outcome:
     """Simulate requests with Stoker for models that share a device, all with the same curve and settings."""
     tables = row_tables(requests, models)
@@ -393,7 +393,7 @@ def _simulate_alone(
     requests: Requests,
     seed: int,
     hiccups: float,
-    admission: lateness.Admission,
+    admission: choices.Admission,
 ) -> Outcome:
     (table,) = row_tables(requests, 1)
     planned = Planned(table, policy, admission=Admission(policy) if admission == "target" else None)

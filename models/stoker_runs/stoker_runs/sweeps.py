@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.configuration import read_duration_s
 from stoker_runs.launch.submission import Request
 from stoker_runs.records.folder import RunFolder

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from stoker.errors import RunFailed
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_run import records
 from stoker_runs.launch.configuration import read_duration_s
 from stoker_runs.launch.following import follow

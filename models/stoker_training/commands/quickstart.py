@@ -16,7 +16,7 @@ from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.server import ServerSettings
 
 if TYPE_CHECKING:
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
         OperatorError: Training failed, or the server cannot start.
     """
     from stoker.models.repository import Repository
+    from stoker.settings.workspace import Workspace
     from stoker.supervisor.handover import taking_over
     from stoker.supervisor.serving import serve
-    from stoker.workspace import Workspace
     from stoker_runs.launch.registration import origin_of
 
     with taking_over(os.environ) as predecessor:

@@ -13,7 +13,7 @@ from stoker_runs.commands.run_output import DETACHED, note, stream
 if TYPE_CHECKING:
     import argparse
 
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
 
 __all__ = ["SUMMARY", "add_arguments", "run", "submit_training"]
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: The arguments, the data or the output folder are wrong; nothing was started.
     """
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
     folder = submit_training(args, workspace)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         OperatorError: The records cannot be read.
     """
     from stoker.collecting.record_files import last_records
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     data_dir = Workspace.find(args.workspace).data_dir
     collected = sorted(folder.name for folder in data_dir.iterdir()) if data_dir.is_dir() else []

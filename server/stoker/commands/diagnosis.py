@@ -31,6 +31,7 @@ from stoker.models.deployed import Deployed, resolve
 from stoker.models.repository import Repository
 from stoker.servable import Servable, code_of_load
 from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.binding import bind
 from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
@@ -38,7 +39,6 @@ from stoker.supervisor.tls_ports import tls_ports
 from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
 from stoker.system.resources import main_memory
 from stoker.wire.nested_lists import native_rows_note
-from stoker.workspace import Workspace
 
 __all__ = ["Check", "Outcome", "diagnose"]
 

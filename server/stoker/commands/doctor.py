@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         InvalidSettings: The arguments themselves are wrong.
     """
     from stoker.commands.diagnosis import diagnose
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     checks = diagnose(serve.serve_settings(args), Workspace.find(args.workspace), build=args.build, say=_note)
     well = all(check.outcome != "wrong" for check in checks)

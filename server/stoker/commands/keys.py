@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.option_values import duration_s, number_option
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
 
 if TYPE_CHECKING:
     from stoker.keys.callers import CallerBook, CallerTerms
     from stoker.keys.keyring import AdminKey, Keyring
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
 __all__ = ["SUMMARY", "add_arguments", "add_caller_actions", "chosen_keyring", "run"]
 
@@ -165,7 +165,7 @@ def _remove(args: argparse.Namespace) -> int:
 
 def _book(args: argparse.Namespace) -> CallerBook:
     from stoker.keys.callers import CallerBook
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     return CallerBook(Workspace.find(args.workspace).keys_dir)
 
@@ -185,7 +185,7 @@ def _terms(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _models(text: str) -> frozenset[str] | None:
-    from stoker.names import checked_service
+    from stoker.settings.names import checked_service
 
     if text == "all":
         return None
@@ -220,7 +220,7 @@ def _known_models(args: argparse.Namespace) -> frozenset[str]:
     """The names under which models were served with the keys of the workspace, and those of its registered models."""
     from stoker.keys.keyring import services_that_sign, services_with_keys
     from stoker.models.repository import Repository
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
     known = {*services_with_keys(workspace.keys_dir), *services_that_sign(workspace.keys_dir)}
@@ -365,7 +365,7 @@ def _regenerate(args: argparse.Namespace) -> int:
 
 def _admin_key(args: argparse.Namespace) -> AdminKey:
     from stoker.keys.keyring import AdminKey
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     keyring = AdminKey(Workspace.find(args.workspace).keys_dir)
     if not keyring.path.exists():
@@ -401,7 +401,7 @@ def chosen_keyring(args: argparse.Namespace, *, signing: bool = False) -> Keyrin
         InvalidSettings: There is none, or there are several and none was named.
     """
     from stoker.keys.keyring import Keyring, services_that_sign, services_with_keys
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
     services = (services_that_sign if signing else services_with_keys)(workspace.keys_dir)

@@ -21,9 +21,9 @@ from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, store_canary, stored_canary, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
 from stoker.settings.readers import number_of
-from stoker.settings.takeover import Canary, read_percents, read_sticky, read_weights
+from stoker.settings.traffic import Canary, read_percents, read_sticky, read_weights
+from stoker.settings.versions import DEFAULT_LABEL, VersionPolicy, check_named, read_labels
 from stoker.system.logs import escaped, escaped_lines
-from stoker.versions import DEFAULT_LABEL, VersionPolicy, check_named, read_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -271,14 +271,14 @@ def _tag(text: str) -> tuple[str, str]:
 
 def _repository(args: argparse.Namespace, *, create: bool = False) -> Repository:
     from stoker.models.repository import Repository
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
     return Repository((workspace.create() if create else workspace).models_dir)
 
 
 def _register(args: argparse.Namespace) -> int:
-    from stoker.names import checked_name
+    from stoker.settings.names import checked_name
 
     checked_name(args.name)
     origin = _take_from_run(args)
@@ -326,7 +326,7 @@ def _register(args: argparse.Namespace) -> int:
 
 def _take_from_run(args: argparse.Namespace) -> dict[str, str]:
     """Make the path that of a run's file, if a run is named; returns what the version says of where it came from."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
     if args.from_run is not None:
@@ -458,7 +458,7 @@ def _image_text(model: Registered) -> str:
 
 
 def _delete(args: argparse.Namespace) -> int:
-    from stoker.names import parse_reference
+    from stoker.settings.names import parse_reference
 
     name, version = parse_reference(args.reference)
     if version is None:
@@ -500,7 +500,7 @@ def _label(args: argparse.Namespace) -> int:
 
 def _ask_server(args: argparse.Namespace) -> int:
     """Load or unload by the model repository API."""
-    from stoker.names import checked_service, parse_reference
+    from stoker.settings.names import checked_service, parse_reference
 
     name, version = parse_reference(args.reference, checked_service)
     path = f"/v2/repository/models/{quote(name)}"

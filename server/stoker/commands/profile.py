@@ -182,7 +182,7 @@ def _confirm(
     """Load a server with each of the best settings, as far as the time allows; with the best in any case."""
     from stoker.profiling.deployment import deployment_of, only_model
     from stoker.profiling.profile import Question
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     confirm = require_extension("bench").confirm
     todo = list(dict.fromkeys([*found.ranked[:_CONFIRMED], found.default]))

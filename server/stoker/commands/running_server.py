@@ -143,7 +143,7 @@ def _trust(authorities: Path | None) -> list[urllib.request.BaseHandler]:
 def _admin_key(args: argparse.Namespace, server: str) -> str | None:
     """The key given, else the environment's, else the workspace's, which is sent to this machine alone."""
     from stoker.keys.keyring import AdminKey
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     given: str | None = args.key or os.environ.get("STOKER_ADMIN_KEY")
     if given or not on_loopback(server):

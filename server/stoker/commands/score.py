@@ -327,7 +327,7 @@ def _ask_server(args: argparse.Namespace) -> int:
 
 
 def _default_uri(name: str | None) -> str:
-    from stoker.names import checked_service
+    from stoker.settings.names import checked_service
 
     if name is None:
         return f"{server_here()}/score"
@@ -336,7 +336,7 @@ def _default_uri(name: str | None) -> str:
 
 def _find_key(args: argparse.Namespace, uri: str) -> tuple[str | None, str]:
     """The key to send and where it came from, in words; no key and no words where there is none."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     if args.key:
         return args.key, "--key"

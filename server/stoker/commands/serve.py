@@ -150,9 +150,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: A setting is bad, or a model or device cannot be used.
     """
+    from stoker.settings.workspace import Workspace
     from stoker.supervisor.handover import taking_over
     from stoker.supervisor.serving import serve
-    from stoker.workspace import Workspace
 
     with taking_over(os.environ) as predecessor:
         return serve(serve_settings(args), Workspace.find(args.workspace), predecessor)
@@ -166,7 +166,7 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
     """
     from stoker.errors import InvalidSettings
     from stoker.models.serving_config import read_batching_parameters
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     if args.endpoint is not None and not args.deployment:
         raise InvalidSettings(
@@ -202,7 +202,7 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
 
 def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
     """The models that deployments for Azure describe; what they say of the server is appended to `imported`."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     _check_alone(args, "deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
     azure = require_extension("azure").configurations()

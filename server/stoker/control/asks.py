@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.settings.adjustments import Adjustments
-from stoker.settings.takeover import Canary
-from stoker.versions import VersionPolicy
+from stoker.settings.choices import Adjustments
+from stoker.settings.traffic import Canary
+from stoker.settings.versions import VersionPolicy
 
 __all__ = [
     "Ask",

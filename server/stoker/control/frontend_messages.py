@@ -22,11 +22,11 @@ from stoker.control.frontend_rules import (
     SharedMemoryRules,
 )
 from stoker.control.message_codec import Codec
+from stoker.settings.versions import VersionStatus
 from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
-from stoker.versions import Standing
 
 __all__ = [
     "FRONTEND_END",
@@ -68,7 +68,7 @@ class RoutedVersion:
     """
 
     version: int
-    standing: Standing
+    standing: VersionStatus
     number: int | None = None
 
 
@@ -82,7 +82,7 @@ class Route:
         labels: Versions by label.
         versions: All known versions, including unloaded ones, in ascending order.
         shares: Weights of versions by number, for requests that name no version; empty if all go to the default.
-        by: The request attribute that ties a caller to a version; see `stoker.settings.takeover.Canary`.
+        by: The request attribute that ties a caller to a version; see `stoker.settings.traffic.Canary`.
         shadows: The percentage of rows that are copied to a version, by its number.
     """
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from stoker.hosting import Hosting
 from stoker.keys.keyring import Keys
-from stoker.non_finite import NonFinite
 from stoker.pipelines.definition import Pipeline
-from stoker.settings.endpoint import Endpoint
+from stoker.settings.choices import NonFinite
+from stoker.settings.traffic import Endpoint
 from stoker.system.certificates import TlsFiles
 from stoker.terms import Terms
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stoker.device.lots import Lot
-from stoker.settings.lateness import Late
+from stoker.settings.choices import Late
 
 __all__ = ["BatchPolicy", "Offer", "Plan"]
 

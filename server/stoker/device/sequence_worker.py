@@ -12,7 +12,7 @@ from stoker.arena import Outcome
 from stoker.device.lanes import Batch, Lane
 from stoker.device.worker import Worker
 from stoker.runtimes.sequences import KeepsStates, Key, SequenceStates
-from stoker.sequences import START
+from stoker.tensors import SEQUENCE_START
 
 __all__ = ["Decision", "SequenceGate", "SequenceRow", "SequenceWorker"]
 
@@ -168,7 +168,9 @@ class SequenceWorker(Worker):
         self._carry_out(
             decision
             for number, (first, second, flags) in zip(numbers.tolist(), words, strict=True)
-            for decision in self._gate.arrive(SequenceRow(lane, number, (first, second), bool(flags & START)))
+            for decision in self._gate.arrive(
+                SequenceRow(lane, number, (first, second), bool(flags & SEQUENCE_START))
+            )
         )
 
     def _carry_out(self, decisions: Iterable[Decision[Lane]]) -> bool:

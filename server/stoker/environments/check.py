@@ -19,7 +19,7 @@ from stoker.environments.installers import masked
 from stoker.environments.interpreters import allows_python
 from stoker.environments.specification import EQUIVALENTS, Entry, Specification
 from stoker.errors import EnvironmentUnusable
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 __all__ = [
     "LIST_LIBRARIES",

@@ -24,8 +24,8 @@ from stoker.errors import Forbidden, NotReady, StokerError
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.settings.adjustments import Adjustments
-from stoker.versions import VersionPolicy
+from stoker.settings.choices import Adjustments
+from stoker.settings.versions import VersionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from stoker.control.frontend_rules import AdminRules
     from stoker.keys.generation import Generation
-    from stoker.settings.takeover import Canary
+    from stoker.settings.traffic import Canary
 
 __all__ = ["AdminAccess", "Administration", "admin_access", "admin_key"]
 
@@ -171,7 +171,7 @@ class Administration:
         Args:
             model: Its name.
             version: One version, in addition to those that are served.
-            versions: Which versions, if not those of the model's settings; see `stoker.versions.read_versions`.
+            versions: Which versions, if not those of the model's settings; see `read_versions`.
             adjustments: Settings of batching that replace the model's own; not used for a single version.
 
         Raises:

@@ -20,8 +20,8 @@ from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.journal import Remarks
 from stoker.metrics.memory import MetricPage
 from stoker.models.swagger_files import read_swagger_file
-from stoker.settings.endpoint import keys_owner
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
+from stoker.settings.traffic import keys_owner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

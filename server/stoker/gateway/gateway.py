@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
-from stoker.echo import cut, quoted
-from stoker.errors import NotReady, UnknownService
+from stoker.errors import NotReady, UnknownService, cut, quoted
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.request_ids import ids_of_refused
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.scoring.watching import Watch
     from stoker.gateway.traffic import Traffic
+    from stoker.settings.versions import State
     from stoker.takeover.traffic_split import Split
-    from stoker.versions import State
 
 __all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
 

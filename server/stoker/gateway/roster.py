@@ -26,7 +26,7 @@ from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.load_reports import LoadReports
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover import Samples, Shadow, compare_versions, sample_of_file
-from stoker.settings.takeover import PARITY_TOLERANCE
+from stoker.settings.traffic import PARITY_TOLERANCE
 from stoker.takeover.comparison import Comparison
 from stoker.takeover.traffic_split import Split
 

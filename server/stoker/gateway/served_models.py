@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
-from stoker.versions import Standing
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
@@ -24,7 +24,7 @@ class ServedVersion:
         service: The service; None before it is loaded and after it has been unloaded.
     """
 
-    standing: Standing
+    standing: VersionStatus
     service: Service | None = None
 
 
@@ -47,7 +47,9 @@ class ServedModel:
     @classmethod
     def of(cls, service: Service, slot: int) -> ServedModel:
         """A model of which one version is served."""
-        return cls({service.version: ServedVersion(Standing(slot, "AVAILABLE"), service)}, service.version)
+        return cls(
+            {service.version: ServedVersion(VersionStatus(slot, "AVAILABLE"), service)}, service.version
+        )
 
     @property
     def services(self) -> Iterator[Service]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.takeover.traffic_split import Turns
 
 if TYPE_CHECKING:
-    from stoker.settings.endpoint import Endpoint
+    from stoker.settings.traffic import Endpoint
 
 __all__ = ["DEPLOYMENT_HEADER", "Traffic"]
 

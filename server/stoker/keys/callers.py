@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, cast, get_args
 from stoker.errors import InvalidSettings
 from stoker.keys.generation import FileGeneration, Generation, raise_generation
 from stoker.keys.keyring import check_key, digest, new_key
-from stoker.names import checked_name
-from stoker.settings.lateness import Tier
+from stoker.settings.choices import Tier
+from stoker.settings.names import checked_name
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from stoker.errors import InvalidSettings
 from stoker.keys.generation import raise_generation
-from stoker.names import checked_service
+from stoker.settings.names import checked_service
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ from stoker.metrics.layout import (
     TURN_WAIT_BLOCK,
     Block,
 )
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
 
 if TYPE_CHECKING:
     from stoker.metrics.journal import Remarks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import orjson
 
-from stoker.echo import cut
+from stoker.errors import cut
 from stoker.metrics.history import PAST_END
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.gpu.facts import GpuReading
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
 
 __all__ = [
     "ACCEPT_FAILURES_BLOCK",

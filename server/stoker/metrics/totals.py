@@ -70,7 +70,7 @@ from stoker.metrics.layout import (
     TURN_WAIT_BLOCK,
     Block,
 )
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
 
 __all__ = ["CacheTotals", "HistogramTotals", "ModelTotals", "SequenceTotals", "Totals"]
 

@@ -30,12 +30,12 @@ from stoker.models.servables import servable_of
 from stoker.models.setting_rules import check_settings
 from stoker.models.sources import Broken, ModelSource
 from stoker.servable import SAMPLE_FILES, Servable
-from stoker.settings.adjustments import Adjustments
+from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
 from stoker.system.resources import usable_cores
 from stoker.terms import Terms
-from stoker.workspace import Workspace
 
 __all__ = ["Deployed", "deploy", "resolve"]
 

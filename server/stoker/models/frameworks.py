@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from stoker.errors import RepositoryError
-from stoker.mlflow_folder import MLMODEL, MlflowFolder
+from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
 from stoker.servable import library_of_booster
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
 from stoker.settings.files import parse_json, settings_text
-from stoker.settings.takeover import Canary
+from stoker.settings.traffic import Canary
+from stoker.settings.versions import read_labels
 from stoker.system.durable import locked, replace_file
-from stoker.versions import read_labels
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

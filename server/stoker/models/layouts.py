@@ -21,7 +21,7 @@ from stoker.models.registered import MANIFEST
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
-from stoker.names import checked_service, name_from_file, name_from_path
+from stoker.settings.names import checked_service, name_from_file, name_from_path
 
 if TYPE_CHECKING:
     from pathlib import Path

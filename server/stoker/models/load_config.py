@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stoker.models.pbtxt import Fields, Message, Value, Word, WrongField
 from stoker.models.triton_config import batching_settings
-from stoker.settings.adjustments import Adjustments
+from stoker.settings.choices import Adjustments
 from stoker.settings.model import model_settings
 
 __all__ = ["ADJUSTED", "adjustments_of"]

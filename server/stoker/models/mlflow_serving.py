@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.mlflow_folder import MLMODEL, Column, MlflowFolder, TensorInput
+from stoker.scripts.mlflow_folder import MLMODEL, Column, MlflowFolder, TensorInput
 from stoker.servable import SAMPLE_INPUT
 from stoker.system.durable import private_folder, replace_file
 

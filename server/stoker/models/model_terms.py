@@ -12,7 +12,7 @@ from stoker.errors import InvalidSettings
 from stoker.models.servables import entry_script_of
 from stoker.models.swagger_files import find_swagger_files
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.takeover import Bounds, Parity
+from stoker.settings.traffic import Bounds, Parity
 from stoker.system.extras import how_to_install
 from stoker.terms import MAX_QUEUE_WAIT_MS, Terms
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoker.models.sources import ModelSource
     from stoker.settings.model import ModelSettings
     from stoker.settings.server import ServerSettings
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
 __all__ = ["terms_of"]
 

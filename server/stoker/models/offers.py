@@ -14,17 +14,17 @@ from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.layouts import discover, likely_name
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
-from stoker.names import checked_service, is_service_name, parse_reference
-from stoker.settings.adjustments import Adjustments
+from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
+from stoker.settings.names import checked_service, is_service_name, parse_reference
 from stoker.settings.server import ServerSettings
-from stoker.settings.takeover import Canary
-from stoker.versions import VersionPolicy, check_named
+from stoker.settings.traffic import Canary
+from stoker.settings.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
 __all__ = ["Meant", "Offer", "find_offers", "left_out", "registered_offer"]
 

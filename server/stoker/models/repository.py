@@ -32,7 +32,7 @@ from stoker.models.registered import (
     source_files,
     with_sample,
 )
-from stoker.names import checked_name, is_name, parse_reference
+from stoker.settings.names import checked_name, is_name, parse_reference
 from stoker.system.durable import lock_file, locked, private_folder, replace_file, staging_folder, sync_folder
 
 if TYPE_CHECKING:

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stoker.echo import cut
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, cut
 from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
 from stoker.models.triton_config import version_settings
-from stoker.names import SERVICE_RULE, is_service_name
 from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.names import SERVICE_RULE, is_service_name
 from stoker.settings.server import ImportedSettings
 
 __all__ = ["read_batching_parameters", "read_model_config"]

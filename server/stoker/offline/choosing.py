@@ -22,7 +22,7 @@ from stoker.servable import Device, Servable
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 __all__ = ["chosen", "device_here", "enter_script", "load_here"]
 

@@ -14,8 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import orjson
 
-from stoker.echo import quoted_names
-from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, StokerError
+from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, StokerError, quoted_names
 from stoker.offline.predictor import Predictor
 from stoker.offline.shards import Piece, Record, Shard, find_files, pieces_of
 from stoker.offline.table_files import FORMATS, count_rows, pyarrow_for, read_lines, read_tables

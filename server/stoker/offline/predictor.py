@@ -13,8 +13,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 
 from stoker.device.lifecycle import LoadedModel
-from stoker.echo import quoted_names
-from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout
+from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, quoted_names
 from stoker.isolation.difference import finite_rows
 from stoker.offline.choosing import chosen, device_here, enter_script, load_here
 from stoker.offline.row_batches import Feeds, Ragged, RowBatches, failure_of

@@ -10,7 +10,8 @@ from typing import Final
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["VERSION", "Pipeline", "Step", "named_steps"]
+__all__ = ["VERSION", "Graph", "Links", "Pipeline", "Progress", "Step", "named_steps"]
+
 
 VERSION: Final = 1
 """The only version of each pipeline."""
@@ -80,3 +81,171 @@ def named_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
         else dataclasses.replace(step, name=step.model if often[step.model] == 1 else f"{step.model}-{place}")
         for place, step in enumerate(steps, 1)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What one step takes and gives.
+
+    Attributes:
+        takes: Tensors of the pipeline, by the names of the model's inputs.
+        gives: Tensors of the pipeline, by the names of the model's outputs.
+    """
+
+    takes: Mapping[str, str]
+    gives: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The steps of a pipeline, by their places in it.
+
+    Attributes:
+        inputs: The tensors that callers send.
+        outputs: The tensors that callers get.
+        first: The steps that wait for nobody.
+        waits: How many steps each step waits for.
+        followers: By step those that wait for it.
+        uses: How many steps take a tensor, and 1 more for an output of the pipeline.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    first: tuple[int, ...]
+    waits: tuple[int, ...]
+    followers: tuple[tuple[int, ...], ...]
+    uses: Mapping[str, int]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, links: Sequence[Links]) -> Graph:
+        """Follow the tensors of a pipeline.
+
+        Args:
+            pipeline: The pipeline.
+            links: What each of its steps takes and gives.
+
+        Raises:
+            InvalidSettings: A tensor is made twice or by nobody, steps wait for each other in a circle, or a step
+                gives nothing that an answer needs.
+        """
+        makers = _makers(pipeline, links)
+        awaited = [{makers[tensor] for tensor in link.takes.values() if tensor in makers} for link in links]
+        order = _order(pipeline, awaited)
+        inputs = _inputs(pipeline, links, makers)
+        outputs = _outputs(pipeline, links, makers)
+        _check_needed(pipeline, order, awaited, {makers[tensor] for tensor in outputs})
+        steps = range(len(links))
+        taken = [tensor for link in links for tensor in set(link.takes.values())]
+        return cls(
+            inputs,
+            outputs,
+            first=tuple(step for step in steps if not awaited[step]),
+            waits=tuple(map(len, awaited)),
+            followers=tuple(tuple(other for other in steps if step in awaited[other]) for step in steps),
+            uses={
+                tensor: taken.count(tensor) + (tensor in outputs)
+                for tensor in dict.fromkeys((*inputs, *makers))
+            },
+        )
+
+
+class Progress:
+    """How far one request has come: which of its steps may begin."""
+
+    __slots__ = ("_graph", "_waits", "steps_left")
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._waits = list(graph.waits)
+        self.steps_left = len(graph.waits)
+
+    def finish(self, step: int) -> list[int]:
+        """Take note that a step is done, and return those that waited for it alone."""
+        self.steps_left -= 1
+        ready = []
+        for follower in self._graph.followers[step]:
+            self._waits[follower] -= 1
+            if not self._waits[follower]:
+                ready.append(follower)
+        return ready
+
+
+def _makers(pipeline: Pipeline, links: Sequence[Links]) -> dict[str, int]:
+    """By tensor the step that makes it."""
+    makers: dict[str, int] = {}
+    for number, link in enumerate(links):
+        for tensor in link.gives.values():
+            if tensor in makers:
+                first, second = pipeline.steps[makers[tensor]].name, pipeline.steps[number].name
+                by = "twice by" if first == second else f"by {first} and by"
+                raise pipeline.wrong(f"the tensor {tensor!r} is made {by} {second}; give one another name")
+            makers[tensor] = number
+    return makers
+
+
+def _inputs(pipeline: Pipeline, links: Sequence[Links], makers: Mapping[str, int]) -> tuple[str, ...]:
+    missing = dict.fromkeys(
+        tensor for link in links for tensor in link.takes.values() if tensor not in makers
+    )
+    if pipeline.inputs is None:
+        return tuple(missing)
+    for tensor in pipeline.inputs:
+        if tensor in makers:
+            maker = pipeline.steps[makers[tensor]].name
+            raise pipeline.wrong(f"the input {tensor!r} is made by {maker}; callers cannot send it too")
+        if tensor not in missing:
+            raise pipeline.wrong(f"the input {tensor!r} is taken by no step; leave it out")
+    for number, link in enumerate(links):
+        for name, tensor in link.takes.items():
+            if tensor in missing and tensor not in pipeline.inputs:
+                step = pipeline.steps[number].name
+                raise pipeline.wrong(
+                    f"the tensor {tensor!r}, which is the input {name!r} of {step}, is made by nobody; "
+                    "add it to the inputs of the pipeline, or name one that is made"
+                )
+    return pipeline.inputs
+
+
+def _outputs(pipeline: Pipeline, links: Sequence[Links], makers: Mapping[str, int]) -> tuple[str, ...]:
+    if pipeline.outputs is None:
+        taken = {tensor for link in links for tensor in link.takes.values()}
+        left = tuple(tensor for tensor in makers if tensor not in taken)
+        if not left:
+            raise pipeline.wrong("each tensor is taken by a step; say which of them are outputs")
+        return left
+    for tensor in pipeline.outputs:
+        if tensor not in makers:
+            raise pipeline.wrong(f"the output {tensor!r} is made by no step; there are: {', '.join(makers)}")
+    return pipeline.outputs
+
+
+def _order(pipeline: Pipeline, awaited: Sequence[set[int]]) -> list[int]:
+    """The steps so that each stands behind those that it waits for (Kahn's algorithm)."""
+    order: list[int] = []
+    left = list(range(len(awaited)))
+    while left:
+        ready = [step for step in left if awaited[step].issubset(order)]
+        if not ready:
+            names = ", ".join(pipeline.steps[step].name for step in _circle(left, awaited))
+            raise pipeline.wrong(f"these steps wait for each other in a circle: {names}")
+        order += ready
+        left = [step for step in left if step not in ready]
+    return order
+
+
+def _circle(left: list[int], awaited: Sequence[set[int]]) -> list[int]:
+    """Of steps of which none can begin those that are in circles or between them: the others only stand behind."""
+    while last := [step for step in left if not any(step in awaited[other] for other in left)]:
+        left = [step for step in left if step not in last]
+    return left
+
+
+def _check_needed(
+    pipeline: Pipeline, order: Sequence[int], awaited: Sequence[set[int]], last: set[int]
+) -> None:
+    needed = set(last)
+    for step in reversed(order):
+        if step not in needed:
+            name = pipeline.steps[step].name
+            raise pipeline.wrong(f"nothing that {name} gives is an output or is taken; leave that step out")
+        needed |= awaited[step]

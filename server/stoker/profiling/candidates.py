@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stoker.device.planner import BatchPolicy
 from stoker.profiling.curves import MeasuredCurve
-from stoker.settings.lateness import Admission
+from stoker.settings.choices import Admission
 
 __all__ = ["Candidate", "Space"]
 

@@ -13,8 +13,7 @@ from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
-from stoker.echo import quoted
-from stoker.errors import InvalidInput, LoadFailed, RequestError
+from stoker.errors import InvalidInput, LoadFailed, RequestError, quoted
 from stoker.runtimes.packed import Feeds
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.json_bodies import parse_document

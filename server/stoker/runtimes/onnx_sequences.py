@@ -22,11 +22,10 @@ from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx_sessions import DTYPES
 from stoker.runtimes.packed import Run
 from stoker.runtimes.sequences import SequenceRuntime
-from stoker.sequences import ID_BYTES, TEXT_IDS, Control, text_of
 from stoker.servable import Servable
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 from stoker.system.resources import require_memory
-from stoker.tensors import TensorInfo
+from stoker.tensors import ID_BYTES, TEXT_IDS, Control, TensorInfo, sequence_id_of
 
 __all__ = ["DeclaredSession", "SequenceSession", "check_batched", "declared_rows"]
 
@@ -239,7 +238,7 @@ class SequenceSession:
     def _as_texts(self, name: str, packed: np.ndarray) -> np.ndarray:
         """Ids as the texts that the model takes."""
         texts = np.empty(len(packed), object)
-        texts[:] = [text_of(row.tobytes()) for row in packed]
+        texts[:] = [sequence_id_of(row.tobytes()) for row in packed]
         return texts.reshape(len(packed), *self._text_shapes[name])
 
 

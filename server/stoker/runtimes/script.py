@@ -21,7 +21,6 @@ from stoker.isolation.row_test import try_rows
 from stoker.runtimes.base import Outputs, RowFailure, Runtime
 from stoker.runtimes.sequences import SequenceStates, Taken
 from stoker.runtimes.tensorflow import import_tensorflow
-from stoker.script_form import ScriptForm
 from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls, encode_rows
 from stoker.scripts.entry_script import EntryScript
@@ -38,13 +37,24 @@ from stoker.scripts.forms import (
 )
 from stoker.scripts.guards import Watchdog, contain, finish, share_loop
 from stoker.scripts.tensorflow_v1 import first_v1_use, give_version_1, read_uses
-from stoker.sequences import END, START, TEXT_IDS, Control, text_of
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import SELF_CHECK, frames_of_script, requests_in_log
 from stoker.system.resources import require_memory
-from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec, check_batch
+from stoker.tensors import (
+    NUMERIC_DTYPES,
+    SEQUENCE_END,
+    SEQUENCE_START,
+    TEXT_IDS,
+    Control,
+    ScriptForm,
+    Signature,
+    TensorInfo,
+    TensorSpec,
+    check_batch,
+    sequence_id_of,
+)
 from stoker.verdict import Verdict
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptRequest
 
@@ -92,7 +102,7 @@ class _Said(NamedTuple):
     def of(cls, behind: Sequence[np.ndarray], rows: int) -> _Said:
         """Read what stands behind the inputs of rows."""
         *ids, words = behind or (None,)
-        return cls(words, [text_of(packed.tobytes()) for packed in ids[0]] if ids else [""] * rows)
+        return cls(words, [sequence_id_of(packed.tobytes()) for packed in ids[0]] if ids else [""] * rows)
 
 
 class _Scored(NamedTuple):
@@ -146,7 +156,12 @@ class SequenceBodyScript:
         def of_sequence() -> Mapping[str, Any]:
             nonlocal state
             state = copied(before)
-            given = {STATE: state, STARTS: bool(flags & START), ENDS: bool(flags & END), ID: name}
+            given = {
+                STATE: state,
+                STARTS: bool(flags & SEQUENCE_START),
+                ENDS: bool(flags & SEQUENCE_END),
+                ID: name,
+            }
             return {one: given[one] for one in self._names}
 
         answer = self._calls.answer(request, of_sequence)
@@ -188,7 +203,12 @@ class RowsWithStates:
         flags = np.zeros(len(data), int) if taken is None else np.array(taken.flags)
         states = self._rows.states = [copied(state) for state in before]
         ids = [""] * len(data) if taken is None else list(self._rows.ids)
-        said = {STATES: states, STARTS: (flags & START) > 0, ENDS: (flags & END) > 0, ID: ids}
+        said = {
+            STATES: states,
+            STARTS: (flags & SEQUENCE_START) > 0,
+            ENDS: (flags & SEQUENCE_END) > 0,
+            ID: ids,
+        }
         return self._run(data, **{name: said[name] for name in self.names})
 
     def given(

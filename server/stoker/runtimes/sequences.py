@@ -14,9 +14,8 @@ import numpy as np
 
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import ForkingRuntime, Runtime
-from stoker.sequences import END, START, Control
 from stoker.settings.sequence import SequenceSettings
-from stoker.tensors import TensorSpec, check_batch
+from stoker.tensors import SEQUENCE_END, SEQUENCE_START, Control, TensorSpec, check_batch
 
 __all__ = [
     "KeepsStates",
@@ -151,7 +150,7 @@ class SequenceStates:
                 entry = self._entries.get((first, second)) if first else None
                 entries.append(None if entry is None else ((first, second), entry))
             places = [
-                _INITIAL if one is None or flags & START else one[1].place
+                _INITIAL if one is None or flags & SEQUENCE_START else one[1].place
                 for one, (_, _, flags) in zip(entries, said, strict=True)
             ]
             arrays = [pool[places] for pool in self._pools]
@@ -173,8 +172,8 @@ class SequenceStates:
                 if one is None or self._entries.get(one[0]) is not one[1]:
                     continue
                 key, entry = one
-                self._started += bool(flags & START)
-                if flags & END:
+                self._started += bool(flags & SEQUENCE_START)
+                if flags & SEQUENCE_END:
                     self._ended += 1
                     self._remove(key, entry)
                     continue
@@ -345,7 +344,9 @@ def _told(
         told = np.full(rows, control.off)
     else:
         flags = words[:, 2]
-        said = {"start": flags & START, "end": flags & END, "ready": words[:, 0]}[control.kind]
+        said = {"start": flags & SEQUENCE_START, "end": flags & SEQUENCE_END, "ready": words[:, 0]}[
+            control.kind
+        ]
         told = np.where(said != 0, control.on, control.off)
     return np.asarray(told, spec.dtype).reshape(rows, *spec.shape)
 

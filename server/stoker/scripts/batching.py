@@ -17,7 +17,6 @@ import numpy as np
 import simdjson
 
 from stoker.errors import LoadFailed
-from stoker.script_form import Batching, ScriptForm
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.handles import MAX_THREADS, GatheredCalls, HandleCall, like, together
 from stoker.scripts.merging import MergedCalls
@@ -34,6 +33,7 @@ from stoker.scripts.self_check import (
     variations,
 )
 from stoker.servable import SAMPLE_INPUT, Servable
+from stoker.tensors import Batching, ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
 __all__ = [

@@ -25,7 +25,6 @@ from stoker.errors import (
     StokerError,
     unforeseen,
 )
-from stoker.script_form import ScriptForm
 from stoker.scripts.forms import (
     NO_HEAD,
     StateNotCopied,
@@ -38,6 +37,7 @@ from stoker.scripts.forms import (
 )
 from stoker.scripts.guards import Watchdog, contain, finish
 from stoker.system.logs import frames_of_script, requests_in_log
+from stoker.tensors import ScriptForm
 from stoker.wire.json_bodies import numpy_hint, plain_numbers
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker.wire.script_streams import CallerGone, PieceWriter

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, cast
 
 from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
 from stoker.extensions import find_extension, require_extension
-from stoker.script_form import ScriptForm
+from stoker.tensors import ScriptForm
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
 __all__ = [

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import LoadFailed, RequestError
-from stoker.mlflow_folder import Column, MlflowFolder, TensorInput
+from stoker.scripts.mlflow_folder import Column, MlflowFolder, TensorInput
 
 __all__ = ["MlflowModel"]
 

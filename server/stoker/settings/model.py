@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.collecting.collection import CollectionSettings, read_collection
-from stoker.non_finite import NonFinite
 from stoker.settings.acceleration import Execution, Precision, Provider
+from stoker.settings.choices import TIERS, Admission, Late, NonFinite, Tier
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.lateness import TIERS, Admission, Late, Tier
 from stoker.settings.readers import (
     choice_of,
     number_of,
@@ -32,7 +31,7 @@ from stoker.settings.readers import (
     settings_of,
 )
 from stoker.settings.sequence import SequenceSettings, read_sequence
-from stoker.settings.takeover import (
+from stoker.settings.traffic import (
     Bounds,
     ParityMode,
     read_parity,
@@ -41,7 +40,7 @@ from stoker.settings.takeover import (
     read_sticky,
     read_weights,
 )
-from stoker.versions import read_labels, read_versions
+from stoker.settings.versions import read_labels, read_versions
 
 __all__ = ["ModelSettings", "model_settings"]
 

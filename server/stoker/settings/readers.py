@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.names import parse_reference
-from stoker.non_finite import NON_FINITE, NonFinite
+from stoker.settings.choices import NON_FINITE, NonFinite
+from stoker.settings.names import parse_reference
 
 __all__ = [
     "DEVICE_SEPARATOR",

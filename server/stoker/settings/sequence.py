@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
-from stoker.sequences import ControlKind
 from stoker.settings.readers import check_keys, read_path
+from stoker.tensors import ControlKind
 
 __all__ = ["ControlInput", "SequenceSettings", "StateTensor", "read_sequence"]
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from stoker.errors import InvalidSettings
-from stoker.non_finite import WORDS, NonFinite
 from stoker.pipelines.definition import Pipeline
-from stoker.settings.endpoint import Endpoint
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.model import ModelSettings
-from stoker.settings.otlp import OtlpProtocol
 from stoker.settings.readers import (
     choice_of,
     number_of,
@@ -28,28 +26,34 @@ from stoker.settings.readers import (
     read_text,
     setting,
 )
-from stoker.settings.takeover import PARITY_ROWS, PARITY_TOLERANCE, ParityMode, read_parity
+from stoker.settings.traffic import PARITY_ROWS, PARITY_TOLERANCE, Endpoint, ParityMode, read_parity
 from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogFormat
 from stoker.system.resources import usable_cores
 
 __all__ = [
     "ImportedSettings",
+    "OtlpProtocol",
     "ServerSettings",
     "SharedMemoryMode",
     "SharedMemoryPeers",
     "default_frontends",
+    "otlp_protocol_of",
     "read_shared_memory",
 ]
 
 
-# What can be set of shared memory of callers: who may register it, and who may use it.
+# Who may register shared memory of callers, who may use it, and how traces are sent.
 
+
+OtlpProtocol = Literal["http/protobuf", "grpc"]
+"""The protocols of OTLP in which traces are sent."""
 
 SharedMemoryMode = Literal["off", "admin", "on"]
 SharedMemoryPeers = Literal["loopback", "any"]
 
 _MODES: Final = ("off", "admin", "on")
+_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
 def read_shared_memory(value: Any) -> SharedMemoryMode:
@@ -400,3 +404,8 @@ def _tls_files(
 def default_frontends(cores: int) -> int:
     """How many frontends a server has if nobody says so: half of the cores, as models and their devices need some."""
     return max(1, min(8, cores // 2))
+
+
+def otlp_protocol_of(environ: Mapping[str, str]) -> str:
+    """Return which protocol the variables ask for, which may be none of ours; HTTP where they do not say."""
+    return next((environ[name] for name in _VARIABLES if environ.get(name)), "http/protobuf")

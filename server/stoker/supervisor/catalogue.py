@@ -15,8 +15,8 @@ from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.pipelines.definition import VERSION
-from stoker.settings.takeover import Canary
-from stoker.versions import DEFAULT_LABEL, Standing, State
+from stoker.settings.traffic import Canary
+from stoker.settings.versions import DEFAULT_LABEL, State, VersionStatus
 
 if TYPE_CHECKING:
     from stoker.models.deployed import Deployed
@@ -45,13 +45,13 @@ class Version:
         failed: The fingerprint of the files that could not be loaded.
     """
 
-    standing: Standing
+    standing: VersionStatus
     served: Deployed | None = None
     failed: str | None = None
 
     def enter(self, state: State, reason: str = "") -> None:
         """Enter a state without an error."""
-        self.standing = Standing(self.standing.slot, state, reason)
+        self.standing = VersionStatus(self.standing.slot, state, reason)
 
     def leave(self) -> None:
         """Enter UNLOADING: frontends do not score with it any more."""
@@ -61,7 +61,7 @@ class Version:
         """Record a failed load; if an earlier load of the same version is served, it stays in use."""
         state = "END" if self.served is None else self.standing.state
         code = error.code if isinstance(error, OperatorError) else OperatorError.code
-        self.standing = Standing(self.standing.slot, state, shown_reason(error), code)
+        self.standing = VersionStatus(self.standing.slot, state, shown_reason(error), code)
 
 
 def shown_reason(error: Exception) -> str:
@@ -300,12 +300,12 @@ class Catalogue:
             model = self.models.setdefault(servable.name, Model(servable.name))
             self._slots.keep(servable.name, servable.version, deployed.slot)
             # Frontends have the services of all versions from the start, and refuse requests until they are loaded.
-            model.versions[servable.version] = Version(Standing(deployed.slot, "LOADING"), deployed)
+            model.versions[servable.version] = Version(VersionStatus(deployed.slot, "LOADING"), deployed)
             model.chosen.add(servable.version)
         for (name, version), error in broken.items():
             model = self.models.setdefault(name, Model(name))
             slot, _ = self.slot_of(name, version)
-            model.versions[version] = Version(Standing(slot))
+            model.versions[version] = Version(VersionStatus(slot))
             model.versions[version].fail(error)
             model.chosen.add(version)
             self.release_slot(name, version)

@@ -18,7 +18,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from stoker import __version__
-from stoker.settings.otlp import OtlpProtocol
+from stoker.settings.server import OtlpProtocol
 from stoker.supervisor.spans import Span
 
 __all__ = ["OtlpExporter"]

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from stoker.echo import cut
 from stoker.errors import (
     LoadFailed,
     LoadTimeout,
@@ -24,21 +23,22 @@ from stoker.errors import (
     ParityFailed,
     RequestError,
     UnknownService,
+    cut,
 )
-from stoker.names import is_service_name
-from stoker.settings.adjustments import Adjustments
+from stoker.settings.choices import Adjustments
+from stoker.settings.names import is_service_name
+from stoker.settings.versions import VersionPolicy, check_named
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model
 from stoker.supervisor.events import Events
 from stoker.supervisor.version_manager import Processes, Stock, VersionManager
-from stoker.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.metrics.memory import MetricMemory
     from stoker.models.offers import Offer
-    from stoker.settings.takeover import Canary
+    from stoker.settings.traffic import Canary
 
 __all__ = ["Rollout"]
 

@@ -23,8 +23,9 @@ from stoker.models.ensembles import ensembles_of
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import Meant, Offer, find_offers, registered_offer
 from stoker.models.sources import Broken
-from stoker.settings.endpoint import keys_owner
 from stoker.settings.server import ServerSettings
+from stoker.settings.traffic import keys_owner
+from stoker.settings.workspace import Workspace, foreign_writers
 from stoker.supervisor.binding import bind
 from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.grpc_port import reserve_grpc_port
@@ -38,7 +39,6 @@ from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging, escaped
 from stoker.system.processes import keep_memory_out_of_cores
-from stoker.workspace import Workspace, foreign_writers
 
 if TYPE_CHECKING:
     from types import TracebackType

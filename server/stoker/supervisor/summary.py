@@ -20,16 +20,16 @@ from stoker.keys.keyring import Keyring
 from stoker.models.deployed import Deployed
 from stoker.models.offers import left_out
 from stoker.servable import SAMPLE_INPUT, Servable
-from stoker.settings.endpoint import keys_owner
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
+from stoker.settings.traffic import keys_owner
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.tls_ports import TlsPort, http_address
 from stoker.system.resources import usable_cores
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.nested_lists import native_rows_note
-from stoker.workspace import Workspace
 
 __all__ = [
     "batches_of",

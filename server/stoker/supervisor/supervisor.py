@@ -42,8 +42,7 @@ from stoker.metrics.journal import TraceReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.models.deployed import Deployed
-from stoker.settings.otlp import OtlpProtocol, said_protocol
-from stoker.settings.server import ServerSettings
+from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
 from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.fleet import Fleet
@@ -118,7 +117,7 @@ def trace_sender(
     named = next((name for name in _ENDPOINTS if environ.get(name)), None)
     if settings.otlp_endpoint is None and (named is None or _declined(environ)):
         return None
-    protocol = settings.otlp_protocol or _spoken(said_protocol(environ))
+    protocol = settings.otlp_protocol or _spoken(otlp_protocol_of(environ))
     if not _installed(_PACKAGES[protocol]):
         needs = f"OpenTelemetry's SDK: {how_to_install('otel')}"
         if settings.otlp_endpoint is not None:
@@ -138,7 +137,7 @@ def _declined(environ: Mapping[str, str]) -> bool:
         or environ.get("OTEL_TRACES_EXPORTER") == "none"
     ):
         return True
-    if (protocol := said_protocol(environ)) not in _PACKAGES:
+    if (protocol := otlp_protocol_of(environ)) not in _PACKAGES:
         logger.warning(
             "no traces are sent: the protocols of OTLP are here %s, not %s", " and ".join(_PACKAGES), protocol
         )

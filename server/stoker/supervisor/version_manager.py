@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from stoker.errors import LoadFailed, OperatorError, ParityFailed
 from stoker.metrics.layout import SUPERVISOR_PAGE
+from stoker.settings.versions import VersionStatus
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
 from stoker.supervisor.parity import prove
-from stoker.versions import Standing
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import Route
@@ -133,7 +133,7 @@ class VersionManager:
         """
         slot = self._take_slot(model.name, number)
         self._catalogue.models[model.name] = model
-        version = model.versions.setdefault(number, Version(Standing(slot)))
+        version = model.versions.setdefault(number, Version(VersionStatus(slot)))
         old = version.served
         if old is None:
             version.enter("LOADING")

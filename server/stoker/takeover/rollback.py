@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from stoker.settings.takeover import Bounds
+from stoker.settings.traffic import Bounds
 
 __all__ = ["Counters", "Trial", "quantile_bounds_s"]
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.echo import quoted
-from stoker.errors import InvalidInput, MalformedBody
+from stoker.errors import InvalidInput, MalformedBody, quoted
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
 from stoker.wire.packed import check_string_count, has_too_many_elements
 from stoker.wire.tensor_json import as_dtype

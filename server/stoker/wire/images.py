@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.echo import cut
 from stoker.errors import (
     BodyTooLarge,
     ImageTooLarge,
@@ -25,6 +24,7 @@ from stoker.errors import (
     InvalidSettings,
     MalformedBody,
     UnsupportedEncoding,
+    cut,
 )
 from stoker.settings.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec

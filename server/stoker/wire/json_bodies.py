@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from stoker.errors import BodyTooLarge, MalformedBody, NonFiniteOutput
-from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.choices import WORDS, NonFinite
 
 __all__ = [
     "MAX_VALUES",

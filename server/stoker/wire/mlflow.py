@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from stoker.errors import InvalidInput, MalformedBody
-from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.tables import columns_of, columns_of_rows, is_columns, is_table, named_rows
 from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict

@@ -17,7 +17,7 @@ import orjson
 import simdjson
 
 from stoker.errors import StokerError
-from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import ModelTensors
 from stoker.wire.json_bodies import MAX_VALUES, check_values
 from stoker.wire.nested_lists import BUFFERS, KEPT_BYTES

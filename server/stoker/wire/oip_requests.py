@@ -16,11 +16,9 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from stoker.echo import cut, quoted
-from stoker.errors import InvalidInput, MalformedBody
-from stoker.sequences import MAX_ID, SequenceStep
-from stoker.sequences import MAX_ID_CHARS as MAX_SEQUENCE_ID_CHARS
-from stoker.tensors import ModelTensors, TensorInfo
+from stoker.errors import InvalidInput, MalformedBody, cut, quoted
+from stoker.tensors import MAX_ID, ModelTensors, SequenceStep, TensorInfo
+from stoker.tensors import MAX_ID_CHARS as MAX_SEQUENCE_ID_CHARS
 from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nests_deeper
 from stoker.wire.oip_tensors import (
     RegionReader,

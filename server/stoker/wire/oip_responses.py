@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from stoker.errors import InvalidInput
-from stoker.non_finite import WORDS, NonFinite
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.wire.json_bodies import rewritten
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw

@@ -9,8 +9,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.echo import cut, quoted
-from stoker.errors import InvalidInput, MalformedBody
+from stoker.errors import InvalidInput, MalformedBody, cut, quoted
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
 

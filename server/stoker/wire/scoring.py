@@ -16,9 +16,8 @@ import numpy as np
 import orjson
 import simdjson
 
-from stoker.echo import quoted_names
-from stoker.errors import InvalidInput
-from stoker.non_finite import WORDS, NonFinite
+from stoker.errors import InvalidInput, quoted_names
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document, rewritten
 from stoker.wire.nested_lists import (

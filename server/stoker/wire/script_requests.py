@@ -18,7 +18,7 @@ import orjson
 from stoker.wire.json_bodies import check_text
 
 if TYPE_CHECKING:
-    from stoker.script_form import ScriptForm
+    from stoker.tensors import ScriptForm
 
 __all__ = [
     "HEAD_ROOM_BYTES",

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.echo import quoted
-from stoker.errors import InvalidInput
+from stoker.errors import InvalidInput, quoted
 from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
 
 __all__ = ["columns_of", "columns_of_rows", "data_of", "is_columns", "is_table", "named_rows"]

@@ -14,9 +14,8 @@ import numpy as np
 import orjson
 import simdjson
 
-from stoker.echo import quoted, quoted_names
-from stoker.errors import InvalidInput
-from stoker.non_finite import WORDS, NonFinite
+from stoker.errors import InvalidInput, quoted, quoted_names
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document, rewritten
 from stoker.wire.nested_lists import (

@@ -14,9 +14,8 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from stoker.echo import cut, json_beginning, quoted
-from stoker.errors import InvalidInput, MalformedBody
-from stoker.non_finite import WORDS, NonFinite
+from stoker.errors import InvalidInput, MalformedBody, cut, json_beginning, quoted
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.json_bodies import check_slow, check_values, finite, load, nests_deeper, rewritten
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers

@@ -14,9 +14,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from stoker.echo import quoted
-from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
-from stoker.non_finite import WORDS, NonFinite
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, quoted
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import NamedSignature, TensorInfo
 from stoker.wire.protobuf import field, varint_bytes
 from stoker.wire.tensor_json import is_base64

@@ -12,8 +12,8 @@ from stoker.errors import InvalidSettings
 from stoker.extensions import require_extension
 from stoker.models.layouts import likely_name
 from stoker.settings.files import read_yaml
+from stoker.settings.loading import read_pipelines
 from stoker.settings.model import model_settings
-from stoker.settings.pipelines import read_pipelines
 from stoker.settings.readers import read_settings, read_switch, settings_of
 from stoker.settings.server import ServerSettings
 from stoker_cluster.plan import ClusterPlan

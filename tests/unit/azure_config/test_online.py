@@ -11,8 +11,8 @@ import yaml
 from stoker.collecting.collection import CollectionSettings
 from stoker.commands.serve import add_arguments, serve_settings
 from stoker.errors import InvalidSettings
-from stoker.settings.endpoint import Endpoint, keys_owner
 from stoker.settings.server import ServerSettings
+from stoker.settings.traffic import Endpoint, keys_owner
 from stoker_azure.config import OnlineDeployment, OnlineEndpoint
 from stoker_azure.config.online_fields import DEPLOYMENT_FIELDS, ENDPOINT_FIELDS, KEPT_ONLINE_BECAUSE
 

@@ -29,7 +29,7 @@ from azureml.data import OutputFileDatasetConfig
 from azureml.data.datapath import DataPath
 from azureml.exceptions import UserErrorException
 
-from stoker.workspace import Workspace as LocalWorkspace
+from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.training_compute import cores_and_gpus
 from stoker_runs.records.states import RunFailure

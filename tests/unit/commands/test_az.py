@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from stoker.cli import main
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_azure.commands import az_actions
 from stoker_azure.commands.az import REFUSED
 from stoker_azure.sdk import core as azure_sdk

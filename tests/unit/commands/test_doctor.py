@@ -21,9 +21,9 @@ from stoker.gpu import device_survey, devices
 from stoker.gpu.facts import Driver, Gpu
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
 from stoker.supervisor import grpc_port
 from stoker.system.extras import how_to_install, onnx_missing
-from stoker.workspace import Workspace
 
 SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"
 

@@ -24,9 +24,9 @@ from stoker.keys.keyring import AdminKey
 from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.repository import Repository
 from stoker.servable import Device, Servable
-from stoker.settings.takeover import Canary
+from stoker.settings.traffic import Canary
+from stoker.settings.workspace import Workspace
 from stoker.tensors import Signature, TensorSpec
-from stoker.workspace import Workspace
 
 
 def run(*arguments: str | Path) -> int:

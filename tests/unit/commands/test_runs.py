@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.cli import main
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_run.records import Recorder
 from stoker_runs.commands import run_output
 from stoker_runs.records.folder import RunFolder

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.tuning.test_sweep import World, asked
 
 from stoker.cli import main
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.commands import run_output, sweep_output
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.states import Status

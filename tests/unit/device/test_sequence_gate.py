@@ -9,7 +9,7 @@ from tests.puppets import STEADY, HandClock
 
 from stoker.device.sequence_worker import Decision, SequenceGate, SequenceRow
 from stoker.runtimes.sequences import SequenceStates
-from stoker.sequences import START
+from stoker.tensors import SEQUENCE_START
 
 LANES = ("a", "b")
 MOST = 3
@@ -42,7 +42,7 @@ class Device:
         batch, self.queued = self.queued[:rows], self.queued[rows:]
         assert len({row.key for row in batch}) == len(batch)
         if batch and not fails:
-            words = np.array([[*row.key, row.start * START] for row in batch])
+            words = np.array([[*row.key, row.start * SEQUENCE_START] for row in batch])
             self.states.leave(self.states.take(words, len(batch)), [])
             self.run += [row.number for row in batch]
         for row in batch:

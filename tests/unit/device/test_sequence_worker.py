@@ -29,8 +29,7 @@ from stoker.gateway.rows.sequence_exchange import SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
 from stoker.runtimes.sequences import SequenceRuntime, SequenceStates
-from stoker.sequences import Control, SequenceStep
-from stoker.tensors import Signature, TensorSpec
+from stoker.tensors import Control, SequenceStep, Signature, TensorSpec
 
 X, SUM, NEXT_SUM, Y = (TensorSpec(name, "float32", (1,)) for name in ("x", "sum", "next_sum", "y"))
 IDLE_S = 60

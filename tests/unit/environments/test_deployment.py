@@ -17,8 +17,8 @@ from stoker.models.repository import Repository
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.groups import group
-from stoker.workspace import Workspace
 
 
 @pytest.fixture

@@ -47,9 +47,9 @@ from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.hosting import Hosting
 from stoker.metrics.memory import MetricMemory
+from stoker.settings.versions import VersionStatus
 from stoker.terms import Terms
 from stoker.verdict import Verdict
-from stoker.versions import Standing
 
 KEY = "admin-key-of-the-tests-00001"
 
@@ -100,7 +100,7 @@ class Supervisor:
                 grpc=None,
                 admin=AdminRules(polls=False, needs_key=True, key=KEY, local=True),
                 services=(_service("digits", 0),),
-                models=(Route("digits", 1, {}, (RoutedVersion(1, Standing(0, "AVAILABLE"), 0),)),),
+                models=(Route("digits", 1, {}, (RoutedVersion(1, VersionStatus(0, "AVAILABLE"), 0),)),),
                 only="digits",
             )
             self.tell(start, [metrics_fd, sock.fileno()])

@@ -34,10 +34,10 @@ from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.takeover import Parity
+from stoker.settings.traffic import Parity
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.comparison import Comparison
 from stoker.terms import Terms
-from stoker.versions import Standing
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -
     third, seventh = service(memory, "3"), service(memory, "7")
     gateway = Gateway({"digits": third}, memory)
     versions = {
-        "3": ServedVersion(Standing(0, "AVAILABLE"), third),
-        "7": ServedVersion(Standing(1, "AVAILABLE"), seventh),
-        "8": ServedVersion(Standing(2, "LOADING")),
-        "9": ServedVersion(Standing(3, "END", "unloaded")),
+        "3": ServedVersion(VersionStatus(0, "AVAILABLE"), third),
+        "7": ServedVersion(VersionStatus(1, "AVAILABLE"), seventh),
+        "8": ServedVersion(VersionStatus(2, "LOADING")),
+        "9": ServedVersion(VersionStatus(3, "END", "unloaded")),
     }
     gateway.route("digits", ServedModel(versions, "3", {"canary": "7"}))
     assert gateway.find("digits") is gateway.service("digits") is gateway.service(None) is third
@@ -87,7 +87,7 @@ def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -
 def test_a_model_that_could_not_be_loaded_says_why_and_others_are_ready(memory: MetricMemory) -> None:
     """By whatever path it is asked for; the server is ready without it."""
     gateway = Gateway({"letters": service(memory, "1", "letters")}, memory)
-    broken = ServedVersion(Standing(1, "END", "digits is no model", "load_failed"))
+    broken = ServedVersion(VersionStatus(1, "END", "digits is no model", "load_failed"))
     gateway.route("digits", ServedModel({"1": broken}, "1"))
     for ask in (gateway.service, gateway.find, lambda name: gateway.find(name, "1")):
         with pytest.raises(NotReady, match=r"'digits'.* could not be loaded: digits is no model"):
@@ -105,14 +105,14 @@ def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
     gateway = Gateway({"digits": third}, memory)
     for heads in (gateway.heads, gateway.distant_heads):
         gateway.remember(heads, b"POST /score", PlainHead(third, b"", 1, None, closes=False))
-    gateway.route("digits", ServedModel({"7": ServedVersion(Standing(1, "AVAILABLE"), seventh)}, "7"))
+    gateway.route("digits", ServedModel({"7": ServedVersion(VersionStatus(1, "AVAILABLE"), seventh)}, "7"))
     assert gateway.heads == gateway.distant_heads == {}
     assert gateway.routes == {b"/score": seventh, b"/api/v1/service/digits/score": seventh}
     assert gateway.infer_routes == {
         b"/v2/models/digits/infer": seventh,
         b"/v2/models/digits/versions/7/infer": seventh,
     }
-    gateway.route("digits", ServedModel({"7": ServedVersion(Standing(1, "END"))}, None))
+    gateway.route("digits", ServedModel({"7": ServedVersion(VersionStatus(1, "END"))}, None))
     assert (gateway.routes, gateway.infer_routes) == ({}, {})
     with pytest.raises(UnknownService, match="none is loaded"):
         gateway.service(None)
@@ -235,7 +235,7 @@ class Frontend:
     def route(self, **numbers: int) -> None:
         """Send everybody to the last of these versions."""
         versions = tuple(
-            RoutedVersion(int(version[1:]), Standing(0, "AVAILABLE"), number)
+            RoutedVersion(int(version[1:]), VersionStatus(0, "AVAILABLE"), number)
             for version, number in numbers.items()
         )
         self.roster.route(Route("digits", versions[-1].version, {}, versions))
@@ -445,7 +445,7 @@ def test_requests_that_name_no_version_go_by_weights(memory: MetricMemory) -> No
 
 def _versions(**numbers: int) -> tuple[RoutedVersion, ...]:
     return tuple(
-        RoutedVersion(int(version[1:]), Standing(0, "AVAILABLE"), number)
+        RoutedVersion(int(version[1:]), VersionStatus(0, "AVAILABLE"), number)
         for version, number in numbers.items()
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.azure_files import find_run_config, keep_target, read_compute, read_run_config
 from stoker_runs.targets.definitions import SshSettings, Target, find_target
 

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.models.repository import Repository
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.registration import register_asked, register_model
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.puppet_engine import exited
 from tests.unit.launch.conftest import World
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.slots import Slots
 from stoker_runs.records.folder import RunFolder, log_file, read_lines

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.models.repository import Repository
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 
 @pytest.fixture

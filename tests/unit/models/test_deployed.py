@@ -25,8 +25,8 @@ from stoker.models.repository import Repository
 from stoker.settings.acceleration import Acceleration
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import replace_file
-from stoker.workspace import Workspace
 
 NOW = datetime(2026, 10, 18, 12, 30, tzinfo=UTC)
 SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"

@@ -16,7 +16,7 @@ from stoker.settings.image_input import ImageInput
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 DIGITS = ImageInput(28, 28, channels=1, invert=True)
 

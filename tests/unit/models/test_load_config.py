@@ -9,7 +9,7 @@ import pytest
 
 from stoker.models.load_config import adjustments_of
 from stoker.models.pbtxt import WrongField
-from stoker.settings.adjustments import Adjustments
+from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 
 

@@ -14,11 +14,11 @@ from tests.mlflow_folders import PRICES, write_mlmodel, write_onnx, write_sklear
 
 from stoker.environments.files import find_environment, read_environment
 from stoker.errors import EnvironmentUnusable, LoadFailed, RepositoryError, RequestError
-from stoker.mlflow_folder import Column, MlflowFolder
 from stoker.models.frameworks import Detected, detect
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.mlflow_folder import Column, MlflowFolder
 from stoker.scripts.mlflow_model import MlflowModel
 from stoker.wire.script_requests import ScriptRequest
 

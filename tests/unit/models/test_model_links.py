@@ -15,7 +15,7 @@ from stoker.models.repository import Repository
 from stoker.settings.model import ModelSettings
 from stoker.settings.sequence import SequenceSettings, StateTensor
 from stoker.settings.server import ServerSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 

@@ -21,10 +21,10 @@ from stoker.models.repository import Repository
 from stoker.models.sources import Broken
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
-from stoker.settings.takeover import Canary
+from stoker.settings.traffic import Canary
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.summary import notes
-from stoker.workspace import Workspace
 
 
 @pytest.fixture

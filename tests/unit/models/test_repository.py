@@ -28,7 +28,7 @@ from stoker.models import registered
 from stoker.models.frameworks import Detected
 from stoker.models.registered import _KINDS, Registered
 from stoker.models.repository import Repository
-from stoker.names import (
+from stoker.settings.names import (
     checked_name,
     checked_service,
     is_name,

@@ -15,7 +15,7 @@ from stoker.errors import InvalidSettings
 from stoker.models.deployed import resolve
 from stoker.models.serving_config import read_batching_parameters, read_model_config
 from stoker.settings.server import ServerSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 MODELS = """
 # Two models, as the documentation of TensorFlow Serving has them.

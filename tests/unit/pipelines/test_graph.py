@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidSettings
-from stoker.pipelines.definition import Pipeline, Step
-from stoker.pipelines.graph import Graph, Links, Progress
+from stoker.pipelines.definition import Graph, Links, Pipeline, Progress, Step
 
 Maps = Mapping[str, tuple[list[str], list[str]]]
 

@@ -20,10 +20,9 @@ from stoker.device.lifecycle import load
 from stoker.errors import LoadFailed
 from stoker.runtimes.onnx_sequences import _constant
 from stoker.runtimes.sequences import SequenceRuntime, sequence_runtime
-from stoker.sequences import END, START, SequenceStep
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import read_sequence
-from stoker.tensors import Signature, TensorInfo, TensorSpec
+from stoker.tensors import SEQUENCE_END, SEQUENCE_START, SequenceStep, Signature, TensorInfo, TensorSpec
 
 CPU = Device("cpu", 0, "a processor")
 SETTINGS: dict[str, Any] = {
@@ -64,7 +63,7 @@ def test_rows_come_to_what_the_runtime_alone_comes_to(tmp_path: Path) -> None:
     keys = np.array([[1, name] for name in range(3)])
     random = np.random.default_rng(5)
     for turn in range(4):
-        words = np.c_[keys, np.full(3, 0 if turn else START)]
+        words = np.c_[keys, np.full(3, 0 if turn else SEQUENCE_START)]
         x = random.standard_normal((3, 2)).astype(np.float32)
         for first, second, flags in words.tolist():
             assert runtime.states.admit((first, second), start=bool(flags)) is None
@@ -81,7 +80,7 @@ def test_a_fork_has_the_same_states(tmp_path: Path) -> None:
     second = first.fork()
     assert first.states.admit((1, 1), start=True) is None
     x = np.ones((1, 2), np.float32)
-    first.run([x, np.array([[1, 1, START]])])
+    first.run([x, np.array([[1, 1, SEQUENCE_START]])])
     assert second.run([x, np.array([[1, 1, 0]])])[0].tolist() == [[6, 6]]
 
 
@@ -134,7 +133,7 @@ def test_a_state_begins_with_a_file(tmp_path: Path, name: str) -> None:
     runtime = loaded(write_running_sum(tmp_path / "sums.onnx"), state=state)
     assert runtime.states.admit((1, 1), start=True) is None
     x = np.ones((1, 2), np.float32)
-    for flags, sums in ((START, [33, 63]), (0, [36, 66]), (START | END, [33, 63])):
+    for flags, sums in ((SEQUENCE_START, [33, 63]), (0, [36, 66]), (SEQUENCE_START | SEQUENCE_END, [33, 63])):
         assert runtime.run([x, np.array([[1, 1, flags]])])[0].tolist() == [sums]
 
 
@@ -257,7 +256,7 @@ def test_a_model_with_state_is_as_it_is_declared(tmp_path: Path) -> None:
     assert tensors.inputs == (TensorInfo("x", "float32", (-1, 2, 1)),)
     assert tensors.outputs == (TensorInfo("y", "float32", (-1, 1, 2)),)
     assert runtime.states.admit((1, 1), start=True) is None
-    for flags, sums in ((START, 3), (0, 6)):
+    for flags, sums in ((SEQUENCE_START, 3), (0, 6)):
         (answer,) = runtime.run([np.ones((1, 2, 1), np.float32), np.array([[1, 1, flags]])])
         assert answer.tolist() == [[[sums, sums]]]
     with pytest.raises(LoadFailed, match="has only state"):
@@ -303,7 +302,7 @@ def test_a_model_of_one_row_runs_its_rows_one_after_the_other(tmp_path: Path) ->
         keys = [(1, name) for name in range(3)]
         assert not any(runtime.states.admit(key, start=True) for key in keys)
         x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
-        for flags, turn in ((START, 1), (0, 2)):
+        for flags, turn in ((SEQUENCE_START, 1), (0, 2)):
             (y,) = runtime.run([x, np.array([[*key, flags] for key in keys])])
             assert y.tolist() == (3 * turn * x).tolist()
 

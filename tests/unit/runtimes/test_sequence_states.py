@@ -8,7 +8,7 @@ import numpy as np
 from tests.puppets import HandClock
 
 from stoker.runtimes.sequences import Key, SequenceStates
-from stoker.sequences import END, START
+from stoker.tensors import SEQUENCE_END, SEQUENCE_START
 
 FIRST, SECOND, THIRD = (1, 10), (3, 10), (5, 10)
 IDLE_MS = 100
@@ -31,23 +31,27 @@ def run(kept: SequenceStates, *rows: tuple[Key, int], more: float = 1) -> list[f
 
 def step(kept: SequenceStates, key: Key, flags: int = 0) -> float | str:
     """Admit one row and run it."""
-    refusal = kept.admit(key, start=bool(flags & START))
+    refusal = kept.admit(key, start=bool(flags & SEQUENCE_START))
     return refusal or run(kept, (key, flags))[0]
 
 
 def test_each_goes_on_from_its_own_state() -> None:
     """Rows of different sequences run as one batch, and each finds what its sequence has left."""
     kept = states()
-    assert [step(kept, FIRST, START), step(kept, SECOND, START), step(kept, SECOND)] == [0, 0, 1]
+    assert [step(kept, FIRST, SEQUENCE_START), step(kept, SECOND, SEQUENCE_START), step(kept, SECOND)] == [
+        0,
+        0,
+        1,
+    ]
     assert run(kept, (FIRST, 0), (SECOND, 0)) == [1, 2]
-    assert run(kept, (SECOND, START), (FIRST, 0)) == [0, 2]
+    assert run(kept, (SECOND, SEQUENCE_START), (FIRST, 0)) == [0, 2]
     assert run(kept, (SECOND, 0)) == [1]
 
 
 def test_rows_of_no_sequence_begin_anew_and_leave_nothing() -> None:
     """Those that fill a batch up, and whole batches of a warm-up."""
     kept = states()
-    step(kept, FIRST, START)
+    step(kept, FIRST, SEQUENCE_START)
     assert run(kept, ((0, 0), 0), (FIRST, 0), ((0, 0), 0), more=5) == [0, 1, 0]
     kept.leave(kept.take(None, 3), [np.ones((3, 1), np.float32)])
     assert run(kept, ((0, 0), 0), (FIRST, 0)) == [0, 6]
@@ -58,10 +62,10 @@ def test_what_was_not_started_or_has_ended_is_unknown() -> None:
     """A row without the flag does not begin a sequence, neither a new one nor one that is over."""
     kept = states()
     assert step(kept, FIRST) == "unknown"
-    step(kept, FIRST, START)
-    assert step(kept, FIRST, END) == 1
+    step(kept, FIRST, SEQUENCE_START)
+    assert step(kept, FIRST, SEQUENCE_END) == 1
     assert step(kept, FIRST) == "unknown"
-    assert step(kept, FIRST, START | END) == 0
+    assert step(kept, FIRST, SEQUENCE_START | SEQUENCE_END) == 0
     assert step(kept, FIRST) == "unknown"
     assert kept.counts == (0, 2, 2, 0)
 
@@ -72,7 +76,7 @@ def test_one_of_which_no_row_was_run_has_not_begun() -> None:
     assert kept.admit(FIRST, start=True) is None
     assert kept.admit(SECOND, start=True) == "full"
     kept.settle(FIRST)
-    assert step(kept, SECOND, START) == 0
+    assert step(kept, SECOND, SEQUENCE_START) == 0
     assert kept.admit(SECOND, start=True) is None
     kept.settle(SECOND)
     assert step(kept, SECOND) == 1
@@ -83,9 +87,9 @@ def test_idle_ones_end() -> None:
     clock = HandClock()
     kept = states(clock)
     assert kept.first_expiry_ns is None
-    step(kept, FIRST, START)
+    step(kept, FIRST, SEQUENCE_START)
     clock.advance_ms(IDLE_MS / 2)
-    step(kept, SECOND, START)
+    step(kept, SECOND, SEQUENCE_START)
     assert kept.first_expiry_ns == clock() + IDLE_MS * 500_000
     clock.advance_ms(IDLE_MS / 2)
     kept.expire({FIRST})
@@ -99,12 +103,12 @@ def test_idle_ones_end() -> None:
 def test_a_batch_leaves_nothing_to_a_sequence_that_was_forgotten_meanwhile() -> None:
     """Nor to another one that has begun under the same name since."""
     kept = states(most=1)
-    step(kept, FIRST, START)
+    step(kept, FIRST, SEQUENCE_START)
     taken = kept.take(np.array([[*FIRST, 0]]), 1)
     kept.forget(FIRST)
     kept.leave(taken, [np.full((1, 1), 7, np.float32)])
     assert step(kept, FIRST) == "unknown"
-    step(kept, FIRST, START)
+    step(kept, FIRST, SEQUENCE_START)
     kept.leave(taken, [np.full((1, 1), 7, np.float32)])
     assert step(kept, FIRST) == 1
 
@@ -117,7 +121,7 @@ def test_objects_are_let_go_with_their_sequence() -> None:
     assert states.admit(FIRST, start=True) is None
     array = np.empty(1, object)
     array[0] = kept
-    states.leave(states.take(np.array([[*FIRST, START]]), 1), [array])
+    states.leave(states.take(np.array([[*FIRST, SEQUENCE_START]]), 1), [array])
     del kept, array
     assert states.take(np.array([[*FIRST, 0]]), 1).arrays[0][0] is alive()
     states.forget(FIRST)
@@ -128,7 +132,7 @@ def test_a_sequence_begins_with_what_was_said() -> None:
     """And anew with the same."""
     states = SequenceStates([np.array([5.0])], 2, IDLE_MS * 1_000_000, HandClock())
     assert states.admit(FIRST, start=True) is None
-    words = np.array([[*FIRST, START]])
+    words = np.array([[*FIRST, SEQUENCE_START]])
     for _ in range(2):
         taken = states.take(words, 1)
         assert taken.arrays[0].tolist() == [[5]]

@@ -27,7 +27,6 @@ from stoker.models.deployed import Deployed, resolve
 from stoker.models.placement import place
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
-from stoker.script_form import ScriptForm
 from stoker.scripts import environment, handles
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.calls import ScriptCalls
@@ -36,11 +35,11 @@ from stoker.scripts.handles import GatheredCalls, Interception
 from stoker.scripts.self_check import Sample
 from stoker.servable import Device, Servable
 from stoker.settings.loading import load_settings
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.summary import batching_lines
-from stoker.tensors import Signature
+from stoker.tensors import ScriptForm, Signature
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, script_row
-from stoker.workspace import Workspace
 
 SCRIPTS = Path(__file__).parents[2] / "entry_scripts"
 ROWS = Sample(b'{"data": [[1.0, 2.0], [3.0, 4.0]]}', "application/json", "rows.json")

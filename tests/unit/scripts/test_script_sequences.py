@@ -18,9 +18,9 @@ from stoker.device.lifecycle import load
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
 from stoker.scripts.guards import Watchdog
-from stoker.sequences import END, START, SequenceStep
 from stoker.servable import Device, Servable
 from stoker.settings.sequence import read_sequence
+from stoker.tensors import SEQUENCE_END, SEQUENCE_START, SequenceStep
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, RequestHead, ScriptAnswer, ScriptRequest
 
 pytestmark = pytest.mark.usefixtures("without_flask")
@@ -91,14 +91,14 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 def words(name: int | str, flags: int = 0) -> np.ndarray:
     """What a row says of its sequence."""
-    return np.array([SequenceStep(name, bool(flags & START), bool(flags & END)).words("")])
+    return np.array([SequenceStep(name, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)).words("")])
 
 
 def ask(runtime: SequenceBodyScript, said: Any, name: int, flags: int = 0, head: Any = None) -> ScriptAnswer:
     """One request, as the worker of a model with state has it run."""
     row = words(name, flags)
     first, second, _ = row[0].tolist()
-    assert runtime.states.admit((first, second), start=bool(flags & START)) is None
+    assert runtime.states.admit((first, second), start=bool(flags & SEQUENCE_START)) is None
     ((packed,),) = runtime.run([[ScriptRequest(b"id", json.dumps(said).encode(), 0, head).pack()], row])
     runtime.states.settle((first, second))
     return ScriptAnswer.unpack(packed)  # type: ignore[arg-type]  # a text, no failure
@@ -114,11 +114,11 @@ def test_run_goes_on_from_what_its_last_answer_has_left(loaded: Load) -> None:
     """Each sequence from its own, which is empty at first; and it is told where in that it is."""
     runtime = loaded(REMEMBERS)
     assert runtime.signature.sequences
-    assert told(ask(runtime, 1, 7, START)) == [[1], True, False]
-    assert told(ask(runtime, 2, 8, START)) == [[2], True, False]
+    assert told(ask(runtime, 1, 7, SEQUENCE_START)) == [[1], True, False]
+    assert told(ask(runtime, 2, 8, SEQUENCE_START)) == [[2], True, False]
     assert told(ask(runtime, 3, 7)) == [[1, 3], False, False]
-    assert told(ask(runtime, 4, 7, END)) == [[1, 3, 4], False, True]
-    assert told(ask(runtime, 5, 8, START)) == [[5], True, False]
+    assert told(ask(runtime, 4, 7, SEQUENCE_END)) == [[1, 3, 4], False, True]
+    assert told(ask(runtime, 5, 8, SEQUENCE_START)) == [[5], True, False]
     assert runtime.states.counts == (1, 3, 1, 0)
 
 
@@ -126,11 +126,11 @@ def test_run_goes_on_from_what_its_last_answer_has_left(loaded: Load) -> None:
 def test_an_error_has_changed_nothing(loaded: Load, said: str) -> None:
     """Whatever `run` had put into its state by then, and in what it holds; nor has a sequence begun by one."""
     runtime = loaded(REMEMBERS)
-    told(ask(runtime, 1, 7, START))
+    told(ask(runtime, 1, 7, SEQUENCE_START))
     failed = ask(runtime, said, 7)
     assert (failed.status >= 400) or len(failed.pack()) > MOST_BYTES + HEAD_ROOM_BYTES
     assert told(ask(runtime, 2, 7)) == [[1, 2], False, False]
-    ask(runtime, said, 8, START)
+    ask(runtime, said, 8, SEQUENCE_START)
     assert runtime.states.counts.live == 1
 
 
@@ -147,7 +147,9 @@ def run(raw_data, state):
     return AMLResponse(str(state["n"]), 409 if raw_data == "0" else 201)
 """
     )
-    assert [ask(runtime, said, 7, START * (not place)).body for place, said in enumerate((1, 0, 1))] == [
+    assert [
+        ask(runtime, said, 7, SEQUENCE_START * (not place)).body for place, said in enumerate((1, 0, 1))
+    ] == [
         b"1",
         b"2",
         b"2",
@@ -157,10 +159,10 @@ def run(raw_data, state):
 def test_a_state_that_cannot_be_copied_is_told(loaded: Load, caplog: pytest.LogCaptureFixture) -> None:
     """By the request behind it, with what it is; the sequence can be begun anew."""
     runtime = loaded(REMEMBERS)
-    told(ask(runtime, "lock", 7, START))
+    told(ask(runtime, "lock", 7, SEQUENCE_START))
     assert ask(runtime, 1, 7).status == 500
     assert "the state of the sequence holds what cannot be copied" in caplog.text
-    assert told(ask(runtime, 1, 7, START)) == [[1], True, False]
+    assert told(ask(runtime, 1, 7, SEQUENCE_START)) == [[1], True, False]
 
 
 def test_a_state_that_cannot_be_copied_is_no_fault_of_the_body(
@@ -182,7 +184,8 @@ def run(raw_data, state):
     first, second, _ = words(7)[0].tolist()
     assert runtime.states.admit((first, second), start=True) is None
     statuses = [
-        ScriptAnswer.unpack(runtime.run([[text], words(7, flags)])[0][0]).status for flags in (START, 0)
+        ScriptAnswer.unpack(runtime.run([[text], words(7, flags)])[0][0]).status
+        for flags in (SEQUENCE_START, 0)
     ]
     assert statuses == [200, 500]
     assert "the state of the sequence holds what cannot be copied" in caplog.text
@@ -225,7 +228,7 @@ def test_a_copy_of_a_state_takes_its_time_from_its_request(loaded: Load, *, batc
     first, second, _ = words(7)[0].tolist()
     assert runtime.states.admit((first, second), start=True) is None
     content = np.array([0]) if batched else [ScriptRequest(b"id", b"0", 0, None).pack()]
-    runtime.run([content, words(7, START)])
+    runtime.run([content, words(7, SEQUENCE_START)])
     with ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
         if batched:
@@ -248,7 +251,7 @@ async def run(raw_data, state):
     return state["n"]
 """
     )
-    assert [told(ask(runtime, 0, 7, flags)) for flags in (START, 0)] == [1, 2]
+    assert [told(ask(runtime, 0, 7, flags)) for flags in (SEQUENCE_START, 0)] == [1, 2]
     runtime = loaded(
         """
 from inference_schema.schema_decorators import input_schema
@@ -264,7 +267,7 @@ def run(number, state, request_headers):
     )
     assert runtime.signature.script.input_schema["example"] == {"number": 1, "request_headers": ""}
     head = RequestHead("POST", "/score", "", [("content-type", "application/json")], "")
-    sums = [told(ask(runtime, {"number": 4}, 7, flags, head)) for flags in (START, 0)]
+    sums = [told(ask(runtime, {"number": 4}, 7, flags, head)) for flags in (SEQUENCE_START, 0)]
     assert sums == [[total, {"Content-Type": "application/json"}] for total in (4, 8)]
 
 
@@ -282,7 +285,7 @@ def run(raw_data, state):
         raise ValueError("unlucky")
 """
     )
-    assert told(ask(runtime, 0, 7, START)) == [1, 2]
+    assert told(ask(runtime, 0, 7, SEQUENCE_START)) == [1, 2]
     assert ask(runtime, 13, 7).status == 500
     assert told(ask(runtime, 0, 7)) == [3, 4]
 
@@ -291,7 +294,7 @@ def test_rows_of_a_batch_have_a_state_each(loaded: Load) -> None:
     """A decorated `run` gets one a row; a batch that fails leaves all of them as they were."""
     runtime = loaded(ADDS)
     assert isinstance(runtime, SequenceRowsScript)
-    said = np.concatenate([words(name, START) for name in (1, 2)] + [np.zeros((1, 3), np.int64)])
+    said = np.concatenate([words(name, SEQUENCE_START) for name in (1, 2)] + [np.zeros((1, 3), np.int64)])
     for first, second, _ in said[:2].tolist():
         assert runtime.states.admit((first, second), start=True) is None
     rows = np.array([[1, 1], [2, 2], [9, 9]], np.float32)
@@ -322,7 +325,7 @@ def run(data, states):
     )
     first, second, _ = words(1)[0].tolist()
     assert runtime.states.admit((first, second), start=True) is None
-    assert runtime.run([np.array([5]), words(1, START)]) == [[b"null"]]
+    assert runtime.run([np.array([5]), words(1, SEQUENCE_START)]) == [[b"null"]]
     with pytest.raises(ValueError, match="has left 2 states for a batch of 1"):
         runtime.run([np.array([13]), words(1)])
     assert runtime.run([np.array([6]), words(1)]) == [[b"5"]]
@@ -347,7 +350,7 @@ def run(raw_data, state):
     return state["n"]
 """
     )
-    told(ask(runtime, 0, 7, START))
+    told(ask(runtime, 0, 7, SEQUENCE_START))
     watchdog, begun = runtime._calls._watchdog, sys.modules["entry_module"].begun
 
     def interrupt() -> None:
@@ -384,7 +387,7 @@ def run(data, sequence_end, states, sequence_start):
     for name in (1, 2):
         first, second, _ = words(name)[0].tolist()
         assert runtime.states.admit((first, second), start=True) is None
-    both = np.concatenate([words(1, START), words(2, START | END)])
+    both = np.concatenate([words(1, SEQUENCE_START), words(2, SEQUENCE_START | SEQUENCE_END)])
     assert runtime.run([np.array([0, 0]), both]) == [[b"[1,true,false]", b"[1,true,true]"]]
     (text,) = runtime.run([np.array([1]), words(1)])[0]
     assert len(text) > 1 << 20
@@ -399,7 +402,7 @@ def test_several_instances_have_the_same_states(loaded: Load, tmp_path: Path) ->
     )
     assert load(servable, Device("cuda", 0, "a GPU"), 1).instances == 1
     second = first.fork()
-    told(ask(first, 1, 7, START))
+    told(ask(first, 1, 7, SEQUENCE_START))
     assert told(ask(second, 2, 7)) == [[1, 2], False, False]
 
 

@@ -14,7 +14,7 @@ from stoker.errors import InvalidSettings, LoadFailed
 from stoker.models.deployed import resolve
 from stoker.scripts.tensorflow_v1 import TensorflowUse, first_v1_use, give_version_1, read_uses
 from stoker.settings.loading import load_settings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 
 
 def module(name: str, **members: Any) -> ModuleType:

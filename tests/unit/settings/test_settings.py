@@ -13,7 +13,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
-from stoker.settings.takeover import Bounds
+from stoker.settings.traffic import Bounds
 
 
 def load(

@@ -8,13 +8,13 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.metrics.layout import MODEL_SLOTS
+from stoker.settings.versions import VersionStatus
 from stoker.supervisor.catalogue import Model, Slots, Version
-from stoker.versions import Standing
 
 
 def model(*available: int, chosen: set[int] | None = None, **wished: int) -> Model:
     """A model with these versions available."""
-    versions = {number: Version(Standing(number, "AVAILABLE")) for number in available}
+    versions = {number: Version(VersionStatus(number, "AVAILABLE")) for number in available}
     return Model("digits", versions, set(available) if chosen is None else chosen, dict(wished))
 
 
@@ -31,7 +31,7 @@ def test_names_move_when_their_version_is_available_and_not_before() -> None:
     digits = model(3, stable=3)
     digits.settle()
     digits.chosen, digits.wished = {7}, {"stable": 7, "canary": 8}
-    digits.versions[7] = Version(Standing(7, "LOADING"))
+    digits.versions[7] = Version(VersionStatus(7, "LOADING"))
     digits.settle()
     assert (digits.default, digits.labels, digits.wanted) == (3, {"stable": 3}, {7, 8})
     digits.versions[7].enter("AVAILABLE")
@@ -42,8 +42,8 @@ def test_names_move_when_their_version_is_available_and_not_before() -> None:
 def test_at_the_start_a_label_means_its_version_before_that_is_loaded() -> None:
     """Others may be available first; who asks by the label is not told meanwhile that there is none."""
     digits = model(7, chosen={7}, stable=3, canary=8)
-    digits.versions[3] = Version(Standing(3, "LOADING"), served=Mock())
-    digits.versions[8] = Version(Standing(8, "LOADING"))
+    digits.versions[3] = Version(VersionStatus(3, "LOADING"), served=Mock())
+    digits.versions[8] = Version(VersionStatus(8, "LOADING"))
     digits.settle()
     assert digits.labels == {"stable": 3}
     digits.versions[3].served = None
@@ -84,7 +84,7 @@ def test_what_a_label_means_is_wanted_until_the_label_has_moved() -> None:
     digits.wished = {"stable": 7}
     digits.settle()
     assert (digits.labels, digits.unwanted) == ({"stable": 3}, [])
-    digits.versions[7] = Version(Standing(7, "AVAILABLE"))
+    digits.versions[7] = Version(VersionStatus(7, "AVAILABLE"))
     digits.settle()
     assert (digits.labels, digits.unwanted) == ({"stable": 7}, [3])
 

@@ -17,14 +17,14 @@ from stoker.errors import InvalidSettings
 from stoker.pipelines.definition import Pipeline, Step
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.versions import VersionStatus
+from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
 from stoker.supervisor.catalogue import Catalogue, Model, Version
 from stoker.supervisor.pipelines import check_models, join_pipelines, rules_of_pipelines
 from stoker.supervisor.serving import Stock
 from stoker.supervisor.supervisor import Requests
 from stoker.tensors import Signature
-from stoker.versions import Standing
-from stoker.workspace import Workspace
 
 CHAIN = Pipeline(
     "chain", (Step("a", "double"), Step("b", "double", label="new", inputs={"x": "y"}, outputs={"y": "z"}))
@@ -34,7 +34,7 @@ CHAIN = Pipeline(
 def catalogue(*pipelines: Pipeline, labels: dict[str, int] | None = None) -> Catalogue:
     """One model, `double`, with the versions 1 and 2; 1 is the default."""
     made = Catalogue([], pipelines=pipelines)
-    versions = {number: Version(Standing(number, "AVAILABLE")) for number in (1, 2)}
+    versions = {number: Version(VersionStatus(number, "AVAILABLE")) for number in (1, 2)}
     made.models["double"] = Model("double", versions, {1}, labels=labels or {}, default=1)
     return made
 

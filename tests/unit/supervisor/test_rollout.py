@@ -34,9 +34,10 @@ from stoker.models.offers import Offer
 from stoker.models.placement import Placement
 from stoker.models.sources import ModelSource
 from stoker.servable import Servable
-from stoker.settings.adjustments import Adjustments
+from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
-from stoker.settings.takeover import Canary, Parity
+from stoker.settings.traffic import Canary, Parity
+from stoker.settings.versions import VersionPolicy
 from stoker.supervisor import watch as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue
@@ -45,7 +46,6 @@ from stoker.supervisor.trials import Trials
 from stoker.supervisor.watch import Watch
 from stoker.takeover.comparison import Comparison, FieldDifference
 from stoker.terms import Terms
-from stoker.versions import VersionPolicy
 
 
 @dataclass

@@ -13,10 +13,10 @@ from tests.puppets import BODIES, ROWS
 
 from stoker.models.deployed import Deployed
 from stoker.models.placement import place
-from stoker.script_form import ScriptForm
 from stoker.servable import Servable
 from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
     batches_of,
@@ -28,9 +28,8 @@ from stoker.supervisor.summary import (
     service_lines,
     summary,
 )
-from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.tensors import ModelTensors, ScriptForm, Signature, TensorInfo
 from stoker.terms import Terms
-from stoker.workspace import Workspace
 
 UNBATCHED = dataclasses.replace(
     BODIES,

@@ -17,17 +17,16 @@ from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.models.deployed import Deployed
 from stoker.models.placement import place
-from stoker.script_form import ScriptForm
 from stoker.servable import SAMPLE_INPUT, Servable
-from stoker.settings.endpoint import Endpoint
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.traffic import Endpoint
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.serving import Stock
 from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
-from stoker.tensors import Signature
+from stoker.tensors import ScriptForm, Signature
 from stoker.terms import Terms
-from stoker.workspace import Workspace
 
 KEY = "0123456789abcdef"
 

@@ -51,10 +51,10 @@ from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import Totals
 from stoker.models.deployed import Deployed
 from stoker.models.placement import Placement
-from stoker.script_form import ScriptForm
 from stoker.servable import Servable
 from stoker.settings.acceleration import Acceleration
 from stoker.settings.server import ServerSettings
+from stoker.settings.versions import VersionStatus
 from stoker.supervisor import device_processes, frontend_processes
 from stoker.supervisor import fleet as fleet_module
 from stoker.supervisor import supervisor as supervisor_module
@@ -63,10 +63,9 @@ from stoker.supervisor.groups import group
 from stoker.supervisor.replicas import Replicas
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.supervisor import Supervisor
-from stoker.tensors import Signature, TensorSpec
+from stoker.tensors import ScriptForm, Signature, TensorSpec
 from stoker.terms import Terms
 from stoker.verdict import Verdict
-from stoker.versions import Standing
 
 Received = TypeVar("Received")
 
@@ -688,7 +687,7 @@ def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play
         }
         (route,) = [told for told in stage.frontends[0].received(Route) if told.name == "digits"]
         (version,) = route.versions
-        assert version.standing == Standing(0, "END", "digits is no model", "load_failed")
+        assert version.standing == VersionStatus(0, "END", "digits is no model", "load_failed")
         assert len(stage.devices) == 1
 
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene, exit_on_error=False)

@@ -22,6 +22,7 @@ from stoker.gpu.devices import cpu_device
 from stoker.servable import Servable
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
+from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
 from stoker.system import extras
 from stoker.system.extras import (
@@ -32,7 +33,6 @@ from stoker.system.extras import (
     onnx_missing,
     requirements,
 )
-from stoker.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

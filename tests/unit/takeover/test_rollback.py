@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.settings.takeover import Bounds
+from stoker.settings.traffic import Bounds
 from stoker.takeover.rollback import Counters, Trial, quantile_bounds_s
 
 FEW = settings(STEADY, max_examples=30)

@@ -11,7 +11,7 @@ import yaml
 
 from stoker.cli import main
 from stoker.errors import InvalidSettings, SubmissionRefused
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import FailureCode, RunFailure, RunState

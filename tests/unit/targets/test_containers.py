@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunFailure, RunState

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.environments.requested import AskedEnvironment, RunEnvironment
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunState

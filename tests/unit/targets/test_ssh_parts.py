@@ -19,7 +19,7 @@ from stoker.cli import main
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import InvalidSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunFailure, RunState

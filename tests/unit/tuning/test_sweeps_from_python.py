@@ -8,7 +8,7 @@ from tests.unit.tuning.test_sweep import World
 
 import stoker
 from stoker.errors import InvalidSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs import sweeps
 from stoker_runs.tuning.children import terms_of
 from stoker_runs.tuning.policies import Bandit

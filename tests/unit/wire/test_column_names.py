@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import NonFiniteOutput
-from stoker.non_finite import NonFinite
+from stoker.settings.choices import NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.scoring import encode_each, encode_outputs
 from stoker.wire.tensor_json import ColumnNames

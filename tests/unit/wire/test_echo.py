@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.echo import cut, json_beginning, quoted, quoted_names
-from stoker.errors import MalformedBody, StokerError, UnsupportedEncoding
+from stoker.errors import (
+    MalformedBody,
+    StokerError,
+    UnsupportedEncoding,
+    cut,
+    json_beginning,
+    quoted,
+    quoted_names,
+)
 from stoker.gateway.http.encodings import inflater_for
 from stoker.gateway.http.requests import query_body
 from stoker.gateway.protocols.infer import InferDialect

@@ -11,7 +11,7 @@ from tests.contract.in_process import DOORS, InProcessServer
 from tests.puppets import PuppetRuntime
 
 from stoker.errors import InvalidSettings, NonFiniteOutput
-from stoker.non_finite import NON_FINITE, NonFinite
+from stoker.settings.choices import NON_FINITE, NonFinite
 from stoker.settings.model import model_settings
 from stoker.tensors import TensorSpec
 from stoker.wire.oip_requests import InferRequest, WantedOutput

@@ -12,8 +12,7 @@ from hypothesis.extra.numpy import arrays
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidInput, MalformedBody, RequestError
-from stoker.sequences import SequenceStep
-from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, SequenceStep, TensorInfo
 from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
 from stoker.wire.oip_requests import tier as read_tier
 from stoker.wire.oip_responses import classify, encode_infer

@@ -86,7 +86,7 @@ _SHOWN_METRICS: Final = 8
 
 def history(args: argparse.Namespace) -> int:
     """List runs with the last value of each metric."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.launch.runners import adopt_all
     from stoker_runs.records.index import RunIndex
     from stoker_runs.records.store import RunStore

@@ -17,7 +17,7 @@ from stoker.extensions import find_command
 from stoker_runs.commands.run_output import note
 
 if TYPE_CHECKING:
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
 __all__ = [
     "attach",
@@ -62,9 +62,9 @@ def attach(args: argparse.Namespace) -> int:
     A machine is logged in to. Where it cannot be, a line says so, and the files stay: they may be edited, and a key
     let in, before `experiment prepare` logs in again.
     """
-    from stoker.names import checked_name
+    from stoker.settings.names import checked_name
+    from stoker.settings.workspace import Workspace
     from stoker.system.durable import replace_file
-    from stoker.workspace import Workspace
     from stoker_runs.launch.azure_files import keep_target, read_compute
 
     kind = args.kind or args.type_of_before
@@ -194,7 +194,7 @@ def update_cluster(args: argparse.Namespace) -> int:
 
 def detach(args: argparse.Namespace) -> int:
     """Forget a compute target: its files of the project, and what the workspace has of it."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.launch.azure_files import find_compute
     from stoker_runs.targets.definitions import LOCAL, find_target
 
@@ -219,7 +219,7 @@ def detach(args: argparse.Namespace) -> int:
 
 def _submission(args: argparse.Namespace, *more: str) -> list[str]:
     """The words of `stoker submit` for a run configuration, or a compute target without one."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.launch.azure_files import find_compute, find_run_config
     from stoker_runs.targets.definitions import list_targets
 
@@ -245,7 +245,7 @@ def submit(args: argparse.Namespace) -> int:
 
 def submit_hyperdrive(args: argparse.Namespace) -> int:
     """Run a script with many parameters, by a run configuration and a HyperDrive configuration."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.commands import submit as submission
     from stoker_runs.commands.tune import begin
     from stoker_runs.tuning.sweep_files import find_hdconfig, read_hdconfig
@@ -263,7 +263,7 @@ def submit_hyperdrive(args: argparse.Namespace) -> int:
 
 def prepare(args: argparse.Namespace) -> int:
     """Have packages and image of a run configuration; nothing is started."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.commands import submit as submission
     from stoker_runs.launch.submission import prepare as prepared
 
@@ -298,7 +298,7 @@ def download_logs(args: argparse.Namespace) -> int:
 def promote(args: argparse.Namespace) -> int:
     """Register a file of a run as a model; one that cannot be served by itself is kept for entry scripts."""
     from stoker.models.frameworks import detect
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import find_file
     from stoker_runs.records.store import RunStore
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _bind(args: argparse.Namespace) -> int:
     from stoker.settings.readers import settings_of
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_azure.sdk.bindings import Binding, bind
     from stoker_cluster.access import Cluster
     from stoker_cluster.plan import ClusterPlan
@@ -69,7 +69,7 @@ def _bind(args: argparse.Namespace) -> int:
 
 
 def _unbind(args: argparse.Namespace) -> int:
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_azure.sdk.bindings import unbind
 
     was_bound = unbind(Workspace.find(args.workspace), args.target)
@@ -78,7 +78,7 @@ def _unbind(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_azure.sdk.bindings import bindings
 
     found = bindings(Workspace.find(args.workspace))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.names import checked_name, name_from_file
 from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.names import checked_name, name_from_file
 from stoker.system.durable import private_folder
 from stoker_azure.config.inference import write_conda_file
 from stoker_azure.config.json_file import unknown

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.names import checked_name
-from stoker.settings.endpoint import Endpoint
 from stoker.settings.files import read_yaml
+from stoker.settings.names import checked_name
 from stoker.settings.server import ImportedSettings
+from stoker.settings.traffic import Endpoint
 from stoker_azure.config.online_deployment import OnlineDeployment
 from stoker_azure.config.online_fields import ENDPOINT_FIELDS, checked_values, kept_notes
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.names import is_name, name_from_file
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.names import is_name, name_from_file
 from stoker.settings.server import ImportedSettings
 from stoker_azure.config.json_file import read_object
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.names import checked_name, is_name
+from stoker.settings.names import checked_name, is_name
 from stoker.settings.readers import read_settings
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
-from stoker.workspace import Workspace
 from stoker_cluster.plan import ClusterPlan
 
 __all__ = ["STORE", "Binding", "bind", "binding_of", "bindings", "has_kubeconfig", "unbind", "vm_size_of"]

@@ -6,7 +6,7 @@ import os
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.workspace import Workspace as LocalWorkspace
+from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import ComputeTargetException
 from stoker_azure.sdk import deferred
 from stoker_azure.sdk.bindings import Binding, bind, binding_of, has_kubeconfig

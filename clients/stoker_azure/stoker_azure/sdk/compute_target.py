@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
-from stoker.names import checked_name, is_name
+from stoker.settings.names import checked_name, is_name
+from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker.system.durable import private_folder, replace_file
-from stoker.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import ComputeTargetException
 from stoker_azure.sdk import deferred
 from stoker_azure.sdk.bindings import binding_of

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.workspace import AZURE_FILE, AZURE_FOLDER, azure_files, read_azure_file
-from stoker.workspace import Workspace as LocalWorkspace
+from stoker.settings.workspace import AZURE_FILE, AZURE_FOLDER, azure_files, read_azure_file
+from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import UserErrorException, WorkspaceException
 from stoker_azure.sdk import deferred
 from stoker_azure.sdk.failures import raised_as

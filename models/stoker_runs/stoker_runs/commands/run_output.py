@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.system.logs import escaped_lines
 
 if TYPE_CHECKING:
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.states import RunState
 
@@ -46,7 +46,7 @@ def common_arguments() -> argparse.ArgumentParser:
 
 def found_workspace(args: argparse.Namespace) -> Workspace:
     """The workspace that the options mean."""
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
 
     return Workspace.find(args.workspace)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from tempfile import TemporaryDirectory
 
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.launch.azure_files import ComputeFile
     from stoker_runs.launch.submission import Request
     from stoker_runs.records.folder import RunFolder

@@ -13,7 +13,7 @@ from stoker_runs.commands.run_output import common_arguments, found_workspace
 from stoker_runs.commands.sweep_output import follow_sweep
 
 if TYPE_CHECKING:
-    from stoker.workspace import Workspace
+    from stoker.settings.workspace import Workspace
     from stoker_runs.launch.submission import Request
     from stoker_runs.tuning.definition import Terms
 

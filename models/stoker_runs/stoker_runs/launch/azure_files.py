@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.names import checked_name
 from stoker.settings.files import read_yaml
+from stoker.settings.names import checked_name
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
-from stoker.workspace import Workspace
 from stoker_runs.targets.definitions import DOCKER, LOCAL, find_target
 
 __all__ = [

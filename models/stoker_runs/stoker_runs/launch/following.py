@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.runners import Clock, adopt
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import RunState, Status

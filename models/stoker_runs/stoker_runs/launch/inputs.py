@@ -23,9 +23,9 @@ from urllib.parse import unquote, urlsplit
 
 from stoker.environments.installers import masked
 from stoker.errors import InvalidSettings, SubmissionRefused
-from stoker.names import is_name, name_from_file
+from stoker.settings.names import is_name, name_from_file
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
-from stoker.workspace import Workspace
 from stoker_runs.targets.definitions import Target
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_run.records import Recorder
 from stoker_runs.launch.runners import Clock
 from stoker_runs.records.folder import RunFolder

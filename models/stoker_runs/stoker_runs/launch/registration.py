@@ -14,7 +14,7 @@ from stoker.errors import InvalidSettings, LoadFailed, OperatorError, Repository
 from stoker.models.frameworks import FRAMEWORKS, Detected, Framework, detect
 from stoker.models.registered import Registered
 from stoker.models.repository import ModelFacts, Repository
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_run.trees import files_below
 from stoker_runs.records.folder import RunFolder, find_file
 from stoker_runs.records.store import RunStore

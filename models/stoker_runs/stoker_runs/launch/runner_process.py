@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any, Final
 
 from stoker.errors import StokerError
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.runners import Clock
 from stoker_runs.launch.slots import Ask, Held, Slots, slots_of
 from stoker_runs.records.folder import RunFolder

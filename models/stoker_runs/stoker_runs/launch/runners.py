@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from stoker.errors import UnknownRun
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.index import RunIndex
 from stoker_runs.records.record import SWEEP

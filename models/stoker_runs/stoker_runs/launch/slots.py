@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import StokerError, SubmissionRefused
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
-from stoker.workspace import Workspace
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
 

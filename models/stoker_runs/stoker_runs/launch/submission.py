@@ -21,8 +21,8 @@ import yaml
 
 from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
-from stoker.names import is_name, name_from_file, parse_reference
-from stoker.workspace import Workspace
+from stoker.settings.names import is_name, name_from_file, parse_reference
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.inputs import check_inputs
 from stoker_runs.launch.runners import Clock, spawn_runner
 from stoker_runs.launch.slots import Ask, check_ask

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.names import checked_name
+from stoker.settings.names import checked_name
 
 __all__ = [
     "INTERACTIVE",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import InvalidSettings, UnknownRun
-from stoker.names import is_name
+from stoker.settings.names import is_name
 from stoker.system.durable import private_folder, replace_file, sync_folder
 from stoker_run.trees import remove_tree
 from stoker_runs.records.folder import RunFolder

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
-from stoker.workspace import Workspace
 from stoker_run.archive import write_archive
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, mount

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
-from stoker.workspace import Workspace
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import ContainerSettings, Target

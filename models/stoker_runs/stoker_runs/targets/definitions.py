@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.gpu.nvml import gpus
-from stoker.names import is_name
+from stoker.settings.names import is_name
 from stoker.system.resources import usable_cores
 
 __all__ = [

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from stoker.environments.requested import AskedEnvironment, RunEnvironment, user_managed
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
-from stoker.names import name_from_file
+from stoker.settings.names import name_from_file
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
-from stoker.workspace import Workspace
 from stoker_run import observing
 from stoker_run.trees import Tree, remove_tree
 from stoker_runs.records.snapshots import SnapshotStore

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from stoker.errors import InvalidSettings
+from stoker.settings.workspace import Workspace
 from stoker.system.extras import how_to_install
-from stoker.workspace import Workspace
 from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, SSH, Target
 from stoker_runs.targets.engine import (
     Engine,

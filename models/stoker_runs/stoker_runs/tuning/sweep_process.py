@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from stoker.errors import UnknownRun
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_runs.launch.runner_process import became_runner
 from stoker_runs.launch.runners import Clock, adopt, fork_runner
 from stoker_runs.records.folder import RunFolder, log_file

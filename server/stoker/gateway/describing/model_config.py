@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import NotReady
 from stoker.gateway.pipelines.service import PipelineService
-from stoker.sequences import TEXT_IDS
 from stoker.settings.readers import DEVICE_SEPARATOR
+from stoker.tensors import TEXT_IDS
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.script_tensors import PIECE_TENSORS
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
     from stoker.hosting import Hosting
     from stoker.pipelines.joined import JoinedPipeline
-    from stoker.sequences import Control, ControlKind
     from stoker.settings.sequence import StateTensor
-    from stoker.tensors import ModelTensors, Signature, TensorInfo
+    from stoker.tensors import Control, ControlKind, ModelTensors, Signature, TensorInfo
 
 __all__ = ["described_tensors", "model_config", "platform"]
 

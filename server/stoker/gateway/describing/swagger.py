@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.echo import cut
-from stoker.errors import NotFound
+from stoker.errors import NotFound, cut
 from stoker.gateway.scoring.service import Service
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.images import IMAGE_TYPES

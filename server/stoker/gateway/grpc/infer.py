@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from stoker.echo import cut
-from stoker.errors import NotSupported, StokerError
+from stoker.errors import NotSupported, StokerError, cut
 from stoker.gateway.grpc.calls import (
     BEARER_METADATA,
     CallConnection,

@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from stoker.echo import cut
-from stoker.errors import InvalidInput, StokerError
+from stoker.errors import InvalidInput, StokerError, cut
 from stoker.gateway.grpc.calls import RpcCall, log_fault
 from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import SERVICE, ModelInferResponse, ModelStreamInferResponse
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from stoker.gateway.http.responses import Answer
     from stoker.gateway.scoring.service import Service
     from stoker.gateway.scoring.streams import ScriptStreams
-    from stoker.sequences import SequenceStep
+    from stoker.tensors import SequenceStep
     from stoker.wire.http2.fields import Fields
     from stoker.wire.oip_requests import InferRequest
 

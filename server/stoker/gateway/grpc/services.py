@@ -10,13 +10,13 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from stoker import __version__
-from stoker.echo import cut
 from stoker.errors import (
     BodyTooLarge,
     MalformedBody,
     NotReady,
     NotSupported,
     UnknownService,
+    cut,
 )
 from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.grpc.calls import BEARER_METADATA, CoroutineCall, Method, RpcCall

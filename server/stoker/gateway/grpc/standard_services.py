@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf import descriptor_pb2
 from google.protobuf.message import DecodeError
 
-from stoker.echo import quoted
-from stoker.errors import MalformedBody, NotReady, StokerError, UnknownService
+from stoker.errors import MalformedBody, NotReady, StokerError, UnknownService, quoted
 from stoker.gateway.grpc.calls import CallConnection, Method, RpcCall, StreamedCall, UnaryCall, closing_error
 from stoker.gateway.grpc.framing import Message
 from stoker.gateway.grpc.messages import (

@@ -12,13 +12,13 @@ import numpy as np
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from stoker.echo import cut
 from stoker.errors import (
     BodyTooLarge,
     InvalidInput,
     MalformedBody,
     NotSupported,
     StokerError,
+    cut,
 )
 from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
 from stoker.gateway.grpc.infer import GrpcDialect, Scoring

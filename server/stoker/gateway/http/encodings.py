@@ -8,8 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from stoker.echo import quoted
-from stoker.errors import MalformedBody, UnsupportedEncoding
+from stoker.errors import MalformedBody, UnsupportedEncoding, quoted
 from stoker.gateway.http.threads import run_in_thread
 
 __all__ = ["PIECE_BYTES", "Inflater", "compressed", "inflater_for"]

@@ -12,7 +12,6 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qsl, quote
 
-from stoker.echo import quoted
 from stoker.errors import (
     BodyTooLarge,
     ExpectationFailed,
@@ -21,6 +20,7 @@ from stoker.errors import (
     MalformedBody,
     NotSupported,
     TargetTooLong,
+    quoted,
 )
 from stoker.gateway.http.body_budget import Allowance
 from stoker.gateway.http.encodings import PIECE_BYTES, Inflater

@@ -16,7 +16,7 @@ from stoker.gateway.rows.urgency import USUAL
 from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors
 from stoker.gateway.scoring.watched_calls import WatchedCall
-from stoker.pipelines.graph import Progress
+from stoker.pipelines.definition import Progress
 
 if TYPE_CHECKING:
     from stoker.gateway.pipelines.whole_calls import PipelineCall

@@ -18,7 +18,7 @@ from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.pipelines.definition import VERSION
 from stoker.pipelines.joined import JoinedPipeline, join
-from stoker.versions import Standing
+from stoker.settings.versions import VersionStatus
 from stoker.wire.packed import pack, unpack
 
 if TYPE_CHECKING:
@@ -285,9 +285,9 @@ class PipelineService(Service):
     def standing(self, slot: int) -> ServedModel:
         """The state that callers see; for a pipeline that needs an operator's action, why it is not served."""
         if not self._is_broken:
-            version = ServedVersion(Standing(slot, "AVAILABLE"), self)
+            version = ServedVersion(VersionStatus(slot, "AVAILABLE"), self)
         else:
-            version = ServedVersion(Standing(slot, "END", self.trouble, NotReady.code))
+            version = ServedVersion(VersionStatus(slot, "END", self.trouble, NotReady.code))
         return ServedModel({NUMBER: version}, NUMBER)
 
     def not_ready(self) -> NotReady:

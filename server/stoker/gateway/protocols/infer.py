@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.echo import cut
-from stoker.errors import InvalidInput, MalformedBody, StokerError
+from stoker.errors import InvalidInput, MalformedBody, StokerError, cut
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line
 from stoker.gateway.regions.regions import Places, Reader, Regions

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse, Response
 
-from stoker.echo import cut, quoted
-from stoker.errors import MalformedBody, MethodNotAllowed, NotSupported, UnknownService
+from stoker.errors import MalformedBody, MethodNotAllowed, NotSupported, UnknownService, cut, quoted
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.repository import json_content

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
-    from stoker.non_finite import NonFinite
+    from stoker.settings.choices import NonFinite
     from stoker.wire.script_requests import RequestHead
 
 __all__ = ["mlflow_routes"]

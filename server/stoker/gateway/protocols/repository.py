@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse, Response
 
-from stoker.echo import cut, quoted
 from stoker.errors import (
     BodyTooLarge,
     Forbidden,
@@ -19,15 +18,17 @@ from stoker.errors import (
     NotSupported,
     StokerError,
     UnknownService,
+    cut,
+    quoted,
 )
 from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.models.load_config import ADJUSTED, adjustments_of
 from stoker.models.pbtxt import WrongField
-from stoker.settings.adjustments import Adjustments
-from stoker.settings.takeover import Canary
-from stoker.versions import read_versions
+from stoker.settings.choices import Adjustments
+from stoker.settings.traffic import Canary
+from stoker.settings.versions import read_versions
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from stoker.echo import cut
 from stoker.errors import (
     Forbidden,
     MalformedBody,
     NotFound,
     NotSupported,
     Unauthorized,
+    cut,
 )
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.requests import authorization_of

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.echo import cut
-from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError
+from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError, cut
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.http.requests import authorization_of
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.served_models import ServedVersion
-    from stoker.non_finite import NonFinite
+    from stoker.settings.choices import NonFinite
     from stoker.tensors import NamedSignature, TensorInfo
     from stoker.wire.script_requests import RequestHead
 

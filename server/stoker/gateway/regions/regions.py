@@ -11,7 +11,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.echo import quoted
 from stoker.errors import (
     BodyTooLarge,
     Forbidden,
@@ -19,6 +18,7 @@ from stoker.errors import (
     MalformedBody,
     NotFound,
     RegionTaken,
+    quoted,
 )
 from stoker.gateway.regions.memory import CudaDevices, CudaMemory, OpenMemory, file_of
 from stoker.gateway.regions.table import CudaLocation, FileLocation, Place, RegionTable, Registration

@@ -11,7 +11,7 @@ from stoker.gateway.rows.exchange import Exchange
 from stoker.gateway.rows.failures import device_lost
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.gateway.rows.urgency import USUAL
-from stoker.sequences import TEXT_IDS, SequenceStep, replica_of
+from stoker.tensors import TEXT_IDS, SequenceStep, sequence_replica
 
 if TYPE_CHECKING:
     import socket
@@ -46,7 +46,7 @@ class SequenceReplicas:
         Raises:
             NotReady: The sequence's replica is not available now.
         """
-        exchange = self._exchanges.get(replica_of(words, self._count))
+        exchange = self._exchanges.get(sequence_replica(words, self._count))
         if exchange is None or exchange.lost:
             raise NotReady(
                 "The replica that has this sequence is being started again; its sequences have ended.",

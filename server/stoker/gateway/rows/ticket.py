@@ -12,8 +12,7 @@ from stoker.arena import Arena
 from stoker.errors import DeadlineExceeded, StokerError
 from stoker.gateway.rows.urgency import Urgency
 from stoker.metrics.batch_facts import BatchFacts
-from stoker.sequences import SequenceStep
-from stoker.tensors import Signature
+from stoker.tensors import SequenceStep, Signature
 
 __all__ = ["BodyT", "Decode", "Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
 

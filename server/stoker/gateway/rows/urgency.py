@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from stoker.gateway.rows.quotas import Quota
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.placed import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
 
 __all__ = ["USUAL", "Urgency"]
 

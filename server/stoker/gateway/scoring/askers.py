@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from stoker.echo import quoted
-from stoker.errors import RequestError
+from stoker.errors import RequestError, quoted
 from stoker.gateway.rows.urgency import USUAL
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadFormat, load_format
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.sequences import MAX_ID, MAX_ID_CHARS, SequenceStep
-from stoker.settings.lateness import TIERS
+from stoker.settings.choices import TIERS
+from stoker.tensors import MAX_ID, MAX_ID_CHARS, SequenceStep
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call

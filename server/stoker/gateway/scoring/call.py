@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Rows
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
     from stoker.metrics.counters import ModelMetrics
-    from stoker.non_finite import NonFinite
+    from stoker.settings.choices import NonFinite
     from stoker.tensors import Signature
     from stoker.wire.script_requests import RequestHead
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.fair_turns import FairTurns
     from stoker.gateway.scoring.image_scoring import ImageScoring
     from stoker.gateway.scoring.long_bodies import LongBodies
-    from stoker.non_finite import NonFinite
+    from stoker.settings.choices import NonFinite
 
 __all__ = ["Limits", "ServiceFacts", "ServiceOptions"]
 

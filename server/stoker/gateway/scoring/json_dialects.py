@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Ticket
     from stoker.gateway.scoring.call import Call, UnlockedReader
-    from stoker.non_finite import NonFinite
+    from stoker.settings.choices import NonFinite
     from stoker.tensors import ModelTensors, Signature
     from stoker.wire.script_requests import RequestHead
 

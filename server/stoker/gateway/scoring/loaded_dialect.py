@@ -17,7 +17,7 @@ from stoker.gateway.scoring.azure_dialect import AzureDialect
 from stoker.gateway.scoring.json_dialects import JsonDialect, PackedDialect, RowsDialect
 from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors
 from stoker.gateway.scoring.watched_calls import traced_head
-from stoker.non_finite import NonFinite
+from stoker.settings.choices import NonFinite
 from stoker.wire.images import is_media
 from stoker.wire.script_requests import ScriptAnswer, script_row
 from stoker.wire.tensor_json import MethodDecoder, encode_named, encode_results
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import Ticket
     from stoker.gateway.scoring.call import Call, Scorer
-    from stoker.script_form import ScriptForm
-    from stoker.tensors import Signature
+    from stoker.tensors import ScriptForm, Signature
     from stoker.wire.script_requests import RequestHead
 
 __all__ = ["MethodDialect", "ScriptDialect", "loaded_dialect"]

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import BodyT, Decode, Rows, Ticket
     from stoker.gateway.scoring.call import Scorer
-    from stoker.non_finite import NonFinite
-    from stoker.sequences import SequenceStep
-    from stoker.tensors import Signature
+    from stoker.settings.choices import NonFinite
+    from stoker.tensors import SequenceStep, Signature
     from stoker.wire.script_requests import RequestHead
 
 __all__ = ["Found", "LongBody", "read_long_body", "submit_found", "task_for"]

@@ -47,10 +47,9 @@ from stoker.gateway.scoring.loaded_dialect import loaded_dialect
 from stoker.gateway.scoring.long_body import submit_found
 from stoker.gateway.scoring.second_run import submit_again, submitted_with
 from stoker.metrics.counters import ModelMetrics
-from stoker.non_finite import WORDS, NonFinite
 from stoker.placed import NORMAL_TIER
-from stoker.script_form import ScriptForm
-from stoker.tensors import Signature
+from stoker.settings.choices import WORDS, NonFinite
+from stoker.tensors import ScriptForm, Signature
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:

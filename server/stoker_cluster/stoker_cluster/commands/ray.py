@@ -100,8 +100,8 @@ def _spec(args: argparse.Namespace) -> ServiceSpec:
     from stoker.errors import InvalidSettings
     from stoker.keys.keyring import Keyring
     from stoker.models.layouts import likely_name
-    from stoker.names import checked_name, parse_reference
-    from stoker.workspace import Workspace
+    from stoker.settings.names import checked_name, parse_reference
+    from stoker.settings.workspace import Workspace
     from stoker_cluster.ray.replica import ServiceSpec
 
     if secure := [option for option in args.option if option.startswith("--tls-")]:

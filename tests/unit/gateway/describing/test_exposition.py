@@ -24,9 +24,9 @@ from stoker.metrics.layout import (
 )
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.settings.versions import VersionStatus
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
-from stoker.versions import Standing
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {
@@ -176,7 +176,7 @@ def exposition(memory: MetricMemory, *models: str, meter: LoadMeter | None = Non
     signature = Signature((), (), verdict=Verdict(True, "tested", "tested with companions in 9 batches", 9))
     service = cast(Service, SimpleNamespace(signature=signature))
     served = {
-        name: ServedModel({"3": ServedVersion(Standing(slot, "AVAILABLE"), service)}, "3")
+        name: ServedModel({"3": ServedVersion(VersionStatus(slot, "AVAILABLE"), service)}, "3")
         for slot, name in enumerate(models)
     }
     return render(memory, served, meter or LoadMeter(memory)).decode()
@@ -218,8 +218,8 @@ def test_the_load_alone_is_two_lines(memory: MetricMemory) -> None:
     now_s = iter((0.0, 1.0))
     meter = LoadMeter(memory, lambda: next(now_s))
     device.observe_batch(64, "idle", 1)
-    versions = {"3": ServedVersion(Standing(1, "AVAILABLE"), cast(Service, object()))}
-    gone = {"1": ServedVersion(Standing(2, "END"))}
+    versions = {"3": ServedVersion(VersionStatus(1, "AVAILABLE"), cast(Service, object()))}
+    gone = {"1": ServedVersion(VersionStatus(2, "END"))}
     text = render_load({"digits": ServedModel(versions, "3"), "gone": ServedModel(gone, None)}, meter)
     # 64 came and 9 wait, of 256 a second.
     assert text == b'stoker_load 0.2852\nstoker_rejections_total{reason="overloaded"} 1\n'

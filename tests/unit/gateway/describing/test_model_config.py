@@ -15,9 +15,8 @@ from stoker.errors import NotReady
 from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.hosting import Hosting
-from stoker.sequences import Control
 from stoker.settings.sequence import SequenceSettings, StateTensor
-from stoker.tensors import Signature, TensorSpec
+from stoker.tensors import Control, Signature, TensorSpec
 from stoker.verdict import Verdict
 
 ROWS = Signature((TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "int64", ()),))

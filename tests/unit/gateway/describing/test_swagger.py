@@ -11,8 +11,7 @@ from stoker.errors import NotFound
 from stoker.gateway.describing.swagger import Naming, describe
 from stoker.gateway.scoring.facts import ServiceFacts
 from stoker.gateway.scoring.service import Service
-from stoker.script_form import ScriptForm
-from stoker.tensors import Signature, TensorSpec
+from stoker.tensors import ScriptForm, Signature, TensorSpec
 
 PREFIX = "/api/v1/service/digits"
 SCORE = f"{PREFIX}/score"

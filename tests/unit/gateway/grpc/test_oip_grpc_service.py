@@ -42,11 +42,10 @@ from stoker.keys.callers import CallerBook, KnownCallers
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keyring, Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.script_form import ScriptForm
+from stoker.settings.versions import VersionPolicy, VersionStatus
 from stoker.system.certificates import TlsFiles
 from stoker.takeover.traffic_split import Split
-from stoker.tensors import Signature, TensorSpec
-from stoker.versions import Standing, VersionPolicy
+from stoker.tensors import ScriptForm, Signature, TensorSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
@@ -614,7 +613,7 @@ async def test_requests_that_name_no_version_go_by_weights() -> None:
     async with staged() as stage:
         model, other = stage.gateway.models["digits"], stage.gateway.services["script"]
         other.signature, other.facts = ROWS, replace(other.facts, version="7")
-        versions = {**model.versions, "7": ServedVersion(Standing(2, "AVAILABLE"), other)}
+        versions = {**model.versions, "7": ServedVersion(VersionStatus(2, "AVAILABLE"), other)}
         split = Split({"3": 1, "7": 1}, b"x-user")
         stage.gateway.route("digits", ServedModel(versions, "3", {}, split))
         for metadata in [BEARER] * 4 + [(*BEARER, ("x-user", "me"))] * 2:

@@ -39,12 +39,10 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.journal import TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
-from stoker.pipelines.definition import Pipeline, Step
-from stoker.pipelines.graph import Progress
-from stoker.sequences import SequenceStep
+from stoker.pipelines.definition import Pipeline, Progress, Step
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
-from stoker.tensors import Signature, TensorSpec
-from stoker.versions import Standing
+from stoker.tensors import SequenceStep, Signature, TensorSpec
 
 DOUBLE = Step("double", "double", inputs={"x": "sent"}, outputs={"y": "doubled"})
 NEGATE = Step("negate", "negate", inputs={"x": "doubled"}, outputs={"y": "negated"})
@@ -348,7 +346,7 @@ def test_a_pipeline_follows_the_versions_of_its_models(scene: Make) -> None:
     chain = scene(CHAIN)
     assert chain.pipeline.ready
     known = chain.models["negate"]
-    chain.models["negate"] = ServedModel({"1": ServedVersion(Standing(1, "END", "unloaded"))}, None)
+    chain.models["negate"] = ServedModel({"1": ServedVersion(VersionStatus(1, "END", "unloaded"))}, None)
     assert chain.pipeline.look()
     assert not chain.pipeline.ready
     version = chain.pipeline.standing(2).versions["1"]
@@ -505,7 +503,7 @@ def test_steps_go_to_versions_by_their_weights(scene: Make) -> None:
         canary.attach(second.exchange)
         other.attach(third.exchange)
         versions = {
-            service.version: ServedVersion(Standing(1, "AVAILABLE"), service)
+            service.version: ServedVersion(VersionStatus(1, "AVAILABLE"), service)
             for service in (default, canary, other)
         }
         chain.models["negate"] = ServedModel(versions, "1", split=Split({"1": 1, "2": 1, "3": 1}))

@@ -11,7 +11,7 @@ from stoker.gateway.rows.urgency import USUAL, Urgency
 from stoker.gateway.scoring.askers import Asker, asker_of
 from stoker.gateway.scoring.call import Call
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.sequences import SequenceStep
+from stoker.tensors import SequenceStep
 
 MS = 1_000_000
 ADS = CallerTerms("ads", 5, max_tier="high")

@@ -11,9 +11,8 @@ from stoker.gateway.scoring.image_scoring import ImageScoring
 from stoker.gateway.scoring.json_dialects import PackedDialect, RowsDialect
 from stoker.gateway.scoring.loaded_dialect import ScriptDialect
 from stoker.gateway.scoring.service import ImageDialect
-from stoker.script_form import ScriptForm
 from stoker.settings.image_input import ImageInput
-from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.tensors import ModelTensors, ScriptForm, Signature, TensorInfo
 
 PACKED = replace(
     BODIES,

@@ -10,8 +10,8 @@ from typing import Any, Final, Self
 
 from tqdm import tqdm
 
+from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker.system.durable import locked, private_folder, replace_file
-from stoker.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.data.datastore import Datastore
 from stoker_azure.sdk.data.reference import DataPath

@@ -11,7 +11,7 @@ from typing import Final
 
 from tqdm import tqdm
 
-from stoker.names import checked_name, is_name
+from stoker.settings.names import checked_name, is_name
 from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.data.reference import DataReference

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from stoker.names import checked_name
+from stoker.settings.names import checked_name
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.environments.conda_dependencies import CondaDependencies, pip_lines, text_of

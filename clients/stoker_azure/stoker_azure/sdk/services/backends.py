@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final, Protocol
 
 from stoker.keys.keyring import Keyring, Keys, Slot, read_signing_secret
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_azure.sdk.services import process
 from stoker_azure.sdk.services.records import ServiceRecord, Services
 from stoker_cluster.access import Cluster

@@ -14,8 +14,8 @@ from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.model_links import copy_model
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
-from stoker.workspace import Workspace
 from stoker_azure.config import DeploymentConfig
 from stoker_azure.sdk.bindings import Binding, vm_size_of
 from stoker_azure.sdk.environments.environment import DEFAULT_GPU_IMAGE

@@ -23,11 +23,11 @@ from stoker.keys.keyring import Keyring, Keys
 from stoker.models.deployed import Deployed, resolve
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.repository import Repository
-from stoker.names import name_from_file
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
+from stoker.settings.names import name_from_file
 from stoker.settings.server import ImportedSettings, ServerSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_azure.config import DeploymentConfig, InferenceConfig
 from stoker_azure.sdk.bindings import binding_of
 from stoker_azure.sdk.services import cluster_deploying, endpoint_deploying

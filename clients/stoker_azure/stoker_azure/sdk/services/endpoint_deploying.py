@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stoker.errors import ClusterError, InvalidSettings
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_azure.sdk.bindings import Binding, binding_of
 from stoker_azure.sdk.services import cluster_deploying
 from stoker_azure.sdk.services.endpoint_versions import Endpoint, FirstVersion, Version

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from stoker.errors import InvalidSettings
-from stoker.names import is_name
+from stoker.settings.names import is_name
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
-from stoker.workspace import Workspace
 from stoker_azure.config.fields import Kind
 
 __all__ = ["ServiceRecord", "Services", "now"]

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Final
 
-from stoker.workspace import Workspace
+from stoker.settings.workspace import Workspace
 from stoker_azure.exceptions import ActivityFailedException, ExperimentExecutionException
 from stoker_runs.launch.following import follow
 from stoker_runs.records.folder import RunFolder

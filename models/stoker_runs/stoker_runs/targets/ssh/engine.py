@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable
-from stoker.names import name_from_file
+from stoker.settings.names import name_from_file
+from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
-from stoker.workspace import Workspace
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import SshSettings, Target

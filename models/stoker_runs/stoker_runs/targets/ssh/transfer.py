@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.echo import cut, quoted
+from stoker.errors import cut, quoted
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.states import FailureCode, RunFailure

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
-from stoker.names import NAME_RULE, is_name
+from stoker.settings.names import NAME_RULE, is_name
 
 __all__ = [
     "DEFAULT_LABEL",
-    "Standing",
     "State",
     "VersionPolicy",
+    "VersionStatus",
     "check_named",
     "read_labels",
     "read_versions",
@@ -28,7 +28,7 @@ State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class VersionStatus:
     """The state of a version, as the supervisor knows it and sends it to frontends.
 
     Attributes:

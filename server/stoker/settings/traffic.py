@@ -1,4 +1,4 @@
-"""How a new version is held against the one that it takes over from."""
+"""How requests are shared between versions and deployments, and what a new version must show before it takes over."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, cast
 
-from stoker.names import NAME_RULE, is_name
+from stoker.settings.names import NAME_RULE, is_name
 
 __all__ = [
     "PARITY_ROWS",
     "PARITY_TOLERANCE",
     "Bounds",
     "Canary",
+    "Endpoint",
     "Parity",
     "ParityMode",
+    "keys_owner",
     "read_parity",
     "read_percents",
     "read_rollback",
     "read_sticky",
     "read_weights",
 ]
+
 
 ParityMode = Literal["off", "warn", "require"]
 
@@ -194,3 +197,29 @@ def read_parity(value: Any) -> ParityMode:
     if word not in _MODES:
         raise ValueError(f"must be {' or '.join(_MODES)}")
     return cast("ParityMode", word)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What the supervisor and the frontends know of an endpoint.
+
+    Attributes:
+        name: Its name, under which the keys of all its deployments are kept.
+        shares: Percent of its requests by deployment, in the order in which they were given; 0 is reached by the
+            header alone. The deployments are services of these names.
+        mirrors: Percent of its requests that a deployment gets a copy of; its answers go nowhere.
+    """
+
+    name: str
+    shares: Mapping[str, int]
+    mirrors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def leading(self) -> str:
+        """The deployment with the largest share, which stands for the endpoint where no request is scored."""
+        return max(self.shares, key=lambda name: self.shares[name])
+
+
+def keys_owner(endpoint: Endpoint | None, service: str) -> str:
+    """Return the name under which the keys of a service are kept: those of an endpoint open all its deployments."""
+    return endpoint.name if endpoint is not None and service in endpoint.shares else service
