@@ -10,8 +10,8 @@ import numpy as np
 
 from stoker.device.planner import BatchPolicy, Plan, RowQueue, ServiceTimes, plan
 from stoker.gateway.admitting import comeback
-from stoker.simulation.admitted import Admission
-from stoker.simulation.devices import Curve, Jitter
+from stoker.simulation.scheduler import AdmissionControl
+from stoker.simulation.workload import Curve, Jitter
 
 __all__ = ["ClosedLoop", "LoopCounts"]
 
@@ -71,7 +71,7 @@ class ClosedLoop:
         jitter = Jitter(np.random.default_rng(self.seed), hiccups=0.0)
         cap, target_ns = self.curve.max_batch_rows, round(self.target_ms * _MS_NS)
         policy = BatchPolicy(cap, target_ms=self.target_ms, late="refuse")
-        admission, queue, times = Admission(policy, chance.random), RowQueue(), ServiceTimes()
+        admission, queue, times = AdmissionControl(policy, chance.random), RowQueue(), ServiceTimes()
         callers = round(self.load * self.curve.peak_rows_per_s * (self.target_ms + self.think_ms) / 1000)
         lasts_ns = (self.target_ms + self.think_ms) * _MS_NS
         self._coming = [(int(chance.random() * lasts_ns), caller, 0) for caller in range(callers)]
@@ -102,7 +102,7 @@ class ClosedLoop:
     def _counts(self, now_ns: int) -> bool:
         return now_ns >= self.begins_s * 1e9
 
-    def _let_come(self, now_ns: int, admission: Admission, queue: RowQueue, target_ns: int) -> None:
+    def _let_come(self, now_ns: int, admission: AdmissionControl, queue: RowQueue, target_ns: int) -> None:
         """Ask for those whose time has come."""
         taken: list[tuple[int, int]] = []
         while self._coming and self._coming[0][0] <= now_ns:
@@ -123,7 +123,7 @@ class ClosedLoop:
             queue.push(0, numbers, np.zeros_like(at), at, at + (1 << 40), target_ns=at + target_ns)
 
     def _give_up(
-        self, planned: Plan, now_ns: int, admission: Admission, target_ns: int, chance: random.Random
+        self, planned: Plan, now_ns: int, admission: AdmissionControl, target_ns: int, chance: random.Random
     ) -> None:
         """Those who were taken and will be late are told when to come back too."""
         board = admission.board

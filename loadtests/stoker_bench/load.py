@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from stoker.commands.option_values import number_option
+from stoker.commands.terminal import number_option
 from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import PIECES_SCORE
 from stoker_bench.contestants.process_tree import ProcessTree

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from stoker.errors import OperatorError
-from stoker.idx import Bytes, find_idx, read_idx
+from stoker.wire.row_files import Bytes, find_idx, read_idx
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -220,7 +220,7 @@ def _add_all_commands(commands: Any) -> Iterator[str]:
 
 
 def _add_command(commands: Any, name: str, module: Any) -> None:
-    from stoker.commands.printing import sentence
+    from stoker.commands.terminal import sentence
 
     command = commands.add_parser(name, description=sentence(module.SUMMARY))
     command.set_defaults(run=module.run)

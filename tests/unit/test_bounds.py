@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device.planner import BatchPolicy
-from stoker.simulation.arrivals import Requests
-from stoker.simulation.devices import Curve, Jitter
-from stoker.simulation.planned import Planned
+from stoker.simulation.scheduler import Planned
+from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import RowTable, Scheduler, row_tables, run
 from stoker_bench.laboratory.bounds import exact, fluid, has_exact
 from stoker_bench.laboratory.suite import BASELINES

@@ -7,10 +7,8 @@ import pytest
 from tests.closed_loop import ClosedLoop
 
 from stoker.device.planner import BatchPolicy
-from stoker.simulation.admitted import Admission
-from stoker.simulation.arrivals import Stream
-from stoker.simulation.devices import CURVES, Jitter
-from stoker.simulation.planned import Planned
+from stoker.simulation.scheduler import AdmissionControl, Planned
+from stoker.simulation.workload import CURVES, Jitter, Stream
 from stoker.simulation.world import Outcome, row_tables, run
 
 CURVE = CURVES["resnet50-a100"]
@@ -31,7 +29,7 @@ def outcome(load: float, *, admitted: bool) -> tuple[Outcome, int]:
     requests = Stream(load * CURVE.peak_rows_per_s, 50).draw(1.0, np.random.default_rng(101))
     (table,) = row_tables(requests, 1)
     policy = BatchPolicy(CURVE.max_batch_rows)
-    admission = Admission(policy, lambda: 0.0)
+    admission = AdmissionControl(policy, lambda: 0.0)
     planned = Planned(table, policy, admission=admission if admitted else None)
     return run(requests, [CURVE], [table], planned, Jitter(np.random.default_rng(102))), admission.refused
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import OperatorError
-from stoker.idx import read_idx
+from stoker.wire.row_files import read_idx
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 RAW = bytes((0, 0, 8, 3)) + struct.pack(">III", 2, 3, 4) + IMAGES.tobytes()

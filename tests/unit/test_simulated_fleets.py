@@ -13,8 +13,7 @@ from stoker.cli import main
 from stoker.device.planner import BatchPolicy
 from stoker.errors import InvalidSettings
 from stoker.gateway.rows.routing import Routing
-from stoker.simulation.arrivals import Stream, joined
-from stoker.simulation.devices import CURVES
+from stoker.simulation.workload import CURVES, Stream, joined
 from stoker.simulation.world import NEVER_NS
 from stoker_bench.laboratory.fleet import Fleet, FleetOutcome, place, run_fleet
 from stoker_bench.laboratory.replay import learned_curve, read_requests

@@ -11,9 +11,8 @@ from tests.puppets import STEADY
 
 from stoker.cli import main
 from stoker.device.planner import BatchPolicy, ServiceTimes
-from stoker.simulation.arrivals import Pattern, Requests, Stream, joined
-from stoker.simulation.devices import CURVES, Curve, Jitter
-from stoker.simulation.planned import Planned
+from stoker.simulation.scheduler import Planned
+from stoker.simulation.workload import CURVES, Curve, Jitter, Pattern, Requests, Stream, joined
 from stoker.simulation.world import row_tables, run
 from stoker_bench.laboratory.suite import SCHEDULERS, SUITE, Shared, simulate, simulate_load
 

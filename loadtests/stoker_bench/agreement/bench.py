@@ -16,10 +16,8 @@ import numpy as np
 
 from stoker.device.batch_sizes import timed_first
 from stoker.device.planner import BatchPolicy, ServiceTimes
-from stoker.simulation.admitted import Admission
-from stoker.simulation.arrivals import Requests
-from stoker.simulation.devices import Curve, Jitter
-from stoker.simulation.planned import Planned
+from stoker.simulation.scheduler import AdmissionControl, Planned
+from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, row_tables, run
 from stoker_bench.contestants.loaded_server import Clocks
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, deployment_launch, get, post
@@ -98,7 +96,7 @@ def simulated(
     requests = Requests(at_ns, rows * ones, 0 * ones, round(target_ms * 1e6) * ones, ones, 0 * ones)
     (table,) = row_tables(requests, 1)
     policy = BatchPolicy(curve.max_batch_rows, target_ms=target_ms, late="refuse")
-    admission = Admission(policy, np.random.default_rng(count).random)
+    admission = AdmissionControl(policy, np.random.default_rng(count).random)
     planned = Planned(table, policy, times=_first_times(curve), admission=admission)
     done_ns = run(requests, [curve], [table], planned, jitter).done_ns
     ready_ms = np.where(done_ns < NEVER_NS, (done_ns - at_ns) / 1e6, np.inf)

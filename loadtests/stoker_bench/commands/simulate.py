@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from stoker.commands.option_values import number_option
+from stoker.commands.terminal import number_option
 from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from stoker.device.planner import BatchPolicy
     from stoker.settings.choices import Admission
-    from stoker.simulation.arrivals import Requests
-    from stoker.simulation.devices import Curve
+    from stoker.simulation.workload import Curve, Requests
     from stoker.simulation.world import Outcome
 
 __all__ = ["SUMMARY", "add_arguments", "facts_of", "mean", "not_taken", "run", "table"]
@@ -264,7 +263,7 @@ def _numbers(kind: Any, least: float, most: float) -> Any:
 
 
 def _suite(seeds: Sequence[int], admission: Admission, *, bounds: bool) -> Iterator[dict[str, object]]:
-    from stoker.simulation.devices import CURVES
+    from stoker.simulation.workload import CURVES
     from stoker_bench.laboratory.suite import SCHEDULERS, SUITE, simulate
 
     for name, workload in SUITE.items():
@@ -361,7 +360,7 @@ def _replay(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
-    from stoker.simulation.arrivals import Stream, joined
+    from stoker.simulation.workload import Stream, joined
     from stoker_bench.laboratory.fleet import Fleet, run_fleet
 
     if args.hold or args.copies > args.gpus or args.lose >= args.gpus:
@@ -410,7 +409,7 @@ def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
-    from stoker.simulation.arrivals import Stream
+    from stoker.simulation.workload import Stream
     from stoker_bench.laboratory.suite import simulate_load
 
     curve = _curve(args)
@@ -434,7 +433,7 @@ def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def _curve(args: argparse.Namespace) -> Curve:
-    from stoker.simulation.devices import CURVES, Curve
+    from stoker.simulation.workload import CURVES, Curve
 
     if args.from_metrics is not None:
         from stoker_bench.laboratory.replay import read_curve

@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.simulation.arrivals import Requests
-from stoker.simulation.devices import Curve
+from stoker.simulation.workload import Curve, Requests
 
 __all__ = ["exact", "fluid", "has_exact"]
 

@@ -18,8 +18,7 @@ from stoker.device.arbiter import Arbiter
 from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, offer, plan
 from stoker.device.service_times import filled
 from stoker.gateway.rows.routing import CHOICES, Routing, State, route
-from stoker.simulation.arrivals import Requests
-from stoker.simulation.devices import Curve, Jitter
+from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, Outcome
 
 __all__ = ["Fleet", "FleetOutcome", "place", "run_fleet"]

@@ -10,7 +10,7 @@ import numpy as np
 from stoker.keys.buckets import Bucket
 
 if TYPE_CHECKING:
-    from stoker.simulation.arrivals import Requests
+    from stoker.simulation.workload import Requests
 
 __all__ = ["let_in"]
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from stoker.device.planner import BatchPolicy
 from stoker.settings.choices import Admission
-from stoker.simulation.arrivals import Stream, joined
-from stoker.simulation.devices import Curve
+from stoker.simulation.workload import Curve, Stream, joined
 from stoker.simulation.world import Outcome
 from stoker_bench.laboratory.suite import simulate_requests
 

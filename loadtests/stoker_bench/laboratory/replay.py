@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stoker.errors import InvalidSettings
 from stoker.settings.choices import TIERS
-from stoker.simulation.arrivals import Requests
-from stoker.simulation.devices import Curve
+from stoker.simulation.workload import Curve, Requests
 
 __all__ = ["learned_curve", "read_curve", "read_requests"]
 

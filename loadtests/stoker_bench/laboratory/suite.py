@@ -13,10 +13,8 @@ import numpy as np
 from stoker.device.arbiter import Arbiter
 from stoker.device.planner import BatchPolicy, Offer
 from stoker.settings import choices
-from stoker.simulation.admitted import Admission
-from stoker.simulation.arrivals import Requests, Stream, joined
-from stoker.simulation.devices import CURVES, Curve, Jitter
-from stoker.simulation.planned import Planned, Untargeted
+from stoker.simulation.scheduler import AdmissionControl, Planned, Untargeted
+from stoker.simulation.workload import CURVES, Curve, Jitter, Requests, Stream, joined
 from stoker.simulation.world import Batch, Outcome, RowTable, Scheduler, row_tables, run
 
 __all__ = [
@@ -58,7 +56,7 @@ class Shared:
         admits: bool = False,
     ) -> None:
         self._models = [
-            Planned(table, policy, admission=Admission(policy) if admits else None)
+            Planned(table, policy, admission=AdmissionControl(policy) if admits else None)
             for table, policy in zip(tables, policies, strict=True)
         ]
         names = [str(number) for number in range(len(tables))]
@@ -396,7 +394,7 @@ def _simulate_alone(
     admission: choices.Admission,
 ) -> Outcome:
     (table,) = row_tables(requests, 1)
-    planned = Planned(table, policy, admission=Admission(policy) if admission == "target" else None)
+    planned = Planned(table, policy, admission=AdmissionControl(policy) if admission == "target" else None)
     outcome = run(requests, [curve], [table], planned, _jitter(seed, hiccups))
     return dataclasses.replace(outcome, refused_rows=planned.refused_rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.simulation.devices import Jitter
+from stoker.simulation.workload import Jitter
 from stoker_bench.agreement.bench import CURVE, Expected, simulated
 from stoker_bench.gpu.arrivals import arrival_times_s
 

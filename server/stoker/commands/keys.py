@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.option_values import duration_s, number_option
+from stoker.commands.terminal import duration_s, number_option
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.settings.choices import TIERS
 

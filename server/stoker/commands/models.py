@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from stoker.commands.printing import size_text, table
 from stoker.commands.running_server import add_server_arguments, ask_admin
+from stoker.commands.terminal import size_text, table
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.extensions import find_extension, require_extension
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect

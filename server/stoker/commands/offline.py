@@ -74,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from tqdm import tqdm
 
-    from stoker.offline.files import score_files
+    from stoker.offline.files import Shard, score_files
     from stoker.offline.predictor import Predictor
-    from stoker.offline.shards import Shard
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _end)

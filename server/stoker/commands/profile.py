@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from stoker.commands.option_values import number_option
+from stoker.commands.terminal import number_option
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.extensions import find_extension, require_extension
 from stoker.system.extras import how_to_install
@@ -99,8 +99,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OperatorError: An option is wrong, the model cannot be loaded, or the target cannot be met.
     """
-    from stoker.profiling.deployment import check_output, deployment_of, write_deployment
-    from stoker.profiling.profile import find_settings
+    from stoker.profiling.profile import check_output, deployment_of, find_settings, write_deployment
     from stoker.profiling.search import Load
 
     signal.signal(signal.SIGTERM, _end)
@@ -180,8 +179,7 @@ def _confirm(
     args: argparse.Namespace, measured: Measured, found: Found, until_s: float
 ) -> list[tuple[Expected, Confirmation]]:
     """Load a server with each of the best settings, as far as the time allows; with the best in any case."""
-    from stoker.profiling.deployment import deployment_of, only_model
-    from stoker.profiling.profile import Question
+    from stoker.profiling.profile import Question, deployment_of, only_model
     from stoker.settings.workspace import Workspace
 
     confirm = require_extension("bench").confirm

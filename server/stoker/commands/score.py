@@ -23,9 +23,9 @@ from stoker.commands.running_server import (
     on_loopback,
     server_here,
 )
-from stoker.counted_names import told_of_counted_names
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.logs import escaped, escaped_json
+from stoker.wire.row_files import told_of_counted_names
 from stoker_run.trees import files_below
 
 if TYPE_CHECKING:
@@ -486,7 +486,7 @@ def _has_rows(value: object, row_count: int | None) -> bool:
 def _score_digit(client: Client, folder: Path, index: int) -> None:
     import numpy as np
 
-    from stoker.idx import find_idx, read_idx
+    from stoker.wire.row_files import find_idx, read_idx
 
     takes = "--data-dir takes MNIST's test files"
     images = read_idx(find_idx(folder, "t10k-images", "idx3-ubyte", takes), dimensions=3)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from stoker.commands.option_values import duration_s
+from stoker.commands.terminal import duration_s
 from stoker.errors import InvalidSettings
 
 __all__ = ["SUMMARY", "add_arguments", "run"]

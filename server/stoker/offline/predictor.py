@@ -16,8 +16,7 @@ from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, quoted_names
 from stoker.isolation.difference import finite_rows
 from stoker.offline.choosing import chosen, device_here, enter_script, load_here
-from stoker.offline.row_batches import Feeds, Ragged, RowBatches, failure_of
-from stoker.offline.script_bodies import ScriptBodies
+from stoker.offline.rows import Feeds, Ragged, RowBatches, ScriptBodies, failure_of
 from stoker.runtimes.base import RowFailure
 from stoker.servable import Servable
 from stoker.tensors import Signature, TensorInfo

@@ -12,9 +12,9 @@ from typing import IO, Any, Final
 import numpy as np
 import orjson
 
-from stoker.counted_names import told_of_counted_names
 from stoker.errors import InvalidSettings
 from stoker.system.extras import how_to_install
+from stoker.wire.row_files import told_of_counted_names
 
 __all__ = ["FORMATS", "count_rows", "pyarrow_for", "read_lines", "read_tables"]
 

@@ -29,7 +29,7 @@ from stoker.device.lifecycle import LoadedModel, fork
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.offline.choosing import chosen, device_here, enter_script, load_here
-from stoker.offline.script_bodies import ScriptBodies
+from stoker.offline.rows import ScriptBodies
 from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
 from stoker.scripts.batching import find_sample
 from stoker.servable import Servable

@@ -6,24 +6,35 @@ Uses no clock and no device; deterministic.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
 from stoker.device.batch_sizes import timed_first
-from stoker.device.planner import ServiceTimes
-from stoker.profiling.candidates import Candidate, Space
-from stoker.profiling.curves import MeasuredCurve, Sizes
-from stoker.simulation.admitted import Admission
-from stoker.simulation.arrivals import Requests, Stream
-from stoker.simulation.devices import Jitter
-from stoker.simulation.instances import run_instances
-from stoker.simulation.planned import Planned
+from stoker.device.overlap import WORTH
+from stoker.device.planner import BatchPolicy, ServiceTimes
+from stoker.settings.choices import Admission
+from stoker.simulation.scheduler import AdmissionControl, Planned, run_instances
+from stoker.simulation.workload import Jitter, Requests, Stream
 from stoker.simulation.world import Outcome, row_tables
 
-__all__ = ["Expected", "Found", "Load", "Step", "search", "simulated"]
+__all__ = [
+    "Candidate",
+    "Expected",
+    "Found",
+    "Load",
+    "MeasuredCurve",
+    "Sizes",
+    "Space",
+    "Step",
+    "Timed",
+    "search",
+    "simulated",
+]
+
 
 _IN_TIME: Final = 0.99
 """The share of rows that have to be answered within the target."""
@@ -242,7 +253,7 @@ def simulated(
     sizes = Sizes(curve, candidate.batch_buckets)
     at_once = curve.at_once(candidate.instances, candidate.max_batch_rows)
     policy = candidate.policy(load.target_ms)
-    admission = Admission(policy, instances=at_once) if candidate.admission == "target" else None
+    admission = AdmissionControl(policy, instances=at_once) if candidate.admission == "target" else None
     planned = Planned(table, policy, times=_known(sizes, candidate, at_once), admission=admission)
     jitter = Jitter(np.random.default_rng(seed + 1), curve.spread)
     return run_instances(requests, sizes, table, planned, jitter, at_once, sizes.speed)
@@ -262,3 +273,266 @@ def _known(sizes: Sizes, candidate: Candidate, at_once: int) -> ServiceTimes:
                 took_ns = sizes.batch_ns(size) / (sizes.speed(size) if beside else 1)
                 times.learn(size, round(took_ns), beside)
     return times
+
+
+Timed = Sequence[tuple[int, int]]
+"""Rows and nanoseconds of timed batches."""
+
+_LEAST_SPREAD: Final = 0.01
+_MOST_SPREAD: Final = 0.5
+# The median of the absolute value of a normal variable, and the distance of its 90th percentile from that, in sigmas.
+_MEDIAN: Final = 0.6745
+_TO_NINETY: Final = 1.6449 - _MEDIAN
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCurve:
+    """Batch times by number of rows.
+
+    Attributes:
+        sizes: Numbers of rows of the timed batches, ascending.
+        alone_ns: Undisturbed time of each size, never decreasing.
+        beside_ns: Time of each size beside another batch; empty if only one batch runs at a time.
+        filled: Whether only these sizes run, and smaller batches are padded to them.
+        spread: Standard deviation of the random lengthening, relative to the time.
+    """
+
+    sizes: tuple[int, ...]
+    alone_ns: tuple[int, ...]
+    beside_ns: tuple[int, ...] = ()
+    filled: bool = False
+    spread: float = 0.03
+
+    @classmethod
+    def fitted(cls, alone: Timed, beside: Timed = (), *, filled: bool = False) -> Self:
+        """Fit a curve to timed batches.
+
+        Args:
+            alone: Batches that ran alone; several of each size.
+            beside: Batches that ran beside another one of the same size.
+            filled: Whether only these sizes run, and smaller batches are padded to them.
+        """
+        sizes = tuple(sorted({rows for rows, _ in alone}))
+        times = ServiceTimes(sizes, quantile=0.5)
+        for rows, elapsed_ns in alone:
+            times.learn(rows, elapsed_ns)
+        for rows, elapsed_ns in beside:
+            times.learn(rows, elapsed_ns, beside=1)
+        spread = _spread(alone)
+        # Jitter only lengthens batches: the undisturbed time is below the median.
+        least = 1 / (1 + _MEDIAN * spread)
+        return cls(
+            sizes,
+            tuple(round(times.expected_ns(size) * least) for size in sizes),
+            tuple(round(times.expected_ns(size, 1) * least) for size in sizes) if beside else (),
+            filled,
+            round(spread, 3),
+        )
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Inverse of `to_json`."""
+        return cls(
+            tuple(value["rows"]),
+            tuple(round(ms * 1e6) for ms in value["ms"]),
+            tuple(round(ms * 1e6) for ms in value["ms_beside_another"]),
+            value["filled"],
+            value["spread"],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it in JSON types, with times in milliseconds."""
+        return {
+            "rows": list(self.sizes),
+            "ms": [round(elapsed_ns / 1e6, 4) for elapsed_ns in self.alone_ns],
+            "ms_beside_another": [round(elapsed_ns / 1e6, 4) for elapsed_ns in self.beside_ns],
+            "filled": self.filled,
+            "spread": self.spread,
+        }
+
+    def alone(self, rows: int) -> float:
+        """Time of a batch alone in nanoseconds, interpolated between the timed sizes."""
+        return _between(self.sizes, self.alone_ns, rows)
+
+    def beside(self, rows: int) -> float:
+        """Time in ns of a batch beside another one of its size; twice the time alone if one runs at a time."""
+        if not self.beside_ns:
+            return 2 * self.alone(rows)
+        return max(self.alone(rows), _between(self.sizes, self.beside_ns, rows))
+
+    def gain(self, rows: int) -> float:
+        """Throughput of two concurrent batches of this many rows, relative to two consecutive ones."""
+        return 2 * self.alone(rows) / self.beside(rows) - 1
+
+    def at_once(self, instances: int, max_batch_rows: int) -> int:
+        """Number of concurrent batches that a server would choose from these measurements of its largest batches."""
+        return 2 if instances > 1 and self.gain(max_batch_rows) >= WORTH else 1
+
+    def peak_rows_per_s(self, target_ms: float, max_batch_rows: int, instances: int = 1) -> float:
+        """Throughput in rows per second of the best batches within a target; 0 if no batch fits.
+
+        Args:
+            target_ms: The target.
+            max_batch_rows: Limit of rows per batch.
+            instances: Number of instances of the model.
+        """
+        beside = self.at_once(instances, max_batch_rows) > 1
+        best = 0.0
+        for size in {*self.sizes, max_batch_rows}:
+            if size > max_batch_rows:
+                continue
+            for took_ns, batches in ((self.alone(size), 1), (self.beside(size), 2))[: 1 + beside]:
+                if took_ns <= target_ms * 1e6:
+                    best = max(best, batches * size / took_ns * 1e9)
+        return best
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A curve with batches padded to certain sizes.
+
+    Attributes:
+        curve: The curve.
+        buckets: The sizes, ascending; empty for no padding.
+    """
+
+    curve: MeasuredCurve
+    buckets: tuple[int, ...] = ()
+
+    def batch_ns(self, rows: int) -> int:
+        """The time of a batch of `rows`."""
+        return round(self.curve.alone(self._size(rows)))
+
+    def speed(self, rows: int) -> float:
+        """The relative speed of a batch of `rows` beside another one."""
+        size = self._size(rows)
+        return self.curve.alone(size) / self.curve.beside(size)
+
+    def _size(self, rows: int) -> int:
+        place = bisect_left(self.buckets, rows)
+        return self.buckets[place] if place < len(self.buckets) else rows
+
+
+def _between(sizes: tuple[int, ...], times_ns: tuple[int, ...], rows: int) -> float:
+    if rows > sizes[-1]:
+        return times_ns[-1] * rows / sizes[-1]
+    return float(np.interp(rows, sizes, times_ns))
+
+
+def _spread(timed: Timed) -> float:
+    """Estimate the relative deviation of batch times from their median and 90th percentile, over all sizes."""
+    by_size: dict[int, list[int]] = {}
+    for rows, elapsed_ns in timed:
+        by_size.setdefault(rows, []).append(elapsed_ns)
+    parts = [np.quantile(times, 0.9) / max(1.0, float(np.median(times))) - 1 for times in by_size.values()]
+    return min(_MOST_SPREAD, max(_LEAST_SPREAD, float(np.median(parts)) / _TO_NINETY))
+
+
+_SPARSE: Final = 2
+"""Every so many-th of the measured buckets, from the largest on, forms a sparser set of buckets."""
+_MOST_INSTANCES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Settings to serve a model with.
+
+    Attributes:
+        max_batch_rows: Limit of rows per batch.
+        instances: Number of concurrent batches.
+        batch_buckets: The sizes that batches are padded to; empty for no padding.
+        execution: How batches get to a GPU and back.
+        hold: The share of its slack that a batch waits for further rows.
+        requests: Whether batches consist of whole requests, whose number no setting limits.
+        admission: Which requests are admitted: the model's own setting, which the search does not change.
+    """
+
+    max_batch_rows: int
+    instances: int = 1
+    batch_buckets: tuple[int, ...] = ()
+    execution: str = "auto"
+    hold: float = 0.0
+    requests: bool = False
+    admission: Admission = "target"
+
+    def policy(self, target_ms: float) -> BatchPolicy:
+        """The corresponding policy of the planner."""
+        return BatchPolicy(
+            self.max_batch_rows, buckets=self.batch_buckets, target_ms=target_ms, hold=self.hold
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The model's settings in a deployment file, without defaults that need not be written."""
+        told: dict[str, Any] = {} if self.requests else {"max_batch_rows": self.max_batch_rows}
+        told["instances"] = self.instances
+        if self.batch_buckets:
+            told["batch_buckets"] = list(self.batch_buckets)
+        if self.execution != "auto":
+            told["execution"] = self.execution
+        if self.hold:
+            told["hold"] = self.hold
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The choices for a model on its device.
+
+    Attributes:
+        curves: The batch times by execution.
+        default: The settings without any choice.
+        forks: Whether it can have several instances.
+    """
+
+    curves: Mapping[str, MeasuredCurve]
+    default: Candidate
+    forks: bool = False
+
+    def candidates(self) -> list[Candidate]:
+        """All candidates, the default first, without those that are equivalent to another one."""
+        found = dict.fromkeys([self.default])
+        for execution, curve in self.curves.items():
+            for most in self._caps(curve):
+                for buckets in self._buckets(curve, most):
+                    for instances in self._instances(curve, most):
+                        candidate = dataclasses.replace(
+                            self.default,
+                            max_batch_rows=most,
+                            instances=instances,
+                            batch_buckets=buckets,
+                            execution=execution,
+                        )
+                        found[candidate] = None
+        return list(found)
+
+    def holding(self, candidate: Candidate) -> list[Candidate]:
+        """Variants of a candidate with other values of `hold`."""
+        return [dataclasses.replace(candidate, hold=hold) for hold in (0.0, 0.5) if hold != candidate.hold]
+
+    def curve(self, candidate: Candidate) -> MeasuredCurve:
+        """The batch times of a candidate."""
+        return self.curves[candidate.execution]
+
+    def _caps(self, curve: MeasuredCurve) -> list[int]:
+        if self.default.requests:
+            return [self.default.max_batch_rows]
+        return [size for size in curve.sizes if size <= self.default.max_batch_rows]
+
+    def _buckets(self, curve: MeasuredCurve, most: int) -> Iterator[tuple[int, ...]]:
+        if not curve.filled:
+            yield ()
+            return
+        sizes = tuple(size for size in curve.sizes if size <= most)
+        yield sizes
+        if len(sizes) > _SPARSE:
+            yield tuple(sorted({1, *sizes[::-_SPARSE]}))
+
+    def _instances(self, curve: MeasuredCurve, most: int) -> list[int]:
+        if not self.forks:
+            return [self.default.instances]
+        # If two concurrent batches gain too little, one runs at a time whatever the number of instances.
+        return [
+            instances
+            for instances in range(1, _MOST_INSTANCES + 1)
+            if curve.at_once(instances, most) == instances
+        ]

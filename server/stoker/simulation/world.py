@@ -13,8 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from stoker.simulation.arrivals import Requests
-from stoker.simulation.devices import Jitter
+from stoker.simulation.workload import Jitter, Requests
 
 __all__ = [
     "NEVER_NS",

@@ -15,10 +15,8 @@ import yaml
 from stoker.commands import profile
 from stoker.errors import InvalidSettings
 from stoker.profiling import profile as profiling
-from stoker.profiling.candidates import Candidate
-from stoker.profiling.curves import MeasuredCurve
 from stoker.profiling.measuring import Order
-from stoker.profiling.search import Expected, Found
+from stoker.profiling.search import Candidate, Expected, Found, MeasuredCurve
 
 CHOICE = Expected(Candidate(64, 2, (8, 64)), 5000, 4321, 20.04, 45.06, 5)
 DEFAULT = Expected(Candidate(256), 3000, 9.876, 30, 48, 5)

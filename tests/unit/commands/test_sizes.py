@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.commands.printing import size_text
+from stoker.commands.terminal import size_text
 
 
 @pytest.mark.parametrize(

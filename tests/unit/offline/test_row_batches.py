@@ -11,7 +11,7 @@ from tests.puppets import TEXTS, PuppetRuntime
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
-from stoker.offline.row_batches import RowBatches
+from stoker.offline.rows import RowBatches
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from stoker.errors import InvalidSettings
-from stoker.profiling.candidates import Candidate
-from stoker.profiling.deployment import check_output, deployment_of, only_model, write_deployment
+from stoker.profiling.profile import check_output, deployment_of, only_model, write_deployment
+from stoker.profiling.search import Candidate
 from stoker.settings.loading import load_settings
 
 CANDIDATE = Candidate(64, 2, (1, 64), "graph")

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.profiling.candidates import Candidate, Space
-from stoker.profiling.curves import MeasuredCurve
-from stoker.profiling.search import Found, Load, search, simulated
+from stoker.profiling.search import Candidate, Found, Load, MeasuredCurve, Space, search, simulated
 
 SIZES = (1, 4, 16)
 ONE_SEED = (5,)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.printing import sentence, table
+from stoker.commands.terminal import sentence, table
 from stoker.errors import InvalidSettings, OperatorError, SubmissionRefused
 from stoker_azure.commands import az_actions
 from stoker_runs.commands.run_output import duration_text, time_text

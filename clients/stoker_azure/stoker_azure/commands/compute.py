@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from stoker.commands.printing import sentence
+from stoker.commands.terminal import sentence
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter
 
-from stoker.commands.printing import table
+from stoker.commands.terminal import table
 from stoker.system.logs import escaped
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note, time_text
 

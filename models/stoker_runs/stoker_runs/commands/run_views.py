@@ -8,7 +8,7 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.printing import table
+from stoker.commands.terminal import table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
 from stoker_runs.commands import sweep_output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.commands.option_values import number_option
+from stoker.commands.terminal import number_option
 from stoker_runs.commands import run_actions, run_views, sweep_output
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.printing import size_text
+from stoker.commands.terminal import size_text
 from stoker.errors import InvalidSettings
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note, stream
 

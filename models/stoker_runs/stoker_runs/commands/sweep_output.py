@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.printing import table
+from stoker.commands.terminal import table
 from stoker.errors import UnknownRun
 from stoker_runs.commands.run_output import found_workspace, note, stream
 

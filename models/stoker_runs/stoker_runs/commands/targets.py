@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.printing import sentence, table
+from stoker.commands.terminal import sentence, table
 from stoker.errors import InvalidSettings
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note
 

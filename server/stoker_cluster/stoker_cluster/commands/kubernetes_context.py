@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from stoker.commands.printing import sentence
+from stoker.commands.terminal import sentence
 from stoker.system.logs import escaped, escaped_lines
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from stoker.commands.printing import sentence
+from stoker.commands.terminal import sentence
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 

@@ -1,8 +1,4 @@
-"""The IDX format of the MNIST files: a big-endian header, then unsigned bytes.
-
-Format: two zero bytes, a type code (0x08 for unsigned bytes), the number of dimensions, one big-endian
-uint32 for each dimension, then the values in C order (LeCun, Cortes and Burges, "The MNIST database").
-"""
+"""Files of rows that need no library: the IDX format of MNIST, and the first line of CSV files."""
 
 from __future__ import annotations
 
@@ -20,7 +16,8 @@ from stoker.errors import OperatorError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Bytes", "find_idx", "read_idx"]
+__all__ = ["Bytes", "find_idx", "read_idx", "told_of_counted_names"]
+
 
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -82,3 +79,20 @@ def _read_bytes(path: Path) -> bytes:
         raise OperatorError(f"{path} is a damaged gzip file: {error}") from error
     except OSError as error:
         raise OperatorError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def told_of_counted_names(file: Path, line: str) -> str | None:
+    """A warning for a file whose first line numbers its columns, as pandas writes them; None otherwise.
+
+    Args:
+        file: The file.
+        line: Its first line, with numbers in all cells.
+    """
+    cells = [cell.strip() for cell in line.split(",")]
+    if cells != [str(number) for number in range(len(cells))]:
+        return None
+    shown = ",".join(cells if len(cells) <= 4 else (*cells[:3], "…", cells[-1]))
+    return (
+        f"{file}: the first line, {shown}, is scored as a row; if it has the names of the columns, take it out, or "
+        "write the file without it (pandas: to_csv(header=False, index=False))"
+    )
