@@ -123,7 +123,6 @@ def device_needs(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]
     """What the device process of a framework imports, as requirements; of ONNX Runtime the build that is here.
 
     Args:
-        framework: Framework of the model.
         asked: Normalised names of packages that are installed beside these. What one of them stands for is left
             out: two builds of one package overwrite each other.
     """
@@ -213,9 +212,6 @@ def build_environment(
     """Build the environment of a specification, unless it has been built.
 
     Args:
-        specification: The packages and Python versions that the model requires.
-        environments_dir: The folder of environments.
-        framework: Framework of the model, which has to run in it.
         say: Called with a line for each step that takes time.
 
     Raises:
@@ -494,7 +490,6 @@ def import_failed(specification: Specification, output: str, where: str = "") ->
     """Return the error for an environment whose trial has failed.
 
     Args:
-        specification: What was asked for.
         output: What Python has written; its last line says why.
         where: Where it was installed, if not here.
     """

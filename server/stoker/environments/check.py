@@ -67,7 +67,6 @@ def compare(
     checked.
 
     Args:
-        specification: The model's requirements.
         installed: Returns the installed version of a package by its normalised name.
     """
     findings = []
@@ -172,7 +171,6 @@ class ModelEnvironment:
         """Find and read the environment file of a model.
 
         Args:
-            given: The file named by the settings.
             managed: `user` or `system`.
             beside: The folder to search for known file names if no file is given, or None.
 

@@ -183,8 +183,6 @@ def tries(
     """Yield environments to try; the error of a failed build is sent in, and raised if nothing else can be tried.
 
     Args:
-        specification: The requirements.
-        asked: The requested kind and date.
         remembered: The date with which the same environment was built before; empty for none.
         say: Called with a line about each further try.
         can_date: Returns whether an installer that supports dates is available; called after a failure.
@@ -228,7 +226,6 @@ class RememberedDate:
     """The date with which conflicting pins could be resolved, stored for further runs with the same file.
 
     Args:
-        environments_dir: The folder of environments.
         specification: The requirements, for any Python.
         place: What else the resolution depends on, such as the image.
     """

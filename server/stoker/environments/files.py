@@ -277,8 +277,6 @@ class PipLines:
 
         Args:
             text: The requirement, perhaps with options of its line such as `--hash`.
-            place: Where it is written.
-            note: What is to be said about it.
             written: What stands in the file, if that is not `text`.
 
         Raises:

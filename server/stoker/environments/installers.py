@@ -109,7 +109,6 @@ class Installer:
         """The command that installs a requirements file into a virtual environment.
 
         Args:
-            venv: The environment.
             requirements: The file, as returned by `requirements`.
             options: The options that the file was made with.
         """
@@ -142,11 +141,8 @@ class Installer:
         """Run one of its commands; stdout of the result also has its error output, without secrets of addresses.
 
         Args:
-            command: The command.
             lock: Descriptor of the lock under which the environment is built.
-            cwd: Working directory; by default the current one.
             lasts: Called every `look_s` with the command's last line while it runs.
-            look_s: The interval in seconds.
         """
         with (
             # Not a pipe, which would have to be drained while waiting.

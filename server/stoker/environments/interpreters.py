@@ -64,7 +64,6 @@ def choose_interpreter(
     """Choose the Python of a model's environment; patch releases count as equal.
 
     Args:
-        specification: The model's requirements.
         find: Finds Python 3.N on this machine by N.
 
     Returns:
@@ -194,7 +193,6 @@ class PythonChoice:
         """A line that says why a Python is none of those asked for, or which package chose it; empty where neither.
 
         Args:
-            python: The Python.
             minor: N of it.
             where: Where the one that is asked for is not, such as `on this machine`.
         """
@@ -215,9 +213,7 @@ class PythonChoice:
         """The error for a machine or an image without any of them.
 
         Args:
-            where: Where they are not, such as `on this machine`.
             here: What is there instead, versions of Python.
-            advice: How one can be had.
         """
         specification = self.specification
         first, python = _rare_package(specification), f"Python {specification.python_text}"
@@ -280,7 +276,6 @@ def choose_run_interpreter(
     packages allow, with a note; one that uv fetches.
 
     Args:
-        specification: What the run asks for.
         find: Finds Python 3.N on this machine by N.
         fetch: Installs Python 3.N by N; None is by uv.
 

@@ -70,7 +70,6 @@ def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
     """Use an interpreter as it is, and record its packages.
 
     Args:
-        asked: The requested environment.
         folder: `environment/` of the run.
 
     Raises:

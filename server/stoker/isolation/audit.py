@@ -92,8 +92,6 @@ def take(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], pl
     Args:
         inputs: The batch's inputs, `[size, ...]` each.
         outputs: The batch's outputs, `[size, ...]` each.
-        place: The position of the first row.
-        stop: The position after the last row.
     """
     size = len(next(iter(inputs.values())))
     return Taken(size, place, _copied(inputs, place, stop), _copied(outputs, place, stop))
@@ -104,7 +102,6 @@ def audit(run: Run, taken: Taken, noise: float = 0.0) -> Finding:
 
     Args:
         run: The model, as a function of named tensors.
-        taken: The rows.
         noise: The noise of the device as known so far, relative to the output.
     """
     refusal = ""

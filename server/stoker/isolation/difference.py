@@ -81,8 +81,6 @@ def noise_of(
 
     Args:
         repeat: Runs the batch again; returns the compared answers.
-        expected: The answers of the first run.
-        known: The noise as known so far.
 
     Raises:
         Noisy: The noise is too large to conclude anything.
@@ -128,7 +126,6 @@ def count_unexplained(inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray
     Args:
         inputs: The inputs, `[rows, ...]` each; read only if an answer is not finite.
         outputs: The outputs, `[rows, ...]` each.
-        rows: The number of rows.
     """
     answered = finite_rows(outputs, rows)
     if answered is None:

@@ -53,8 +53,6 @@ def judge(
     """Determine whether a model's rows affect each other, and what that conclusion is based on.
 
     Args:
-        servable: The model, with the operator's settings.
-        run: The model as a function of named tensors.
         tensors: Its inputs and outputs; `batched` says whether their first axes may be one batch axis.
         read: Analyses its graph; None if there is no graph to analyse.
         sample: Rows that it is known to answer, if there are any.

@@ -73,12 +73,10 @@ def try_rows(
     """Put companions beside rows, and compare the answers.
 
     Args:
-        run: The model.
         inputs: Its inputs; the first axis of each is the batch axis.
         sizes: Batch sizes to test, in addition to 2 and 3.
         sample: Rows that the model is known to answer, `[rows, ...]` of each input; None to make some up.
         proven: Whether the graph is known to keep rows apart: then a slow model is tested with few batches.
-        clock_s: A clock in seconds.
     """
     if sample is None:
         candidates = made_up_rows(inputs)

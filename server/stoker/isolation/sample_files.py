@@ -36,7 +36,6 @@ def read_sample(
 
     Args:
         path: The file; its format is detected from its content.
-        inputs: The model's inputs.
         model: Its name, for error messages.
         image: How the model's input is made from images; None if it takes none.
 

@@ -59,7 +59,6 @@ def find_sample_feeds(servable: Servable, inputs: Sequence[TensorInfo]) -> Sampl
 
     Args:
         servable: The model; not an entry script, which gets its sample undecoded.
-        inputs: The model's inputs.
 
     Raises:
         LoadFailed: The sample cannot be read, or does not fit the model.
@@ -111,7 +110,6 @@ def read_recorded_requests(path: Path, inputs: Sequence[TensorInfo]) -> dict[str
 
     Args:
         path: A TFRecord file of `PredictionLog` messages.
-        inputs: The signature's inputs.
 
     Returns:
         The inputs by name; None if no request is for this signature.
@@ -208,10 +206,6 @@ def _row_count(request: dict[str, np.ndarray]) -> int:
 
 def warm_up_feeds(request: WarmUpRequest, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray]:
     """Make a model's inputs from one of Triton's warm-up requests.
-
-    Args:
-        request: Its entry in the configuration.
-        inputs: The model's inputs.
 
     Returns:
         The inputs by name, of the model's dtypes; all rows of a request are equal, as in Triton.

@@ -62,7 +62,6 @@ def ensembles_of(models: Iterable[ModelSettings], broken: Broken | None = None) 
     """Return the ensembles in the model repositories among what is to be served, in the order of their names.
 
     Args:
-        models: What is to be served.
         broken: Receives why malformed ones are left out, and the others are optional; without it the first of them is
             an error.
 

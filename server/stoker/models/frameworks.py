@@ -66,7 +66,6 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
     """Recognise one model.
 
     Args:
-        path: A file or a folder.
         framework: What it is, where it could be several things.
 
     Raises:

@@ -22,7 +22,6 @@ def adjustments_of(config: Mapping[str, Any], source: str) -> Adjustments:
 
     Args:
         config: The configuration as protobuf's JSON has it, where 64 bits are a text.
-        source: What errors call it.
 
     Raises:
         WrongField: A field has a value that it cannot have.

@@ -34,7 +34,6 @@ def sample_request(folder: Path, *, arrays: bool) -> Any:
     Without types a value could change the type of somebody else's, so there no records are shown.
 
     Args:
-        folder: The folder of MLflow.
         arrays: Whether the model takes arrays alone, as those do that a runtime loads.
 
     Raises:
@@ -56,7 +55,6 @@ def write_sample(sample: Any, run_dir: Path) -> Path:
 
     Args:
         sample: The request, as JSON can hold it.
-        run_dir: The workspace's folder of the state of running servers.
 
     Raises:
         InvalidSettings: The workspace cannot be written.

@@ -35,7 +35,6 @@ def link_models(models: Sequence[Registered], run_dir: Path) -> Path:
 
     Args:
         models: The versions, verified, at least one.
-        run_dir: The workspace's folder of the state of running servers.
 
     Returns:
         What AZUREML_MODEL_DIR has to be.

@@ -35,7 +35,6 @@ def place(devices: Sequence[str], replicas: int, cores: int) -> Placement:
     Args:
         devices: Its devices as settings name them: `auto`, or any of `cpu`, `cuda:N` and UUIDs.
         replicas: How many were asked for; 0 is one for each device.
-        cores: Cores that this server may use.
     """
     wanted = [devices[number % len(devices)] for number in range(replicas or len(devices))]
     kept: list[str] = []

@@ -124,7 +124,6 @@ def with_sample(source: SourceFiles, sample: Path) -> SourceFiles:
     """Add a request that the model is known to answer, under a name by which it is found beside its files.
 
     Args:
-        source: What the model consists of; samples at its top level are left out.
         sample: The request: JSON whatever its name says, unless that is the name of an array or image.
 
     Raises:
@@ -184,7 +183,6 @@ def copy_files(
     """Copy into the new folder `target`, read-only, on the disk when this returns.
 
     Args:
-        source: What to copy.
         target: Folder to create.
         progress: Called with the bytes copied so far and the bytes of all files, at least once a file.
 
@@ -227,7 +225,6 @@ def check_files(label: str, folder: Path, records: Mapping[PurePosixPath, FileRe
 
     Args:
         label: The model, for the message.
-        folder: Where the files are.
         records: What they have to be.
 
     Raises:
@@ -408,11 +405,6 @@ class Registered:
 
 def read_registered(folder: Path, name: str, version: int) -> Registered:
     """Read the manifest of a version.
-
-    Args:
-        folder: The folder of the version.
-        name: The model whose version it is to be.
-        version: The number that it is to have.
 
     Raises:
         UnknownModel: The version was deleted meanwhile.

@@ -91,16 +91,13 @@ class Repository:
         """Copy a model into the repository as its next version; until the last moment nothing can be seen.
 
         Args:
-            name: Name of the model.
             path: A model file or folder.
-            now: The time, with its zone.
             framework: What the path holds, where it could be several things.
             read_signature: Reads the signature, if `facts` has none, from the copy and its folder; if it raises,
                 nothing is registered.
             sample: A request that the model is known to answer, to be found beside its files; it takes the place of
                 one that is there.
             progress: Called with the bytes copied so far and the bytes in all.
-            facts: What is said of the model.
 
         Raises:
             InvalidSettings: The name is malformed.
@@ -130,7 +127,6 @@ class Repository:
         """Return every version of every model, or of one: by name, then by version.
 
         Args:
-            name: Only versions of this model.
             broken: Receives by name and number the versions whose manifests cannot be read, with the reasons; without
                 it the first of them is an error.
 
@@ -203,8 +199,6 @@ class Repository:
         """Delete a version; its number is not given out again.
 
         Args:
-            name: Name of the model.
-            version: The version.
             force: Delete it even while it is being served: a process that has loaded it goes on, but
                 cannot load it anew.
 

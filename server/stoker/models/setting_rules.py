@@ -30,8 +30,6 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
     """Refuse settings that this version cannot heed.
 
     Args:
-        model: Its settings.
-        source: What it is.
         devices: Where it is to run, by these settings or the server's.
 
     Raises:

@@ -21,8 +21,6 @@ def find_swagger_files(script: Path | None, model_dir: Path, environ: Mapping[st
 
     Args:
         script: The entry script; None for a model that a runtime loads, of which only its folder is looked at.
-        model_dir: The model's folder.
-        environ: The environment variables of the script.
 
     Raises:
         LoadFailed: One of them holds no JSON object.

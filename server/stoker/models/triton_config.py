@@ -52,11 +52,8 @@ def sequence_settings(
     """Return the settings that a configuration makes; none if it says nothing of sequences.
 
     Args:
-        fields: All of it.
         inputs: The inputs that it declares; sizes that it fixes are those of a row.
-        dtypes: The dtypes by Triton's names.
         pass_over: Takes note of a field that has no effect, and of what has.
-        base: The folder of the configuration.
 
     Raises:
         WrongField: It asks for what is not done here.
@@ -437,7 +434,6 @@ def batching_settings(fields: Fields, pass_over: Callable[..., None]) -> dict[st
     """Return what a configuration says of batches and where they run, as settings of the model.
 
     Args:
-        fields: The configuration.
         pass_over: Called with each field that has no effect, and with what has instead.
 
     Raises:

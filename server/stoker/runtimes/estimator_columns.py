@@ -88,9 +88,7 @@ def read_booster(path: Path, library: str, threads: int) -> Any:
     """Load a booster from a file of its library. No code runs, other than of a pickle.
 
     Args:
-        path: The file.
         library: `xgboost` or `lightgbm`.
-        threads: How many threads it may use.
 
     Raises:
         LoadFailed: The library is not installed, or cannot read the file.
@@ -379,8 +377,6 @@ def ways_to_take(estimator: Any, path: Path, sample: Path | None) -> Iterator[Ta
     """Yield how an estimator may take its rows, the most plausible first.
 
     Args:
-        estimator: The estimator.
-        path: Its file, for error messages.
         sample: A request that its operator says it answers; None if there is none.
 
     Raises:

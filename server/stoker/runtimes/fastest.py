@@ -66,11 +66,9 @@ def choose_fastest(
     same in both.
 
     Args:
-        name: The model's name, for the log.
         plain: What is right, and is taken where nothing is faster.
         candidates: Makes the others, by name.
         sizes: Sizes of batches in rows; at least one.
-        clock_ns: A clock in nanoseconds.
         forced: Whether the one candidate is to be taken, however fast it is.
 
     Raises:

@@ -56,9 +56,6 @@ _IDENTITY_OPSET: Final = 13
 def with_tensors_for_maps(model: Path | bytes) -> tuple[bytes, dict[str, tuple[str, ...]]] | None:
     """Put the tensors of scores in the place of sequences of maps.
 
-    Args:
-        model: The file, or its content.
-
     Returns:
         The content of the changed file, and by output the names of its columns, empty where they are not known; None
         if no output is a ZipMap's.
@@ -154,10 +151,6 @@ def as_float16(name: str, path: Path) -> bytes:
     Operators that have no float16 form, or lose too much by it, stay in float32 between casts. A model without
     float32 weights is taken as it is.
 
-    Args:
-        name: The model's name, for messages.
-        path: The ONNX file.
-
     Returns:
         The converted model, serialised.
 
@@ -199,10 +192,7 @@ def check_float16(name: str, run: Run, reference: Callable[[], Run], inputs: Seq
     """Compare a model in float16 with the original on two made-up rows, and log the largest difference.
 
     Args:
-        name: The model's name.
-        run: The model in float16.
         reference: Loads the original; not called if there are no made-up rows that the model takes.
-        inputs: What both take.
 
     Raises:
         LoadFailed: They differ by more than 5 % of the largest output, or float16 overflows.
@@ -249,10 +239,7 @@ def cuda_runtime(
 
     Args:
         sessions: Opens further sessions, and knows the settings.
-        session: The session that is open already.
-        signature: What it takes and gives.
         cuda: Finds the CUDA runtime of this process; by default that which ONNX Runtime has loaded.
-        clock_ns: What executions are measured with.
 
     Raises:
         LoadFailed: An execution that was asked for cannot run.

@@ -75,7 +75,6 @@ class BoundExecution:
         """Wrap a session; `prepare` comes before the first `run`.
 
         Args:
-            session: What runs.
             copied: How it runs batches of other sizes.
             memory: Of this instance alone.
             fork: Makes a further runtime like this one, with memory of its own.
@@ -152,10 +151,7 @@ def bind(
     """Bind a session that is shared: each fork has memory of its own.
 
     Args:
-        session: What runs.
-        signature: What it takes and gives.
         memory: Takes memory for one instance.
-        sizes: Sizes of batches in rows.
     """
     copied = CopiedExecution(session, signature)
     bound = BoundExecution(session, copied, memory(), lambda: bind(session, signature, memory, sizes))
@@ -177,9 +173,6 @@ def bind_with_graphs(
 
     Args:
         open_session: Opens a session that captures graphs.
-        signature: What it takes and gives.
-        memory: Takes memory for one instance.
-        sizes: Sizes of batches in rows.
 
     Raises:
         LoadFailed: By `fork`, if there is no memory for a further session.

@@ -66,9 +66,6 @@ def cuda_options(
     """Options of the CUDA provider.
 
     Args:
-        acceleration: The model's settings.
-        channels_last: Whether float16 images may be kept so.
-        graphs: Whether the session is one that captures CUDA graphs.
         sessions: How many sessions share the model's memory limit.
     """
     options = {
@@ -98,7 +95,6 @@ def tensorrt_options(
     """Options of the TensorRT provider.
 
     Args:
-        acceleration: The model's settings.
         engines: Folder where built engines are kept; None to build them at each start.
         rows: Sizes that batches are filled up to; none if they have any size.
         inputs: The model's inputs, as ONNX Runtime describes them. Where batches are all that is free in them, one

@@ -50,10 +50,8 @@ class PackedRuntime:
 
         Args:
             run: Takes the inputs by name and returns the outputs by name; strings are `object` arrays of `bytes`.
-            tensors: What the model takes and gives.
             servable: Its limits: `max_batch_rows` elements of the batch axis in one call, unless one request alone
                 has more.
-            verdict: How it is known whether its requests may be batched.
         """
         self._model = run
         self._tensors = tensors
@@ -187,8 +185,6 @@ def chosen_signatures(path: Path, present: Sequence[str], wanted: Sequence[str])
     """Return the signatures to serve, first the one that is meant where a request names none.
 
     Args:
-        path: The SavedModel, for error messages.
-        present: What it has.
         wanted: What the settings ask for: names, `*` for all, or nothing.
 
     Raises:
@@ -223,7 +219,6 @@ class SignaturesRuntime:
         """Serve several signatures, the first of them to requests that name none.
 
         Args:
-            signatures: The signatures.
             runtimes: What runs each, by name; their batches are watched here from now on.
         """
         self._default = signatures[0].name

@@ -127,10 +127,7 @@ class SequenceBodyScript:
         """Wrap a script.
 
         Args:
-            calls: Its calls.
             names: The arguments that it gets of its sequence.
-            signature: What it takes and gives without state.
-            states: Where the states are.
         """
         self.signature = _with_sequences(signature, names)
         self.states = states
@@ -185,7 +182,6 @@ class RowsWithStates:
     """A `run(data, states)` as one of rows alone; without more said, no row has a state.
 
     Args:
-        run: The script's `run`.
         names: The arguments that it gets of the sequences of its rows.
 
     Attributes:
@@ -217,9 +213,7 @@ class RowsWithStates:
         """Call a function on this thread that calls `run` with copies of these states.
 
         Args:
-            taken: The states.
             ids: Of which sequences the rows are.
-            function: Calls it.
 
         Returns:
             The list as `run` has left it, which may hold others; and what the function returns.
@@ -247,13 +241,7 @@ class SequenceRowsScript:
     """
 
     def __init__(self, inner: Runtime, run: RowsWithStates, states: SequenceStates) -> None:
-        """Wrap a script.
-
-        Args:
-            inner: The script as a runtime of rows.
-            run: What that calls.
-            states: Where the states are.
-        """
+        """Wrap a script."""
         self.signature = _with_sequences(inner.signature, run.names)
         self.states = states
         self._inner, self._run = inner, run

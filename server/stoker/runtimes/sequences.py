@@ -74,7 +74,6 @@ class SequenceStates:
         initial: Per state tensor what a sequence begins with; one of dtype object is a state that is no tensor.
         most: How many sequences there are at most.
         idle_ns: How long one is kept after its last row.
-        clock_ns: The time.
     """
 
     def __init__(
@@ -109,7 +108,6 @@ class SequenceStates:
         """Say whether the next row of a sequence may run: None if so, and then `settle` is to follow.
 
         Args:
-            key: The sequence.
             start: Whether the row begins it.
         """
         with self._lock:
@@ -141,7 +139,6 @@ class SequenceStates:
 
         Args:
             words: What its rows say of their sequences, `int64[rows, 3]`; None if all are of none.
-            rows: How many rows it has.
         """
         said = [[0, 0, 0]] * rows if words is None else words.tolist()
         with self._lock:
@@ -160,7 +157,6 @@ class SequenceStates:
         """Keep the states that a batch has come to.
 
         Args:
-            taken: What it went on from.
             arrays: Per state tensor an array `[rows, *state_shape]`.
         """
         with self._lock:
@@ -245,9 +241,7 @@ class SequenceRuntime:
         """Wrap a runtime.
 
         Args:
-            inner: What runs rows with their state.
             names: Of the state tensors, outputs by inputs.
-            states: Where the states are.
             controls: What the model is told of sequences.
         """
         self._inner, self._names, self.states = inner, names, states
@@ -304,9 +298,6 @@ def sequence_runtime(
     """Keep the states of a model.
 
     Args:
-        name: Its name, for messages.
-        inner: What runs rows with their state.
-        settings: What its state is.
         controls: What it is told of sequences.
         folder: Where the files are that its state begins with.
 

@@ -35,11 +35,6 @@ def as_declared(declaration: Declaration | None, run: Run, tensors: ModelTensors
     A fixed size of an input that the model leaves free is fixed from now on; outputs that are not declared are left
     out; tensors whose shape is declared to be another one than the model's are reshaped on their way.
 
-    Args:
-        declaration: What is declared; None for nothing.
-        run: The model as a function of named tensors.
-        tensors: What it takes and gives by itself.
-
     Raises:
         LoadFailed: The model is another one than the declared; the message says in what.
     """
@@ -156,8 +151,6 @@ def as_runtime(
     """Choose how a model is served; the verdict on its rows is a part of its signature.
 
     Args:
-        servable: The model and its limits.
-        run: The model as a function of named tensors.
         tensors: What it declares; `batched` says whether its first axes may be one batch axis.
         rows_runtime: Makes the runtime for rows of a fixed shape.
         read: Reads its graph; None if there is nothing to read.

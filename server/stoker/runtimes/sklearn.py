@@ -59,7 +59,6 @@ def load_sklearn(servable: Servable, device: Device, threads: int) -> Runtime:
 
     Args:
         servable: The model; its `signatures` are methods.
-        device: The CPU.
         threads: Threads of one operation, and jobs of estimators that were made to have several.
 
     Raises:

@@ -453,8 +453,6 @@ def choose_batching(calls: ScriptCalls, servable: Servable, sample: Sample | Non
     """Choose how requests to a script are batched, and say why in the log.
 
     Args:
-        calls: The script.
-        servable: Its settings: which way is wanted, how many rows at once.
         sample: What to prove it with.
     """
     chosen = _choose(calls, servable, sample)

@@ -139,7 +139,6 @@ class Pieces:
     Each piece is one call to the script: it may take as long as a `run` that returns.
 
     Args:
-        yielded: The generator.
         watchdog: Ends what takes too long; None ends nothing.
     """
 
@@ -297,9 +296,7 @@ class ScriptCalls:
         """Bind a `run`.
 
         Args:
-            run: The script's `run`.
             raw: Whether `rawhttp` has decorated anything in this process.
-            watchdog: Ends calls that last too long.
             apart: Arguments that `answer` is given beside the request.
 
         Raises:
@@ -342,7 +339,6 @@ class ScriptCalls:
         """Call `run`, and wait for its result if it is a coroutine.
 
         Args:
-            arguments: Keyword arguments.
             request: What Flask's `request` is, for a script that uses Flask; None for no caller's request.
 
         Raises:
@@ -358,12 +354,7 @@ class ScriptCalls:
             raise
 
     def encode(self, result: Any, exec_ns: int) -> ScriptAnswer:
-        """Return what `run` returned as the answer; 500 if nobody could read it, which the log then says.
-
-        Args:
-            result: What it returned.
-            exec_ns: How long it took.
-        """
+        """Return what `run` returned as the answer; 500 if nobody could read it, which the log then says."""
         try:
             if is_response(result):
                 return response_answer(result, exec_ns)
@@ -377,7 +368,6 @@ class ScriptCalls:
 
         Args:
             error: What `arguments` or `invoke` raised.
-            request: The request.
         """
         if not isinstance(error, RequestError) and (fault := self._fault(error, request)):
             logger.warning("run() raised %s for a body that is not valid JSON", type(error).__name__)
@@ -394,7 +384,6 @@ class ScriptCalls:
         """Score one request; never raises.
 
         Args:
-            request: The request.
             more: Makes the arguments that are not in it; None if there are none.
         """
         with requests_in_log(request.request_id):

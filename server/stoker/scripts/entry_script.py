@@ -125,7 +125,6 @@ class EntryScript:
         """Execute the script.
 
         Args:
-            path: The script.
             model_dir: The folder of its model, listed where something fails.
 
         Raises:
@@ -147,9 +146,6 @@ class EntryScript:
 
     def initialise(self, finish: Callable[[Any], Any]) -> None:
         """Call `init`.
-
-        Args:
-            finish: Waits for what `init` returns, if it is a coroutine.
 
         Raises:
             LoadFailed: It raised; the message is as above.

@@ -93,10 +93,7 @@ def script_variables(
     """Return the environment variables that an entry script finds beside those that are there.
 
     Args:
-        servable: The script.
-        device: Where it is to run.
         threads: Threads that one CPU operation may use.
-        environ: The operator's environment.
     """
     variables = {
         "AML_APP_ROOT": str(app_root(servable, environ)),
@@ -185,7 +182,6 @@ def leave_script_process(end: Callable[[], None], within_s: float = _LEAVE_WITHI
 
     Args:
         end: Ends the process. Called on another thread if the functions have not returned in time.
-        within_s: How long they may take.
     """
 
     def give_up() -> None:

@@ -85,7 +85,6 @@ def flask_context(head: RequestHead, body: bytes) -> AbstractContextManager[obje
     """Return the context in which `run` is called: Flask's for this request, or an empty one without Flask.
 
     Args:
-        head: Method, path, query, headers and caller.
         body: The request's body, uncompressed; Flask's request reads it independently of other readers.
     """
     return stand_ins().flask_context(head, body) if uses_flask() else nullcontext()
@@ -273,7 +272,6 @@ def bind_form(run: Callable[..., Any], *, raw: bool, apart: Collection[str] = ()
     """Find out how `run` is called, and whether it wants the argument `request_headers`.
 
     Args:
-        run: The script's `run`.
         raw: Whether `rawhttp` has decorated anything in this process.
         apart: Arguments that it gets from elsewhere than its request.
 
@@ -371,10 +369,6 @@ class StateNotCopied(RuntimeError):
 
 def sequence_arguments(run: Callable[..., Any], state: str) -> frozenset[str]:
     """Return the arguments of a script with state that it gets beside its data.
-
-    Args:
-        run: The script's `run`.
-        state: What its state is called.
 
     Raises:
         LoadFailed: It takes no state.

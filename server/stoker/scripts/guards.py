@@ -32,7 +32,6 @@ def contain(function: Callable[[], _Result], what: str = "run()") -> _Result:
     """Call code of a script; of processes that it forks this one alone comes back.
 
     Args:
-        function: Calls it.
         what: Its name in messages.
 
     Raises:
@@ -82,8 +81,6 @@ class Watchdog:
         """Watch from now on; `start` makes the thread that looks.
 
         Args:
-            timeout_ms: How long a call may last.
-            clock_ns: The time.
             end_process: Ends this process, which the supervisor then starts anew.
         """
         self.timeout_ms = timeout_ms

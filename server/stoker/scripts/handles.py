@@ -347,7 +347,6 @@ class GatheredCalls:
         """Gather from now on.
 
         Args:
-            calls: The script.
             max_rows: Most rows in one call to the model.
             max_threads: Most requests that run at the same time.
             wait_s: How long a call waits for those of threads that are busy elsewhere.

@@ -57,7 +57,6 @@ class MergedCalls:
         """Merge from now on.
 
         Args:
-            calls: The script.
             key: The only key of the bodies that are merged.
             max_rows: Most rows in one call; a request with more is run by itself.
         """
@@ -150,7 +149,6 @@ def split(result: Any, counts: Sequence[int]) -> list[Any]:
     written as it was.
 
     Args:
-        result: What it returned.
         counts: Rows of each request.
 
     Returns:

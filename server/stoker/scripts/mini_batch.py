@@ -68,10 +68,6 @@ class MiniBatchScript:
     def __init__(self, path: Path, model_dir: Path) -> None:
         """Execute the script and call `init`.
 
-        Args:
-            path: The script.
-            model_dir: The folder of its model.
-
         Raises:
             LoadFailed: It fails, lacks `init` or `run`, or its `run` is made for requests.
         """

@@ -70,7 +70,6 @@ def difference(alone: Any, batched: Any, where: str = "") -> str | None:
 
     Args:
         alone: JSON values, numpy arrays, or eager tensors.
-        batched: Likewise.
         where: Where they are, for the sentence.
     """
     if hasattr(alone, "numpy") and hasattr(batched, "numpy"):
@@ -170,7 +169,6 @@ def variations(rows: Sequence[Any], count: int) -> list[Any]:
 
     Args:
         rows: JSON values.
-        count: How many are wanted.
     """
     random = np.random.default_rng(0)
     made: dict[str, Any] = {repr(row): row for row in rows[:count]}
@@ -269,7 +267,6 @@ def try_handle(call: HandleCall, max_rows: int, *, proven: bool) -> Evidence:
 
     Args:
         call: A call whose arguments are known, as the script has made it.
-        max_rows: Most rows that a call may have.
         proven: Whether its graph says that rows are apart.
     """
     sample = {str(place): _plain(array) for place, array in enumerate(call.arrays)}

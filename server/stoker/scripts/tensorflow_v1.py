@@ -84,12 +84,7 @@ def first_v1_use(uses: Sequence[TensorflowUse], tensorflow: Any) -> TensorflowUs
 
 
 def give_version_1(tensorflow: Any, reason: str) -> None:
-    """Let `import tensorflow` give the API of version 1 in this process from now on, and log it.
-
-    Args:
-        tensorflow: The module.
-        reason: Why, for the log.
-    """
+    """Let `import tensorflow` give the API of version 1 in this process from now on, and log it."""
     give_v1_api(tensorflow)
     logger.info("TensorFlow %s is given as tensorflow.compat.v1: %s", tensorflow.__version__, reason)
 

@@ -115,13 +115,7 @@ State = Plain | Rows | Listed | Mixed | Unknown
 
 
 def join(one: State, other: State, node: str) -> State:
-    """The state of a tensor that has either one state or the other.
-
-    Args:
-        one: One state.
-        other: The other state.
-        node: The operator that chooses.
-    """
+    """The state of a tensor that has either one state or the other."""
     if one == other:
         return one
     for state in (one, other):
