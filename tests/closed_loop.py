@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker.device.planner import BatchPolicy, Plan, RowQueue, ServiceTimes, plan
-from stoker.gateway.admitting import comeback
+from stoker.gateway.rows.admission import retry_after_ms
 from stoker.simulation.scheduler import AdmissionControl
 from stoker.simulation.workload import Curve, Jitter
 
@@ -130,7 +130,7 @@ class ClosedLoop:
         for lot in planned.expired:
             for caller in lot.numbers.tolist():
                 takes_ns = board.free_ns - now_ns + board.batch_ns(sum(board.waiting) + 1)
-                wait_ms = comeback(max(0, takes_ns - target_ns), board, chance.random)
+                wait_ms = retry_after_ms(max(0, takes_ns - target_ns), board, chance.random)
                 heapq.heappush(self._coming, (now_ns + wait_ms * _MS_NS, caller, 1))
 
     def _answer(self, planned: Plan, now_ns: int, chance: random.Random) -> None:

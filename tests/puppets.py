@@ -31,15 +31,13 @@ from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.errors import StokerError
 from stoker.gateway.pipelines.service import PipelineService
-from stoker.gateway.rows.answer_cache import AnswerCache
-from stoker.gateway.rows.cached_exchange import CachedExchange
-from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceReplicas
+from stoker.gateway.rows.cache import AnswerCache, CachedExchange
+from stoker.gateway.rows.exchange import ArenaExchange
+from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.ticket import Ticket
 from stoker.gateway.rows.urgency import Urgency
-from stoker.gateway.scoring.admission import LimitedService
-from stoker.gateway.scoring.facts import Limits, ServiceFacts
-from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.limited_service import LimitedService
+from stoker.gateway.scoring.service import Limits, Service, ServiceFacts
 from stoker.gateway.served_models import ServedModel
 from stoker.keys.credentials import Access
 from stoker.metrics.memory import MetricMemory
@@ -248,7 +246,7 @@ class Joined:
         self.clock = HandClock()
         self.runtime = runtime or PuppetRuntime()
         self.lost: list[int] = []
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[ArenaExchange] = []
         self._memory = metric_memory()
         self._loop = asyncio.new_event_loop()
         self._capacity, self._doorbell_bytes = capacity, doorbell_bytes
@@ -277,7 +275,7 @@ class Joined:
         self._loop.close()
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ArenaExchange:
         """The only frontend's exchange."""
         (exchange,) = self.exchanges
         return exchange
@@ -335,9 +333,9 @@ class Joined:
             }
             arena = Arena(fd, signature, capacity)
             if signature.sequences:
-                exchange: Exchange = SequenceExchange(arena, near, SequenceReplicas(1), 0, **how)
+                exchange: ArenaExchange = SequenceExchange(arena, near, SequenceReplicas(1), 0, **how)
             elif self._cache is None:
-                exchange = Exchange(arena, near, **how)
+                exchange = ArenaExchange(arena, near, **how)
             else:
                 metrics = self._memory.page(index).model(0)
                 exchange = CachedExchange(arena, near, self._cache, metrics, **how)
@@ -378,9 +376,9 @@ class Joined:
         """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
         exchange = self.exchanges[frontend]
         exchange.lost = True
-        self._loop.remove_reader(exchange._doorbell.socket.fileno())
-        self._loop.remove_writer(exchange._doorbell.socket.fileno())
-        exchange._doorbell.socket.close()
+        self._loop.remove_reader(exchange.doorbell.socket.fileno())
+        self._loop.remove_writer(exchange.doorbell.socket.fileno())
+        exchange.doorbell.socket.close()
 
     def totals(self) -> ModelTotals:
         """What the worker has counted."""
@@ -392,7 +390,7 @@ class Joined:
             self.worker._queue.rows,
             *(exchange.rows_done for exchange in self.exchanges),
             *(exchange.leased_rows for exchange in self.exchanges),
-            *(len(exchange._doorbell.unsent) + len(exchange._queued) for exchange in self.exchanges),
+            *(len(exchange.doorbell.unsent) + len(exchange._queued) for exchange in self.exchanges),
             *(len(lane.unsent) for lane in self.worker._lanes.values()),
         )
 

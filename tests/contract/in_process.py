@@ -25,21 +25,20 @@ from tests.puppets import metric_memory, puppet_pipeline, puppet_service
 from stoker.arena import Arena
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
-from stoker.device.planner import BatchPolicy
+from stoker.device.plans import BatchPolicy
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.gateway.describing.swagger import Naming
-from stoker.gateway.gateway import Gateway
+from stoker.gateway.gateway import Gateway, Traffic
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.http.requests import Cors
 from stoker.gateway.listeners.app import create_app
 from stoker.gateway.listeners.listener import Listener
-from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceReplicas
+from stoker.gateway.rows.exchange import ArenaExchange
+from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.service import Service
-from stoker.gateway.traffic import Traffic
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
@@ -154,7 +153,7 @@ class InProcessServer:
         self._loop = uvloop.new_event_loop()
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[ArenaExchange] = []
 
     def __enter__(self) -> Self:
         self._spawn(self._loop.run_forever)
@@ -233,7 +232,7 @@ class InProcessServer:
         fd = Arena.create(runtime.signature, 64)
         near, far = socket.socketpair()
         sequences = runtime.signature.sequences
-        kind: Callable[..., Exchange] = Exchange
+        kind: Callable[..., ArenaExchange] = ArenaExchange
         if sequences:
             kind = partial(SequenceExchange, replicas=SequenceReplicas(1), place=0)
         exchange = kind(

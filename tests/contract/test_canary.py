@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from tests.contract.in_process import KEY, InProcessServer
@@ -34,7 +33,7 @@ def split(server: InProcessServer, header: bytes = b"") -> None:
     first, second = (server.gateway.models[name].versions[number].service for name, number in _HOME)
     assert first is not None
     assert second is not None
-    second.facts = replace(second.facts, version="2")
+    second.version = "2"
     served = {one.version: ServedVersion(VersionStatus(0, "AVAILABLE"), one) for one in (first, second)}
     server.gateway.route("model", ServedModel(served, "1", {"next": "2"}, Split({"1": 3, "2": 1}, header)))
 

@@ -12,7 +12,7 @@ from tests.contract.in_process import DOORS, KEY, InProcessServer, script
 from tests.http.raw_http import Answer
 from tests.live_server import wait_until
 
-from stoker.gateway.traffic import Traffic
+from stoker.gateway.gateway import Traffic
 from stoker.settings.traffic import Endpoint
 
 HEADER = "azureml-model-deployment"

@@ -13,8 +13,8 @@ from tests.http.raw_http import Answer, bearer, request
 from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 
 from stoker.gateway.administration import AdminAccess
+from stoker.gateway.gateway import DEPLOYMENT_HEADER, Traffic
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier

@@ -12,7 +12,7 @@ from tests.contract.in_process import DOORS, InProcessServer
 from tests.http.raw_http import Answer, bearer
 from tests.puppets import HandClock, PuppetRuntime
 
-from stoker.gateway.rows.quotas import Quotas
+from stoker.gateway.rows.urgency import Quotas
 from stoker.keys.callers import CallerBook, KnownCallers
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keyring

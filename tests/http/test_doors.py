@@ -19,7 +19,7 @@ from tests.puppets import BODIES, metric_memory, puppet_service
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.listener import Listener
-from stoker.gateway.scoring.loaded_dialect import ScriptDialect
+from stoker.gateway.scoring.dialects import ScriptDialect
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier

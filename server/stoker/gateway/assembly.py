@@ -1,4 +1,4 @@
-"""Builds a frontend's service from what the supervisor says about a version of a model."""
+"""Builds a frontend's services from what the supervisor says about the versions of models, and about pipelines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import LoadFailed
-from stoker.gateway.rows.answer_cache import AnswerCache
+from stoker.gateway.pipelines.service import NUMBER, PipelineService
+from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.rows.urgency import USUAL, Urgency
-from stoker.gateway.scoring.admission import LimitedService
-from stoker.gateway.scoring.facts import Limits, ServiceFacts
-from stoker.gateway.scoring.fair_turns import FairTurns, OrderedTurns
-from stoker.gateway.scoring.image_scoring import ImageScoring
+from stoker.gateway.scoring.images import ImageScoring
+from stoker.gateway.scoring.limited_service import LimitedService
 from stoker.gateway.scoring.long_bodies import shared_long_bodies
-from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service import FairTurns, Limits, OrderedTurns, Service, ServiceFacts
 from stoker.keys.credentials import Access
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.counters import ModelMetrics
@@ -27,15 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from stoker.control.frontend_rules import ServerRules, ServiceRules
-    from stoker.gateway.rows.quotas import Quotas
+    from stoker.control.frontend_rules import PipelineRules, ServerRules, ServiceRules
+    from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.collector import Collector
+    from stoker.gateway.served_models import ServedModel
     from stoker.keys.generation import Generation
     from stoker.keys.keyring import Keys
     from stoker.metrics.journal import Journal
     from stoker.terms import Terms
 
-__all__ = ["access_of", "assemble", "metrics_of"]
+__all__ = ["access_of", "assemble", "assemble_pipeline", "metrics_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -184,3 +184,35 @@ def _collector(rules: ServiceRules, server: ServerRules, metrics: ModelMetrics) 
     collector = Collector(rules.name, rules.version, settings, files, metrics)
     collector.start()
     return collector
+
+
+def assemble_pipeline(
+    rules: PipelineRules,
+    models: Mapping[str, ServedModel],
+    page: MetricPage,
+    server: ServerRules,
+    *,
+    journal: Journal | None = None,
+    quotas: Quotas | None = None,
+) -> PipelineService:
+    """Make a service.
+
+    Args:
+        rules: The supervisor's message about the pipeline.
+        models: The served models by name; the mapping is kept up to date.
+        page: The frontend's page of the metrics.
+        server: The settings that hold for all services.
+        journal: Records remarkable requests; None to record none.
+        quotas: The quotas of callers with limits.
+    """
+    pipeline = rules.pipeline
+    return PipelineService(
+        pipeline,
+        models,
+        ServiceFacts(pipeline.name, NUMBER, "pipeline", pipeline.description),
+        access_of(pipeline.name, rules.keys, server, page.key_changes),
+        metrics_of(page, rules.slot, journal, pipeline.name, NUMBER),
+        Limits(rules.timeout_ms, server.max_body_bytes, quotas=quotas),
+        non_finite=rules.non_finite,
+        long_bodies=shared_long_bodies(),
+    )

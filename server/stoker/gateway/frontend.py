@@ -47,28 +47,36 @@ from stoker.control.frontend_messages import (
 )
 from stoker.control.frontend_rules import Sampling
 from stoker.gateway.administration import Administration, admin_access
-from stoker.gateway.founding import gateway_of, siblings_of
-from stoker.gateway.gateway import Gateway
+from stoker.gateway.describing.swagger import Naming
+from stoker.gateway.gateway import Gateway, Traffic
 from stoker.gateway.http.body_budget import BodyBudget
+from stoker.gateway.http.requests import AllowedHosts, Cors
 from stoker.gateway.listeners.app import create_app
 from stoker.gateway.listeners.connections import Peers, raise_descriptor_limit
 from stoker.gateway.listeners.listener import Listener
 from stoker.gateway.listeners.tls import TlsListener
-from stoker.gateway.roster import Roster
-from stoker.gateway.scoring.freed_memory import give_back
-from stoker.gateway.scoring.leftovers import Leftovers
+from stoker.gateway.regions.regions import Regions
+from stoker.gateway.regions.table import RegionTable
+from stoker.gateway.rows.urgency import Quotas
+from stoker.gateway.scoring.freed_memory import Leftovers, give_back
+from stoker.gateway.scoring.observers import Watch, Watcher
+from stoker.gateway.service_manager import Roster
+from stoker.keys.callers import KnownCallers
+from stoker.metrics.history import Past
+from stoker.metrics.journal import Journal
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import write_stacks_when_asked
 from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:
-    from stoker.control.frontend_rules import GrpcRules
+    from stoker.control.frontend_rules import GrpcRules, ServerRules
     from stoker.gateway.grpc.server import GrpcServer
 
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
+
 
 _SWEEP_S: Final = 0.025
 _LOOK_S: Final = 1.0
@@ -180,12 +188,12 @@ class _Frontend:
         regions_fd = None if start.shared_memory is None else socket_fds.pop(0)
         memory = MetricMemory(metrics_fd)
         self._bodies = BodyBudget(start.server.large_bodies_bytes)
-        self._gateway = gateway = gateway_of(start, memory, metrics_fd, self._bodies, regions_fd)
+        self._gateway = gateway = _create_gateway(start, memory, metrics_fd, self._bodies, regions_fd)
         os.close(metrics_fd)
         gateway.administration = Administration(
             self._channel.send, admin_access(start.server.keys_dir, start.admin, memory.key_changes)
         )
-        self._siblings = peers = siblings_of(start, memory, socket_fds)
+        self._siblings = peers = _create_peers(start, memory, socket_fds)
         sockets = [socket.socket(fileno=fd) for fd in socket_fds]
         self._page = memory.page(start.page)
         self._listener = listener = Listener(
@@ -319,6 +327,87 @@ def _tell(roster: Roster, message: Serve | Route | VerdictChanged | Retire | Det
             # Usually the end of the doorbell has said so already, but a process that the device process had forked
             # can hold it open.
             roster.detach(generation)
+
+
+def _create_gateway(
+    start: StartFrontend, memory: MetricMemory, metrics_fd: int, bodies: BodyBudget, regions_fd: int | None
+) -> Gateway:
+    """Make the gateway, without models.
+
+    Args:
+        start: What the frontend is told.
+        memory: The counters of all processes.
+        metrics_fd: Their file; it may be closed afterwards.
+        bodies: The memory budget of large bodies.
+        regions_fd: The file with the table of callers' shared memory, which the gateway takes over; None where that
+            is off.
+    """
+    gateway = Gateway(
+        {},
+        memory,
+        past=Past(metrics_fd) if start.console else None,
+        journal=Journal(metrics_fd, start.page) if start.console else None,
+        keyless=not (start.server.auth or start.server.token_auth),
+        metrics_need_key=start.metrics_need_key,
+        metadata_need_key=start.metadata_need_key,
+        bodies=bodies,
+        cors=Cors(start.cors_origins) if start.cors_origins else None,
+        naming=Naming(start.title, start.service_version, start.path_prefix),
+        tells_version=start.tells_version,
+        trusts_proxy=start.server.trusts_proxy,
+        traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
+        hosts=None if start.server.hosts is None else AllowedHosts(start.server.hosts),
+    )
+    gateway.only = start.only
+    gateway.watch = _create_observers(start.server, metrics_fd, start.page)
+    gateway.quotas = _create_quotas(start.server, memory, start.page)
+    if start.shared_memory is not None and regions_fd is not None:
+        rules = start.shared_memory
+        gateway.regions = Regions(
+            RegionTable(regions_fd), needs_admin=rules.needs_admin, anywhere=rules.anywhere
+        )
+    return gateway
+
+
+def _create_observers(rules: ServerRules, metrics_fd: int, page: int) -> Watch | None:
+    """Return the watchers of a frontend; None if there are none.
+
+    Args:
+        rules: The settings that hold for all services.
+        metrics_fd: The memory of the metrics.
+        page: The frontend's page in it.
+    """
+    # Not even imported where it is off: that would cost every frontend its memory.
+    watchers: list[Watcher] = []
+    if rules.access_log_sample:
+        from stoker.gateway.scoring.access_log import AccessLog
+
+        access_log = AccessLog(rules.access_log_sample)
+        access_log.start()
+        watchers.append(access_log)
+    if rules.sampling is not None:
+        from stoker.gateway.scoring.tracing import Tracing
+        from stoker.metrics.journal import TraceWriter
+
+        watchers.append(Tracing(TraceWriter(metrics_fd, page), rules.sampling))
+    return Watch(watchers) if watchers else None
+
+
+def _create_peers(start: StartFrontend, memory: MetricMemory, fds: list[int]) -> Peers | None:
+    """All frontends of the server; their descriptors are taken off the list. None if there is only one."""
+    count = start.server.frontends
+    if count == 1:
+        return None
+    mailbox, *doors = (socket.socket(fileno=fds.pop(0)) for _ in range(1 + count))
+    return Peers(start.page, [memory.page(number) for number in range(count)], mailbox, doors)
+
+
+def _create_quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quotas | None:
+    """The quotas of callers with limits; None where callers are not told apart."""
+    if not server.auth and not server.token_auth:
+        return None
+    known = KnownCallers(server.keys_dir, memory.key_changes)
+    return Quotas(memory.caller_usage(), memory.page(page).callers, known, several=server.frontends > 1)
 
 
 async def _serve(control_fd: int) -> None:

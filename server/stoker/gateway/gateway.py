@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
 from stoker.errors import NotReady, UnknownService, cut, quoted
@@ -15,25 +15,63 @@ from stoker.gateway.http.requests import AllowedHosts, Cors
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.streams import ScriptStreams
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.takeover.traffic_split import Turns
 
 if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.administration import Administration
     from stoker.gateway.regions.regions import Regions
-    from stoker.gateway.rows.quotas import Quotas
-    from stoker.gateway.scoring.askers import Asker
+    from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.call import Dialect
-    from stoker.gateway.scoring.watching import Watch
-    from stoker.gateway.traffic import Traffic
+    from stoker.gateway.scoring.call_options import Asker
+    from stoker.gateway.scoring.observers import Watch
+    from stoker.settings.traffic import Endpoint
     from stoker.settings.versions import State
     from stoker.takeover.traffic_split import Split
 
-__all__ = ["SERVICE_PATH", "Gateway", "PlainHead"]
+__all__ = ["DEPLOYMENT_HEADER", "SERVICE_PATH", "Gateway", "PlainHead", "Traffic"]
+
+DEPLOYMENT_HEADER: Final = b"azureml-model-deployment"
+"""Header that names a deployment, in a request and in the answer; as on Azure."""
+_ALL: Final = 100
+
+
+class Traffic:
+    """Divides requests among an endpoint's deployments: each gets its share of any hundred requests, evenly spread.
+
+    Each frontend divides its requests on its own.
+
+    Attributes:
+        endpoint: The endpoint.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._turns = Turns(endpoint.shares)
+        self._mirrors = dict.fromkeys(endpoint.mirrors, 0)
+
+    @property
+    def undivided(self) -> bool:
+        """Whether there is only one deployment."""
+        return len(self.endpoint.shares) == 1 and any(self.endpoint.shares.values())
+
+    def next(self) -> str | None:
+        """Return the deployment for the next request; None if none has a share."""
+        return self._turns.next()
+
+    def next_mirror(self) -> str | None:
+        """Return the deployment that gets a copy of the next request; None for most requests."""
+        for name, percent in self.endpoint.mirrors.items():
+            self._mirrors[name] += percent
+            if self._mirrors[name] >= _ALL:
+                self._mirrors[name] -= _ALL
+                return name
+        return None
+
 
 SERVICE_PATH = "/api/v1/service/"
 _MAX_HEADS = 4096

@@ -33,7 +33,7 @@ from stoker.wire.packed import pack
 from stoker.wire.script_requests import RequestHead, ScriptRequest
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.service import Service
     from stoker.settings.image_input import ImageInput
     from stoker.tensors import Signature
@@ -131,7 +131,7 @@ class _Replay(Ticket):
             self.answered.set_result(answer)
 
     def _answer(self) -> Answer:
-        signature = self.exchange.arena.signature
+        signature = self.exchange.signature
         if signature.outputs[0].variable:
             return _fields(signature, self.output_texts(0)[0])
         return {

@@ -14,7 +14,7 @@ from stoker.device.notice import classes_on_board, later_on_board, tiers_on_boar
 from stoker.device.planner import BatchPolicy, Offer, RowQueue, ServiceTimes, offer, plan
 from stoker.device.service_times import filled
 from stoker.errors import Refusal
-from stoker.gateway.admitting import admit
+from stoker.gateway.rows.admission import check_target
 from stoker.keys.callers import CallerTerms
 from stoker.simulation.workload import Jitter, Requests
 from stoker.simulation.world import NEVER_NS, PATIENCE_NS, Batch, BatchTimes, Outcome, RowTable, answered_ns
@@ -97,7 +97,7 @@ class AdmissionControl:
             weight = self._policy.weights.get(caller, 1.0)
             terms = self._callers[caller] = CallerTerms(str(caller), caller, weight=weight)
         board.ask(now_ns, rows)
-        refusal = admit(now_ns, rows, terms, tier, target_ns, board, self._chance)
+        refusal = check_target(now_ns, rows, terms, tier, target_ns, board, self._chance)
         if refusal is None:
             board.take(rows, tier, caller, terms.weight, target_ns)
         else:

@@ -25,7 +25,7 @@ from stoker.errors import (
     TooManySequences,
     UnknownSequence,
 )
-from stoker.gateway.rows.sequence_exchange import SequenceReplicas
+from stoker.gateway.rows.sequences import SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
 from stoker.runtimes.sequences import SequenceRuntime, SequenceStates

@@ -19,16 +19,16 @@ from stoker.arena import Arena
 from stoker.control.frontend_messages import AttachReplica, Compare, Route, RoutedVersion
 from stoker.control.frontend_rules import ServerRules, ServiceRules
 from stoker.device.lanes import Lane
-from stoker.device.planner import BatchPolicy
+from stoker.device.plans import BatchPolicy
 from stoker.device.worker import Worker
 from stoker.errors import NotReady, UnknownService
 from stoker.gateway import takeover as samples_module
 from stoker.gateway.describing.exposition import render
 from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.protocols.repository import statistics
-from stoker.gateway.roster import Roster
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.gateway.service_manager import Roster
 from stoker.hosting import Hosting
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys

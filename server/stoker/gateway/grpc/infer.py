@@ -26,9 +26,9 @@ from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter, stream_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
 from stoker.gateway.protocols.infer import submit_request, tell_urgency, tensors_of
 from stoker.gateway.regions.regions import Places, Reader
-from stoker.gateway.scoring.askers import TIER_HEADER, Asker, asker_of
-from stoker.gateway.scoring.callers import caller_of
-from stoker.gateway.scoring.tensor_dialect import TensorDialect
+from stoker.gateway.scoring.call_options import TIER_HEADER, Asker, asker_of
+from stoker.gateway.scoring.dialects import TensorDialect
+from stoker.gateway.scoring.service import identify_caller
 from stoker.keys.callers import DEFAULT
 from stoker.wire.script_requests import RequestHead
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.metadata import CallHead
     from stoker.gateway.regions.regions import Regions
-    from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call, Scorer
+    from stoker.gateway.rows.ticket import Exchange
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.gateway.scoring.service import Service
     from stoker.keys.callers import CallerTerms
     from stoker.wire.http2.fields import Fields
@@ -76,7 +76,7 @@ class GrpcDialect(TensorDialect):
 
     __slots__ = ()
 
-    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Raw contents stay where they are; typed ones are bounded."""
         del service, body, head
         return False
@@ -112,7 +112,7 @@ class _InferDialect(GrpcDialect):
         del call
         return decoder.decode(message)
 
-    def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
+    def timeout_ns(self, service: ServiceBase, body: bytes) -> int | None:
         """Return the parameter `timeout` of a request that has to wait before it is submitted."""
         if _TIMEOUT not in body:
             return None
@@ -170,7 +170,7 @@ class _RegionDialect(_InferDialect):
         return request
 
 
-def _codec_of(service: Scorer) -> _Codec:
+def _codec_of(service: ServiceBase) -> _Codec:
     codec: _Codec | None = service.codecs.get(_Codec)
     if codec is None:
         tensors = tensors_of(service)
@@ -278,7 +278,7 @@ class Scoring:
 
     @staticmethod
     def _caller(service: Service, call: RpcCall) -> Callable[[], Caller]:
-        return lambda: caller_of(service, call.authorization, call.address)
+        return lambda: identify_caller(service, call.authorization, call.address)
 
 
 class InferCall(UnaryCall):

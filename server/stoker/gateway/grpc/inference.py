@@ -18,7 +18,7 @@ from stoker.gateway.http.body_budget import Allowance
 from stoker.gateway.http.responses import parse_error, split_lines
 from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
 from stoker.gateway.regions.regions import Places
-from stoker.gateway.scoring.askers import Asker
+from stoker.gateway.scoring.call_options import Asker
 from stoker.wire.oip_tensors import DATATYPES, datatype_of, to_raw
 from stoker.wire.script_requests import RequestHead
 from stoker.wire.script_tensors import body_of, outputs_of, tensors_like

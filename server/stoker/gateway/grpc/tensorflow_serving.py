@@ -30,9 +30,9 @@ from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.protocols.tfs import DTYPES, described_signatures, described_versions, service_of
-from stoker.gateway.scoring.askers import asker_of
-from stoker.gateway.scoring.callers import caller_of
-from stoker.gateway.scoring.tensor_dialect import submit_tensors
+from stoker.gateway.scoring.call_options import asker_of
+from stoker.gateway.scoring.dialects import submit_tensors
+from stoker.gateway.scoring.service import identify_caller
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import MAX_AXES, check_fit, from_raw
 from stoker.wire.packed import check_string_count, has_too_many_elements
@@ -44,8 +44,8 @@ from stoker.wire.tfs_examples import MAX_REPEATED, Verb, results_of, takes_examp
 if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.inference import Inference
-    from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call, Scorer
+    from stoker.gateway.rows.ticket import Exchange
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.gateway.scoring.service import Service
     from stoker.keys.callers import CallerTerms
     from stoker.tensors import ModelTensors, NamedSignature
@@ -538,7 +538,7 @@ class ServingDispatcher:
         service, caller = self._find(request.spec, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
-                whose = partial(caller_of, service, call.authorization, call.address)
+                whose = partial(identify_caller, service, call.authorization, call.address)
                 inference.cover(Allowance(self._gateway.bodies, whose), len(content))
             deadline_ns = call.deadline_ns()
             asker = asker_of(caller, call.head.metadata)
@@ -571,7 +571,7 @@ class ServingDispatcher:
             raise
 
 
-def answered_spec(service: Scorer, signature_name: str = "") -> Any:
+def answered_spec(service: ServiceBase, signature_name: str = "") -> Any:
     """Return the `ModelSpec` of an answer: who has given it."""
     spec = _Spec(name=service.name, signature_name=signature_name)
     if service.version.isdecimal():
@@ -579,7 +579,7 @@ def answered_spec(service: Scorer, signature_name: str = "") -> Any:
     return spec
 
 
-def _signature(service: Scorer, spec: ModelSpec) -> NamedSignature:
+def _signature(service: ServiceBase, spec: ModelSpec) -> NamedSignature:
     return named_signature(signatures_of(service), {"signature_name": spec.signature_name})
 
 

@@ -29,7 +29,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from stoker.errors import Overloaded, StokerError
-from stoker.gateway.gateway import Gateway, PlainHead
+from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway, PlainHead
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.http.requests import MAX_HEADERS
@@ -37,9 +37,8 @@ from stoker.gateway.http.responses import CLOSE_LINE, refusal
 from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.protocols.azure import is_array
 from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect, SharedMemoryDialect
-from stoker.gateway.scoring.askers import GATEWAY_HEADERS, PATIENCE_HEADERS, Asker, asker_of
-from stoker.gateway.scoring.callers import caller_of
-from stoker.gateway.traffic import DEPLOYMENT_HEADER
+from stoker.gateway.scoring.call_options import GATEWAY_HEADERS, PATIENCE_HEADERS, Asker, asker_of
+from stoker.gateway.scoring.service import identify_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
 
@@ -451,7 +450,7 @@ class DirectProtocol(BoundedProtocol):
         """Whether there is room for a large body; if not, the app answers."""
 
         def find_caller() -> Caller:
-            return caller_of(service, authorization, self.client[0] if self.client else "")
+            return identify_caller(service, authorization, self.client[0] if self.client else "")
 
         allowance = Allowance(self._gateway.bodies, find_caller)
         try:

@@ -18,13 +18,12 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stoker import __version__
-from stoker.gateway.gateway import Gateway
+from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
 from stoker.gateway.listeners.bounded import AppThrottle
 from stoker.gateway.listeners.connections import HANDSHAKE_S, Acceptor, Peers, drop_new_handshakes
 from stoker.gateway.listeners.direct import DirectProtocol
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.scoring.service import Service
-from stoker.gateway.traffic import DEPLOYMENT_HEADER
 
 __all__ = ["Listener", "TlsProtocol"]
 

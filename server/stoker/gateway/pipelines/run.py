@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,18 +14,35 @@ from stoker.errors import InvalidInput, StokerError, unforeseen
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.urgency import USUAL
 from stoker.gateway.scoring.call import Call, Dialect
-from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors
-from stoker.gateway.scoring.watched_calls import WatchedCall
+from stoker.gateway.scoring.dialects import named_outputs, submit_tensors
+from stoker.gateway.scoring.observers import WatchedCall
 from stoker.pipelines.definition import Progress
 
 if TYPE_CHECKING:
-    from stoker.gateway.pipelines.whole_calls import PipelineCall
-    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.service import Service
     from stoker.pipelines.joined import JoinedPipeline
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["PipelineRun", "StepCall", "StepTimes", "begin_step"]
+__all__ = ["PipelineCall", "PipelineRun", "StepCall", "StepTimes", "begin_step"]
+
+logger = logging.getLogger(__name__)
+
+
+class PipelineCall(Call):
+    """A request to a pipeline; without slots, so that it can be mixed into other call classes.
+
+    Attributes:
+        exchange: The pipeline's exchange.
+        step_lines: Header lines with the times of the steps.
+    """
+
+    exchange: Any
+    step_lines = b""
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """Answer the caller, with the times of the steps among the headers."""
+        super().answer(status, lines + self.step_lines, body)
 
 
 # A step of a pipeline's request: a call to its model like any other, whose inputs and answer are arrays.
@@ -76,12 +93,12 @@ class _StepDialect(Dialect):
     def complete(self, call: Call) -> None:
         """Pass the outputs on."""
         assert isinstance(call, StepCall), "nobody else speaks this"
-        lent = call.exchange.arena.signature.takes == "rows" and call.rows == 1 and call.sliced is None
+        lent = call.exchange.signature.takes == "rows" and call.rows == 1 and call.sliced is None
         call.hand_on(named_outputs(call), lent=lent)
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
         """Pass each call its row of the only output."""
-        name = calls[0].exchange.arena.signature.outputs[0].name
+        name = calls[0].exchange.signature.outputs[0].name
         for index, call in enumerate(calls):
             assert isinstance(call, StepCall), "nobody else speaks this"
             try:
@@ -133,9 +150,6 @@ def _kind_of(usual: type[Call], *, traced: bool) -> type[StepCall]:
         seen = {"watchers": tuple(watcher for watcher in watchers if watcher.sees_steps)}
         kind = _KINDS[usual, traced] = type(f"_Step{usual.__name__}", (StepCall, usual), seen)
     return kind
-
-
-logger = logging.getLogger(__name__)
 
 
 class StepTimes(NamedTuple):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, Unpack, cast
+from typing import TYPE_CHECKING, Final, Unpack
 
-from stoker.errors import DeadlineExceeded, InvalidSettings, NotReady, Overloaded, StokerError, unforeseen
-from stoker.gateway.pipelines.run import PipelineRun
-from stoker.gateway.pipelines.whole_calls import PipelineCall
-from stoker.gateway.rows.failures import device_lost
-from stoker.gateway.rows.ticket import SlicedAnswer
+from stoker.errors import InvalidSettings, NotReady, Overloaded, StokerError, unforeseen
+from stoker.gateway.pipelines.run import PipelineCall, PipelineRun
+from stoker.gateway.rows.exchange import device_lost
+from stoker.gateway.rows.ticket import Exchange, SlicedAnswer
+from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.pipelines.definition import VERSION
@@ -24,42 +23,49 @@ from stoker.wire.packed import pack, unpack
 if TYPE_CHECKING:
     import numpy as np
 
-    from stoker.gateway.rows.exchange import Exchange
     from stoker.gateway.rows.ticket import BodyT, Decode, Rows
     from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
+    from stoker.gateway.scoring.service import Limits, ServiceFacts, ServiceOptions
     from stoker.keys.credentials import Access
     from stoker.metrics.counters import ModelMetrics
+    from stoker.metrics.memory import MetricMemory
     from stoker.pipelines.definition import Pipeline, Step
     from stoker.tensors import Signature
 
-__all__ = ["NUMBER", "PipelineExchange", "PipelineService"]
-
-
-# The exchange of a pipeline: it passes requests to the exchanges of the models of its steps.
-#
-# Contract: the part of `stoker.gateway.rows.exchange` that services and dialects use.
-
+__all__ = ["NUMBER", "PipelineExchange", "PipelineLoadReports", "PipelineService"]
 
 logger = logging.getLogger(__name__)
+
+
+class PipelineLoadReports(LoadReports):
+    """Reports the load of one pipeline, which has no rows of its own that could wait.
+
+    Args:
+        metrics: The counters of all processes.
+        slot: The pipeline's slot in them.
+        models: Returns the models of the pipeline's steps.
+    """
+
+    def __init__(self, metrics: MetricMemory, slot: int, models: Callable[[], Iterable[Service]]) -> None:
+        super().__init__(metrics, slot)
+        self._models = models
+
+    def line(self, form: LoadFormat) -> bytes:
+        """Return the header line."""
+        reports = [service.load_reports for service in self._models() if service.load_reports is not None]
+        told = [(one.line(form), one.utilization) for one in reports]
+        return max(told, key=lambda pair: pair[1])[0] if told else super().line(form)
+
 
 _TIMED: Final = b"step-%s;dur=%.3f"
 
 
-class PipelineExchange:
-    """The requests to one pipeline in one frontend. Belongs to one event loop; not thread-safe.
+class PipelineExchange(Exchange):
+    """The requests to one pipeline in one frontend; the exchanges of the models of its steps run them.
 
     Attributes:
         joined: The pipeline.
-        arena: Holds only the signature that callers see; there are no rows.
-        lost: Whether the exchange is closed.
-        rows_done: Always 0: rows are counted by the models of the steps.
-        timeliness: Always None: the models of the steps refuse requests that would be late.
     """
-
-    lost = False
-    rows_done = 0
-    timeliness = None
 
     def __init__(
         self,
@@ -77,7 +83,7 @@ class PipelineExchange:
             clock_ns: `time.monotonic_ns`.
         """
         self.joined = joined
-        self.arena = SimpleNamespace(signature=joined.signature)
+        self.signature = joined.signature
         self._target, self._following, self._clock_ns = target, following, clock_ns
         self._runs: dict[PipelineCall, PipelineRun] = {}
 
@@ -181,22 +187,6 @@ class PipelineExchange:
         """The error for a request for which there is no room."""
         return Overloaded("The pipeline has no room for this request now; try again later.", retry_after_s=1)
 
-    def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
-        """The error for a request that has missed its target."""
-        del lasts_ns, rows
-        return DeadlineExceeded()
-
-    def done_since(self, since_ns: int, most: int) -> Sequence[int]:
-        """None: there are no rows from which past requests could be read."""
-        del since_ns, most
-        return ()
-
-    def ring(self) -> None:
-        """Does nothing: the exchanges of the steps' models ring at the end of the loop's turn."""
-
-    def sweep(self, now_ns: int) -> None:
-        """Does nothing: each step has the deadline of its request, and is failed by its own exchange."""
-
     def close(self) -> None:
         """Close it; requests in progress are answered with an error."""
         self.lost = True
@@ -271,9 +261,7 @@ class PipelineService(Service):
             self.joined = joined
             if self.exchange is None:
                 target, following = partial(self._target, joined), partial(self._next, joined)
-                exchange = PipelineExchange(joined, target, following, self._clock_ns)
-                # Services and dialects only use its signature; it has no rows.
-                self.attach(cast("Exchange", exchange))
+                self.attach(PipelineExchange(joined, target, following, self._clock_ns))
         self.metrics.set_ready_replicas(int(self.ready))
         return self.trouble != before
 

@@ -46,17 +46,16 @@ from stoker.gateway.protocols.endpoint import (
     with_deployment,
 )
 from stoker.gateway.protocols.infer import tensors_of
-from stoker.gateway.scoring.askers import asker_of
 from stoker.gateway.scoring.call import Dialect
-from stoker.gateway.scoring.json_dialects import JsonDialect
+from stoker.gateway.scoring.call_options import asker_of
+from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors
 from stoker.gateway.scoring.service import Service
-from stoker.gateway.scoring.tensor_dialect import named_outputs, submit_tensors
 from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
 from stoker.wire.tensor_json import check_rows
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call, Scorer
+    from stoker.gateway.rows.ticket import Exchange
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.wire.script_requests import RequestHead
 
 __all__ = ["BinaryDialect", "ScoringEndpoint", "is_array"]
@@ -98,7 +97,7 @@ class BinaryDialect(Dialect):
             return None
         return cls(headers)
 
-    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Always False: the body is the array itself, so there is nothing to parse."""
         del service, body, head
         return False

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from stoker.errors import StokerError
-from stoker.gateway.gateway import Gateway
+from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
 from stoker.gateway.http.body_budget import Allowance, Caller
 from stoker.gateway.http.encodings import Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import content_encodings, content_length, receive_body, request_head
 from stoker.gateway.http.responses import Answer, refusal, send_answer, split_lines
-from stoker.gateway.scoring.askers import Asker, asker_of
-from stoker.gateway.scoring.callers import caller_of
-from stoker.gateway.scoring.piecewise import PiecewiseAnswer
-from stoker.gateway.scoring.service import Service
-from stoker.gateway.traffic import DEPLOYMENT_HEADER
+from stoker.gateway.scoring.call_options import Asker, asker_of
+from stoker.gateway.scoring.service import Service, identify_caller
+from stoker.gateway.scoring.streams import PiecewiseAnswer
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
@@ -150,7 +148,7 @@ def allowance_of(
 
     def find_caller() -> Caller:
         client = scope.get("client")
-        return caller_of(service, headers.get(b"authorization", b""), client[0] if client else "")
+        return identify_caller(service, headers.get(b"authorization", b""), client[0] if client else "")
 
     return Allowance(gateway.bodies, find_caller)
 

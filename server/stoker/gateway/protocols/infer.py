@@ -15,13 +15,13 @@ from stoker.errors import InvalidInput, MalformedBody, StokerError, cut
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line
 from stoker.gateway.regions.regions import Places, Reader, Regions
-from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.call import Call, Scorer
+    from stoker.gateway.rows.ticket import Exchange
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.wire.oip_requests import InferRequest
     from stoker.wire.script_requests import RequestHead
 
@@ -86,7 +86,7 @@ class InferDialect(TensorDialect):
         """The `Inference-Header-Content-Length` of its requests; None for those without."""
         return self._json_bytes
 
-    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body is mostly JSON, or may contain strings: both are decoded item by item."""
         del body, head
         if self._json_bytes is None or self._json_bytes > LARGE_BODY_BYTES:
@@ -102,7 +102,7 @@ class InferDialect(TensorDialect):
         call.write = partial(write_answer, codec, request)
         submit_request(call, exchange, request)
 
-    def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
+    def timeout_ns(self, service: ServiceBase, body: bytes) -> int | None:
         """Return the parameter `timeout` of a request that waits before it is submitted."""
         if _TIMEOUT not in body:
             return None
@@ -130,7 +130,7 @@ def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> Non
         if not all(map(len, request.inputs.values())):
             raise InvalidInput("A request of a sequence has one row, not 0.")
     # The output of an estimator is the method, which is a signature.
-    method = request.wanted[0].name if exchange.arena.signature.method else ""
+    method = request.wanted[0].name if exchange.signature.method else ""
     submit_tensors(call, exchange, request.inputs, method)
 
 
@@ -149,7 +149,7 @@ def write_answer(
     return JSON_TYPE_LINE if length is None else _BINARY_TYPE % length, body
 
 
-def codec_of(service: Scorer) -> InferCodec:
+def codec_of(service: ServiceBase) -> InferCodec:
     """Return the codec for the requests and answers of a model."""
     codec = service.codecs.get(InferCodec)
     if codec is None:
@@ -159,7 +159,7 @@ def codec_of(service: Scorer) -> InferCodec:
     return codec
 
 
-def signatures_of(service: Scorer) -> tuple[NamedSignature, ...]:
+def signatures_of(service: ServiceBase) -> tuple[NamedSignature, ...]:
     """Return the signatures of a model, the default first.
 
     Raises:
@@ -176,7 +176,7 @@ def signatures_of(service: Scorer) -> tuple[NamedSignature, ...]:
     return signatures
 
 
-def tensors_of(service: Scorer) -> ModelTensors:
+def tensors_of(service: ServiceBase) -> ModelTensors:
     """Return the tensors of a model by its default signature, with the outputs of all methods of an estimator.
 
     Raises as `signatures_of`.

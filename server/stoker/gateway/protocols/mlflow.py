@@ -16,7 +16,7 @@ from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_body
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer import signatures_of
-from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
 from stoker.wire.mlflow import Invocation, decode_invocation, encode_invocation
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
     from stoker.settings.choices import NonFinite

@@ -50,7 +50,7 @@ from stoker.gateway.protocols.shared_memory import (
     CudaMemoryApi,
     SharedMemoryApi,
 )
-from stoker.gateway.scoring.askers import asker_of
+from stoker.gateway.scoring.call_options import asker_of
 from stoker.gateway.scoring.service import Service
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.script_tensors import PIECE_OUTPUT

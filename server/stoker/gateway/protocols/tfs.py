@@ -23,15 +23,15 @@ from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
 from stoker.gateway.scoring.service import Service
-from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
 from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
 from stoker.wire.tfs_examples import ExamplesRequest, Verb, decode_examples, encode_results
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from stoker.gateway.rows.exchange import Exchange
+    from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.served_models import ServedVersion
     from stoker.settings.choices import NonFinite

@@ -1,12 +1,8 @@
 """The frontend's side of an arena: leases rows, submits them, and completes requests whose rows are done.
 
 The frontend sends the rows that it queued during one turn of its event loop in one `send` through the doorbell; the
-device answers with the rows that are done. Contract:
+device answers with the rows that are done. Beside the contract of `Exchange`:
 
-- `submit` either takes a ticket and calls its `complete` exactly once, later, unless the ticket is cancelled; or it
-  raises and has taken nothing. What `complete` raises is only logged: `complete` itself has to make sure that the
-  caller gets an answer.
-- Nothing here blocks.
 - A row that a caller has given up stays leased until the device hands it back; then it is free.
 - When the device process dies (EOF), every ticket in flight completes with `DeviceLost`.
 """
@@ -17,88 +13,78 @@ import asyncio
 import logging
 import socket
 from array import array
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
-from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, push_numbers
-from stoker.errors import DeadlineExceeded, InvalidInput, Overloaded, StokerError
-from stoker.gateway.rows.failures import all_taken, body_too_large, device_lost, device_restarting, row_error
-from stoker.gateway.rows.feeding import Feeding
-from stoker.gateway.rows.past_rows import done_since, without_past
-from stoker.gateway.rows.ranges import check_overflows_raise, check_ranges, ranges_of
-from stoker.gateway.rows.service_rate import ServiceRate
-from stoker.gateway.rows.ticket import BodyT, Decode, Rows, Ticket
-from stoker.gateway.rows.timeliness import Timeliness
+from stoker.arena import AWAKE_NS, LONE_ROWS, Arena, Outcome, push_numbers
+from stoker.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    DeviceLost,
+    DeviceOutOfMemory,
+    InvalidInput,
+    ModelFailed,
+    OutputTooLarge,
+    Overloaded,
+    Refusal,
+    StokerError,
+    TooManySequences,
+    UnknownSequence,
+    unforeseen,
+)
+from stoker.gateway.rows.admission import TargetAdmission
+from stoker.gateway.rows.bookkeeping import (
+    PageReclaimer,
+    ServiceRate,
+    UrgencyColumns,
+    check_ranges,
+    done_since,
+    integer_ranges,
+)
+from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, SlicedAnswer, Ticket
 from stoker.gateway.rows.urgency import USUAL
-from stoker.gateway.rows.wakefulness import Wakefulness
-from stoker.placed import CALLER_MASK
 
-__all__ = ["Cooling", "Doorbell", "Exchange", "Telling"]
+__all__ = ["ArenaExchange", "Doorbell", "SlicedTickets", "device_lost"]
 
-
-# Caller and urgency of the rows of an arena: written from the first request on that has any.
-#
-# So the number of rows that each caller holds is known, and no caller may take all.
+logger = logging.getLogger(__name__)
 
 
-_FIRST: Final = 3
-"""The first of the columns for caller and urgency."""
-_PLACED: Final = 2
-"""Which of these columns holds the caller."""
-_MOST: Final = 2
-"""A caller must hold fewer rows than this many times the free rows."""
-_COUNTS: Final = 64
-"""Rows are counted again when a 64th of them has been leased or freed."""
+def device_lost() -> DeviceLost:
+    """Return the error for a request whose device process died while it had the rows."""
+    return DeviceLost("The device process ended while it held this request.", retry_after_s=1)
 
 
-class Telling:
-    """The frontend's side of the caller and urgency columns of one arena.
+def _device_restarting() -> DeviceLost:
+    """Return the error for a request that arrives while the device process restarts."""
+    return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
 
-    Attributes:
-        begun: Whether the columns are written; from then on they are for each request.
-        several: Whether a request of a named caller has come.
+
+def _row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
+    """Return the error for a row that the device has handed back without an answer.
+
+    Args:
+        arena: The rows.
+        ticket: The request that the row belongs to.
+        number: The row, whose outcome is not 0.
     """
-
-    __slots__ = ("_columns", "_counted_free", "_held", "_told", "begun", "several")
-
-    def __init__(self, arena: Arena) -> None:
-        self.begun = self.several = False
-        self._held, self._counted_free = np.zeros(1, np.int64), -len(arena.queued)
-        self._columns = arena.queued[:, _FIRST:]
-        self._told = arena.told
-
-    def tell(self, ticket: Ticket) -> None:
-        """Write caller and urgency of a ticket's rows, before the device is told of them."""
-        if not self.begun:
-            # Rows that the device already has were queued without them.
-            self._columns[:] = (0, 1, USUAL.placed)
-            self._told[0] = self.begun = True
-        urgency = ticket.urgency or USUAL
-        self._columns[ticket.row_numbers] = (ticket.target_ns, ticket.rows, urgency.placed)
-        if urgency.caller.number:
-            self.several = True
-
-    def crowds(self, ticket: Ticket, free: Sequence[int]) -> bool:
-        """Whether a ticket's caller holds at least twice as many rows as are free, where there are several callers.
-
-        So a third of the rows remains for others, and a caller that arrives during another one's flood finds some.
-
-        Args:
-            ticket: A request that has no rows yet.
-            free: The numbers of the free rows.
-        """
-        capacity = len(self._columns)
-        if len(free) * (_MOST + 1) >= capacity:
-            return False
-        if abs(len(free) - self._counted_free) * _COUNTS >= capacity:
-            taken = np.ones(capacity, bool)
-            taken[np.array(free, np.int64)] = False
-            self._held = np.bincount(self._columns[taken, _PLACED] & CALLER_MASK)
-            self._counted_free = len(free)
-        caller = (ticket.urgency or USUAL).caller.number
-        return caller < len(self._held) and int(self._held[caller]) >= _MOST * len(free)
+    outcome = arena.outcome[number]
+    if outcome == Outcome.EXPIRED:
+        return ticket.lateness(begun=False)
+    if outcome == Outcome.REFUSED:
+        return InvalidInput(arena.read_bytes("out", 0, number).decode(errors="ignore"))
+    if outcome == Outcome.UNKNOWN_SEQUENCE:
+        return UnknownSequence()
+    if outcome == Outcome.TOO_MANY_SEQUENCES:
+        return TooManySequences()
+    if outcome == Outcome.TOO_LARGE:
+        return OutputTooLarge("The model's answer is larger than the space that its rows have.")
+    error_id = f"{int(arena.detail[number]):016x}"
+    if outcome == Outcome.OUT_OF_MEMORY:
+        return DeviceOutOfMemory(error_id=error_id)
+    return ModelFailed(error_id=error_id)
 
 
 # The frontend's end of a doorbell: sends the numbers of queued rows, and receives those of done rows.
@@ -115,7 +101,7 @@ class Doorbell:
     Args:
         end: The socket; owned by the doorbell from now on.
         loop: The event loop.
-        on_rung: Called by the loop when there are numbers for `hear`.
+        on_readable: Called by the loop when there are numbers for `receive`.
 
     Attributes:
         socket: The end.
@@ -123,14 +109,14 @@ class Doorbell:
     """
 
     def __init__(
-        self, end: socket.socket, loop: asyncio.AbstractEventLoop, on_rung: Callable[[], None]
+        self, end: socket.socket, loop: asyncio.AbstractEventLoop, on_readable: Callable[[], None]
     ) -> None:
         self.socket = end
         self.unsent = b""
         self._partial = b""
         self._loop = loop
         end.setblocking(False)
-        loop.add_reader(end.fileno(), on_rung)
+        loop.add_reader(end.fileno(), on_readable)
 
     def ring(self, numbers: list[int]) -> None:
         """Send row numbers, now or as soon as there is room."""
@@ -147,7 +133,7 @@ class Doorbell:
         if not self.unsent:
             self._loop.remove_writer(self.socket.fileno())
 
-    def hear(self) -> list[int] | None:
+    def receive(self) -> list[int] | None:
         """Return the row numbers that have arrived; None if the other end is closed."""
         try:
             data = self.socket.recv(_READ_BYTES)
@@ -171,52 +157,15 @@ class Doorbell:
         self.socket.close()
 
 
-# Returns the memory of rows that a burst of load has used and that have not been needed since.
-
-
-_COOLING_NS: Final = 1_000_000_000
-_WARM_ROWS: Final = 64
-"""This many rows beside those in use keep their memory."""
-
-
-class Cooling:
-    """Returns the memory of an arena's free rows to the system, one row at a time.
-
-    Args:
-        arena: The rows.
-        now_ns: The time on the exchange's clock.
-    """
-
-    def __init__(self, arena: Arena, now_ns: int) -> None:
-        self._arena = arena
-        self._cold_rows, self._untouched_rows = 0, arena.capacity
-        self._since_ns = now_ns
-
-    def cool(self, free: list[int], now_ns: int) -> None:
-        """Return the memory of one row that has not been needed for a second.
-
-        Args:
-            free: The free rows; they are leased from the end of the list, and put back there.
-            now_ns: The time on the exchange's clock.
-        """
-        self._untouched_rows = min(self._untouched_rows, len(free))
-        if now_ns - self._since_ns >= _COOLING_NS:
-            self._cold_rows = max(0, self._untouched_rows - _WARM_ROWS)
-            self._untouched_rows, self._since_ns = len(free), now_ns
-        if self._cold_rows and not self._arena.give_back_kept_pages(free[: self._cold_rows]):
-            self._cold_rows = 0
-
-
-logger = logging.getLogger(__name__)
-
 _NEVER_NS: Final = (1 << 63) - 1
 
 
-class Exchange:
-    """Rows of one arena, on the frontend's side. Belongs to one event loop; not thread-safe.
+class ArenaExchange(Exchange):
+    """Rows of one arena, on the frontend's side. Not thread-safe.
 
     Attributes:
-        timeliness: Refuses requests that would be late; None if all are accepted while there are free rows.
+        slices: The requests that go through the arena slice by slice.
+        doorbell: The frontend's end of the doorbell.
     """
 
     def __init__(
@@ -242,28 +191,45 @@ class Exchange:
         Raises:
             RuntimeError: numpy is not set to raise on overflow in this context.
         """
-        check_overflows_raise()
+        if np.geterr()["over"] != "raise":
+            # Otherwise a number too large for float32 would silently become infinity.
+            raise RuntimeError(
+                "numpy has to raise where numbers overflow: call np.seterr(over='raise') before"
+            )
+        signature = arena.signature
+        self.signature = signature
         self.arena = arena
-        self.lost, self.rows_done = False, 0
-        self.timeliness = Timeliness(arena, clock_ns) if by_target else None
-        self._clock_ns, self._on_lost, self._loop = clock_ns, on_lost, loop
+        self.admission = TargetAdmission(arena, clock_ns) if by_target else None
+        self._clock_ns = clock_ns
+        self._on_lost = on_lost
+        self._loop = loop
         # The last item is leased first, so that few rows are touched under low load.
         self._free = list(range(arena.capacity - 1, -1, -1))
         self._tickets: list[Ticket | None] = [None] * arena.capacity
-        self._queued, self._feeding = list[int](), Feeding(arena)
-        self._deadline_ns, self._enqueued_ns = arena.words("deadline_ns"), arena.words("enqueued_ns")
-        self._position, self._outcome = arena.words("position"), arena.words("outcome")
-        self._started_ns, self._finished_ns = arena.words("started_ns"), arena.words("finished_ns")
-        self._turn_ns, self._turned, self._takes_turns = arena.words("turn_ns"), arena.words("turned"), 0
-        self._telling = Telling(arena)
-        self._lone_rows, self._wakefulness = 0, Wakefulness(loop, clock_ns)
-        self._bodies = arena.signature.takes == "body"
-        self._variable = any(spec.variable for spec in (*arena.signature.inputs, *arena.signature.outputs))
-        self._ranges, self._only_input = ranges_of(arena.signature.inputs), arena.only_input
+        self._queued: list[int] = []
+        self.slices = SlicedTickets(arena.capacity)
+        self._deadline_ns = arena.words("deadline_ns")
+        self._enqueued_ns = arena.words("enqueued_ns")
+        self._started_ns = arena.words("started_ns")
+        self._finished_ns = arena.words("finished_ns")
+        self._position = arena.words("position")
+        self._outcome = arena.words("outcome")
+        self._turn_ns = arena.words("turn_ns")
+        self._turned = arena.words("turned")
+        self._takes_turns = 0
+        self._urgencies = UrgencyColumns(arena)
+        self._lone_rows = 0
+        self._is_fast = False
+        """Whether answers come so soon that polling for them pays."""
+        self._takes_bodies = signature.takes == "body"
+        self._variable = any(spec.variable for spec in (*signature.inputs, *signature.outputs))
+        self._ranges = integer_ranges(signature.inputs)
+        self._only_input = arena.only_input
         self._row_memory, self._row_bytes = arena.only_memory
-        self._cooling, self._rate = Cooling(arena, clock_ns()), ServiceRate(clock_ns())
+        self._reclaimer = PageReclaimer(arena, clock_ns())
+        self._rate = ServiceRate(clock_ns())
         arena.deadline_ns[:] = _NEVER_NS
-        self._doorbell = Doorbell(doorbell, loop, self._on_doorbell)
+        self.doorbell = Doorbell(doorbell, loop, self._on_doorbell)
 
     @property
     def leased_rows(self) -> int:
@@ -278,16 +244,21 @@ class Exchange:
     @property
     def idle(self) -> bool:
         """Whether it holds no requests."""
-        return not self._feeding.tickets and len(self._free) == self.arena.capacity
+        return not self.slices.tickets and len(self._free) == self.arena.capacity
 
     def refusal(self, ticket: Ticket) -> StokerError | None:
         """The error that would be raised for any request now; None if a request may be read."""
-        if not self._free or (self._telling.several and self._telling.crowds(ticket, self._free)):
+        if not self._free or (
+            self._urgencies.has_callers and self._urgencies.exceeds_share(ticket, self._free)
+        ):
             return self.overloaded()
-        return None if self.timeliness is None else self.timeliness.refusal(ticket, alone=self.idle)
+        if self.admission is None:
+            return None
+        target_ns = ticket.target_ns or ticket.deadline_ns
+        return self.admission.refusal(ticket.urgency or USUAL, target_ns, ticket.deadline_ns, alone=self.idle)
 
     def done_since(self, since_ns: int, most: int) -> list[int]:
-        """Free rows that still hold a request and its answer; see `stoker.gateway.rows.past_rows.done_since`."""
+        """Free rows that still hold a request and its answer; see `stoker.gateway.rows.bookkeeping.done_since`."""
         return done_since(self.arena, self._free, since_ns, most)
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
@@ -306,12 +277,13 @@ class Exchange:
         if self._ranges:
             check_ranges(self._ranges, rows)
         try:
-            if count > 1 and self.timeliness is not None:
-                self.timeliness.check(ticket, count)
+            if count > 1 and self.admission is not None:
+                target_ns = ticket.target_ns or ticket.deadline_ns
+                self.admission.check_rows(ticket.urgency or USUAL, target_ns, count)
             if count == 1:
                 self._admit_one(ticket, rows)
-            elif count > self._feeding.share_rows:
-                self._feeding.start(ticket, rows, self)
+            elif count > self.slices.share_rows:
+                self.slices.start(ticket, rows, self)
             else:
                 self.admit(ticket, rows)
         except FloatingPointError:
@@ -344,10 +316,14 @@ class Exchange:
         (number,) = ticket.row_numbers
         try:
             if not self.arena.write_bytes("in", 0, number, body):
-                raise body_too_large(self.arena, body)  # noqa: TRY301  # its row is given back here
+                room_bytes = self.signature.inputs[0].row_bytes
+                raise BodyTooLarge(  # noqa: TRY301  # its row is returned here
+                    f"The request takes {len(body) / 2**20:.4g} MiB as the model's input; "
+                    f"{room_bytes / 2**20:.4g} MiB fit: send less at once, or raise max_body_mb."
+                )
             ticket.claim(1)
         except BaseException:
-            self._free += without_past(self.arena, ticket.row_numbers)
+            self._return(ticket)
             raise
         self._deadline_ns[number] = ticket.deadline_ns
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
@@ -356,15 +332,21 @@ class Exchange:
 
     def overloaded(self) -> Overloaded:
         """The error for a request that finds no free row; its Retry-After is from the measured service rate."""
-        return all_taken(self.arena, self._rate, self.leased_rows)
+        leased_rows = self.leased_rows
+        return Overloaded(
+            f"All {self.arena.capacity} rows of this model's queue are taken; try again later.",
+            refusal=Refusal(
+                503, "overloaded", self._rate.retry_after_ms(leased_rows), rows_ahead=leased_rows
+            ),
+        )
 
     def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
         """The error for a request that has missed its target, with a Retry-After if one is known."""
-        return DeadlineExceeded() if self.timeliness is None else self.timeliness.missed(lasts_ns, rows)
+        return DeadlineExceeded() if self.admission is None else self.admission.missed(lasts_ns, rows)
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
-        self._feeding.sweep(now_ns)
+        self.slices.sweep(now_ns)
         # Most of the time there are no requests, and this is called many times a second.
         for number in np.flatnonzero(self.arena.deadline_ns <= now_ns).tolist() if self.leased_rows else ():
             ticket = self._tickets[number]
@@ -372,21 +354,23 @@ class Exchange:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
             self.fail_late(ticket, number)
-        self._rate.learn(now_ns, self.leased_rows, self.rows_done)
+        self._rate.update(now_ns, self.leased_rows, self.rows_done)
         if self._variable:
-            self._cooling.cool(self._free, now_ns)
+            self._reclaimer.reclaim(self._free, now_ns)
 
     def fail_late(self, ticket: Ticket, number: int) -> None:
         """Fail a request whose deadline has passed; a start before it was queued is of the row's former request."""
-        ticket.fail(ticket.lateness(begun=self._bodies and self._started_ns[number] >= ticket.enqueued_ns))
+        ticket.fail(
+            ticket.lateness(begun=self._takes_bodies and self._started_ns[number] >= ticket.enqueued_ns)
+        )
 
     def close(self) -> None:
         """Close it; requests in flight complete with `DeviceLost`."""
         if self.lost:
             return
         self.lost = True
-        self._doorbell.close()
-        for ticket in dict.fromkeys((*self._feeding.tickets, *filter(None, self._tickets))):
+        self.doorbell.close()
+        for ticket in dict.fromkeys((*self.slices.tickets, *filter(None, self._tickets))):
             ticket.fail(device_lost())
         # A ticket refers to its exchange: in a reference cycle only the garbage collector would free the arena.
         self._tickets = [None] * self.arena.capacity
@@ -394,7 +378,7 @@ class Exchange:
     def give_up(self, ticket: Ticket) -> None:
         """Mark a ticket's rows as cancelled; the device skips those that have not started."""
         if ticket.sliced is not None:
-            self._feeding.give_up(ticket)
+            self.slices.give_up(ticket)
             return
         for number in ticket.row_numbers:
             if self._tickets[number] is ticket:
@@ -403,7 +387,7 @@ class Exchange:
     def _admit_one(self, ticket: Ticket, rows: Rows | None) -> None:
         """`admit` for one row, without further calls; `rows` is None if it is in the next free row already."""
         if self.lost:
-            raise device_restarting()
+            raise _device_restarting()
         free = self._free
         if not free:
             raise self.overloaded()
@@ -428,20 +412,26 @@ class Exchange:
         self._deadline_ns[number] = ticket.deadline_ns
         self._position[number] = 0
         self._enqueued_ns[number] = ticket.enqueued_ns = self._clock_ns()
-        if ticket.urgency is not None or self._telling.begun:
-            self._telling.tell(ticket)
+        if ticket.urgency is not None or self._urgencies.is_written:
+            self._urgencies.write(ticket)
         if len(free) < self.arena.capacity - 1:
             self._lone_rows = 0
         elif self._lone_rows < LONE_ROWS:
             self._lone_rows += 1
         else:
             # There is nothing to wait for in the rest of this turn.
-            self._doorbell.ring(ticket.row_numbers)
-            self._wakefulness.begin(self, ticket.enqueued_ns)
+            self.doorbell.ring(ticket.row_numbers)
+            if self._is_fast:
+                self._loop.call_soon(self._poll, ticket.enqueued_ns + AWAKE_NS)
             return
         if not self._queued:
             self._loop.call_soon(self.ring)
         self._queued.append(number)
+
+    def _poll(self, until_ns: int) -> None:
+        """Keep the event loop polling while the only row is likely to come back soon."""
+        if self.leased_rows == 1 and not self.lost and self._clock_ns() < until_ns:
+            self._loop.call_soon(self._poll, until_ns)
 
     def admit(self, ticket: Ticket, rows: Rows) -> None:
         """Queue all rows of a request, or of a slice; their integers must have been checked to fit the inputs.
@@ -457,7 +447,7 @@ class Exchange:
                 stored[index] = values
             ticket.claim(count)
         except BaseException:
-            self._free += without_past(self.arena, ticket.row_numbers)
+            self._return(ticket)
             raise
         ticket.enqueued_ns = now_ns = self._clock_ns()
         self.arena.deadline_ns[index] = ticket.deadline_ns
@@ -468,7 +458,7 @@ class Exchange:
     def check_room(self, count: int) -> None:
         """Raise Overloaded or DeviceLost if so many rows cannot be leased now."""
         if self.lost:
-            raise device_restarting()
+            raise _device_restarting()
         if len(self._free) < count:
             raise self.overloaded()
 
@@ -480,12 +470,17 @@ class Exchange:
         ticket.row_numbers = free[-count:]
         del free[-count:]
 
+    def _return(self, ticket: Ticket) -> None:
+        """Free rows that could not be queued; what they held before may have been overwritten."""
+        self.arena.finished_ns[ticket.row_numbers] = 0
+        self._free += ticket.row_numbers
+
     def _enqueue(self, ticket: Ticket) -> None:
         """Record a ticket whose rows are written, with their times."""
         numbers = ticket.row_numbers
         ticket.rows_left = ticket.rows
-        if ticket.urgency is not None or self._telling.begun:
-            self._telling.tell(ticket)
+        if ticket.urgency is not None or self._urgencies.is_written:
+            self._urgencies.write(ticket)
         for number in numbers:
             self._tickets[number] = ticket
         if not self._queued:
@@ -496,10 +491,10 @@ class Exchange:
         """Tell the device now what has been queued; otherwise that happens at the end of the loop's turn."""
         if self._queued and not self.lost:
             numbers, self._queued = self._queued, []
-            self._doorbell.ring(numbers)
+            self.doorbell.ring(numbers)
 
     def _on_doorbell(self) -> None:
-        numbers = self._doorbell.hear()
+        numbers = self.doorbell.receive()
         if numbers is None:
             self.lose()
             return
@@ -519,8 +514,8 @@ class Exchange:
                 self._finish(ticket)
         if together:
             self._finish_together(together)
-        if self._feeding.hungry:
-            self._feeding.go_on()
+        if self.slices.waiting:
+            self.slices.queue_waiting()
 
     def _finish(self, ticket: Ticket) -> None:
         """Complete a ticket all of whose rows are back, then free them."""
@@ -533,9 +528,9 @@ class Exchange:
                 ticket.note_turn(self._turn_ns[last])
             for number in numbers:
                 if self._outcome[number]:
-                    ticket.error = row_error(self.arena, ticket, number)
+                    ticket.error = _row_error(self.arena, ticket, number)
                     break
-            self._wakefulness.quick = ticket.finished_ns - ticket.enqueued_ns < AWAKE_NS
+            self._is_fast = ticket.finished_ns - ticket.enqueued_ns < AWAKE_NS
             ticket.settle()
         for number in numbers:
             self._tickets[number] = None
@@ -553,7 +548,7 @@ class Exchange:
             if self._takes_turns:
                 ticket.note_turn(self._turn_ns[number])
             self._tickets[number] = None
-        self._wakefulness.quick = tickets[0].finished_ns - tickets[0].enqueued_ns < AWAKE_NS
+        self._is_fast = tickets[0].finished_ns - tickets[0].enqueued_ns < AWAKE_NS
         try:
             tickets[0].complete_together(tickets, self.arena.outputs[0].take(numbers, axis=0))
         except Exception:
@@ -567,3 +562,165 @@ class Exchange:
         if not self.lost:
             self.close()
             self._on_lost(self)
+
+
+# Requests with more rows than one request may hold at once go through the arena slice by slice.
+
+
+class _Slice(Ticket):
+    """Some rows of a large request, from row `start` on."""
+
+    __slots__ = ("_owner", "parent", "start")
+
+    def __init__(self, owner: SlicedTickets, parent: Ticket, start: int) -> None:
+        super().__init__(parent.deadline_ns)
+        self._owner = owner
+        self.parent = parent
+        self.start = start
+        self.urgency = parent.urgency
+
+    @property
+    def target_ns(self) -> int:
+        """The target of the whole request."""
+        return self.parent.target_ns
+
+    def claim(self, rows: int) -> None:
+        """Does nothing: the whole request has claimed its rows from the quota."""
+
+    def complete(self) -> None:
+        """Pass the slice's answer to the whole request."""
+        self._owner.collect(self)
+
+
+class _SlicedTicket:
+    """The state of a large request: the rows that are still to be queued, and the slices in the arena."""
+
+    __slots__ = ("answer", "exchange", "next_row", "rows", "rows_left", "slices")
+
+    def __init__(self, exchange: ArenaExchange, rows: Rows) -> None:
+        self.exchange = exchange
+        self.rows = rows
+        self.next_row = 0
+        self.rows_left = len(rows[0])
+        self.slices: list[_Slice] = []
+        self.answer = SlicedAnswer(exchange.signature, self.rows_left, rows)
+
+
+class SlicedTickets:
+    """The large requests of one exchange.
+
+    A large request has at most two slices in the arena: one that is computed, and one that waits. A slice is an
+    eighth of the arena, so the request holds at most a quarter and leaves room for others.
+
+    Attributes:
+        share_rows: The most rows that a request may have to be queued as a whole; larger ones are sliced.
+        waiting: The large requests that wait for free rows for their next slice.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.share_rows = capacity // 2
+        self._slice_rows = max(1, capacity // 8)
+        self.waiting: deque[Ticket] = deque()
+        # Only these refer to the exchange: in a reference cycle with it, only the garbage collector would free the
+        # arena of a device process that has ended.
+        self._sliced: dict[Ticket, _SlicedTicket] = {}
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """The large requests in progress."""
+        return list(self._sliced)
+
+    def start(self, ticket: Ticket, rows: Rows, exchange: ArenaExchange) -> None:
+        """Queue the first two slices, if there is room for two.
+
+        Raises:
+            Overloaded: There is not even room for one slice.
+            DeviceLost: The device process has died.
+            FloatingPointError: A number does not fit the input's dtype.
+        """
+        exchange.check_room(self._slice_rows)
+        specs = exchange.signature.inputs
+        # All rows are converted now: a number that does not fit must not be found when half of the rows have been
+        # run.
+        sliced = _SlicedTicket(
+            exchange, [np.asarray(values, spec.dtype) for values, spec in zip(rows, specs, strict=True)]
+        )
+        ticket.claim(sliced.rows_left)
+        ticket.exchange = exchange
+        ticket.rows = sliced.rows_left
+        ticket.enqueued_ns = self._queue_slice(ticket, sliced).enqueued_ns
+        ticket.sliced = sliced.answer
+        self._sliced[ticket] = sliced
+        if sliced.next_row < ticket.rows:
+            self.waiting.append(ticket)
+            self.queue_waiting()
+
+    def queue_waiting(self) -> None:
+        """Queue further slices of waiting requests, as far as there is room."""
+        while self.waiting:
+            ticket = self.waiting[0]
+            sliced = self._sliced[ticket]
+            if sliced.exchange.free_rows < self._slice_rows:
+                return
+            self.waiting.popleft()
+            try:
+                self._queue_slice(ticket, sliced)
+            except Exception as error:  # noqa: BLE001  # a lack of memory, say
+                _fail_unforeseen(ticket, error)
+
+    def sweep(self, now_ns: int) -> None:
+        """Fail the requests whose deadline has passed."""
+        for ticket in self.tickets:
+            if ticket.deadline_ns <= now_ns:
+                ticket.fail(ticket.lateness(begun=False))
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Queue no more slices of a request, and cancel those that have not started."""
+        sliced = self._sliced.pop(ticket, None)
+        if sliced is not None:
+            self._stop_waiting(ticket)
+            for piece in sliced.slices:
+                piece.cancel()
+
+    def collect(self, piece: _Slice) -> None:
+        """Add the answer of a slice; completes the request with its last one."""
+        ticket = piece.parent
+        sliced = self._sliced[ticket]
+        sliced.slices.remove(piece)
+        if piece.error is not None:
+            ticket.fail(piece.error)
+            return
+        try:
+            sliced.answer.put(piece, piece.start)
+        except Exception as error:  # noqa: BLE001  # a lack of memory, say
+            _fail_unforeseen(ticket, error)
+            return
+        sliced.rows_left -= piece.rows
+        ticket.started_ns, ticket.finished_ns = piece.started_ns, piece.finished_ns
+        ticket.turn_ns = piece.turn_ns
+        if not sliced.rows_left:
+            del self._sliced[ticket]
+            ticket.settle()
+        elif sliced.next_row < ticket.rows:
+            # The slice's rows are freed after this call, and the next slice takes them then.
+            self.waiting.append(ticket)
+
+    def _queue_slice(self, ticket: Ticket, sliced: _SlicedTicket) -> _Slice:
+        start, stop = sliced.next_row, min(ticket.rows, sliced.next_row + self._slice_rows)
+        piece = _Slice(self, ticket, start)
+        sliced.exchange.admit(piece, [values[start:stop] for values in sliced.rows])
+        sliced.next_row = stop
+        sliced.slices.append(piece)
+        if stop == ticket.rows:
+            # Both slices may have come back before this one, the last, was queued.
+            self._stop_waiting(ticket)
+        return piece
+
+    def _stop_waiting(self, ticket: Ticket) -> None:
+        self.waiting = deque(other for other in self.waiting if other is not ticket)
+
+
+def _fail_unforeseen(ticket: Ticket, error: Exception) -> None:
+    """Fail a request after an internal error, which would otherwise leave it unanswered."""
+    logger.error("a slice of a large request failed", exc_info=error)
+    ticket.fail(unforeseen(error))

@@ -1,22 +1,25 @@
-"""One request in an exchange."""
+"""Tickets, the requests in an exchange; and the exchange as those see it who submit them."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from stoker.arena import Arena
-from stoker.errors import DeadlineExceeded, StokerError
+from stoker.errors import DeadlineExceeded, Overloaded, StokerError
+from stoker.gateway.rows.admission import TargetAdmission
 from stoker.gateway.rows.urgency import Urgency
 from stoker.metrics.batch_facts import BatchFacts
 from stoker.tensors import SequenceStep, Signature
 
-__all__ = ["BodyT", "Decode", "Rows", "RowsHolder", "SlicedAnswer", "Ticket"]
+__all__ = ["BodyT", "Decode", "Exchange", "Rows", "SlicedAnswer", "Ticket"]
 
 logger = logging.getLogger(__name__)
+
 
 Rows = Sequence[np.ndarray]
 """Per input an array whose first axis is the request's rows; cast to the input's dtype when stored."""
@@ -28,18 +31,102 @@ Decode = Callable[[BodyT, memoryview | None], Rows]
 written there, and then no arrays are returned. If decoding fails, what was written there is ignored."""
 
 
-class RowsHolder(Protocol):
-    """The part of the exchange that a ticket needs."""
+class Exchange(ABC):
+    """Where tickets are submitted; belongs to one event loop.
 
+    Contract:
+
+    - `submit` and its siblings either take a ticket and call its `complete` exactly once, later, unless the ticket is
+      cancelled; or they raise and have taken nothing. What `complete` raises is only logged: `complete` itself has to
+      make sure that the caller gets an answer.
+    - Nothing here blocks.
+
+    Attributes:
+        signature: The tensors of the model.
+        arena: The rows; not set where all tickets have a `sliced` answer.
+        lost: Whether the exchange is closed.
+        rows_done: How many rows the device has handed back.
+        admission: Refuses requests that would be late; None if all are accepted while there are free rows.
+    """
+
+    signature: Signature
     arena: Arena
+    lost = False
+    rows_done = 0
+    admission: TargetAdmission | None = None
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Cancel the rows that have not started."""
-        ...
+    @property
+    @abstractmethod
+    def leased_rows(self) -> int:
+        """Rows that requests hold now."""
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that can be leased now."""
+        return 0
+
+    @property
+    @abstractmethod
+    def idle(self) -> bool:
+        """Whether it holds no requests."""
+
+    @abstractmethod
+    def refusal(self, ticket: Any) -> StokerError | None:
+        """The error that would be raised for any request now; None if a request may be read."""
+
+    @abstractmethod
+    def submit(self, ticket: Any, rows: Rows) -> None:
+        """Queue a request's rows.
+
+        Args:
+            ticket: A new ticket.
+            rows: Per input an array of shape `[n, *row_shape]`, n ≥ 1.
+
+        Raises:
+            Overloaded: There are not enough free rows.
+            DeviceLost: The device process has died.
+            InvalidInput: A number does not fit the input's dtype.
+        """
+
+    @abstractmethod
+    def submit_decoded(self, ticket: Any, body: BodyT, decode: Decode[BodyT]) -> None:
+        """Queue the rows of a body, a single one perhaps without a copy; otherwise like `submit`."""
+
+    @abstractmethod
+    def submit_body(self, ticket: Any, body: bytes | memoryview) -> None:
+        """Queue a request whose row is its whole body; otherwise like `submit`.
+
+        Raises:
+            BodyTooLarge: It is longer than a row.
+        """
+
+    @abstractmethod
+    def give_up(self, ticket: Any) -> None:
+        """Cancel the rows of a ticket that have not started."""
+
+    @abstractmethod
+    def overloaded(self) -> Overloaded:
+        """Return the error for a request for which there is no room."""
 
     def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
         """Return the error for a request of so many rows that has missed its target, `lasts_ns` after it came."""
-        ...
+        del lasts_ns, rows
+        return DeadlineExceeded()
+
+    def done_since(self, since_ns: int, most: int) -> Sequence[int]:
+        """Return free rows that still hold a request answered since a time, and its answer."""
+        del since_ns, most
+        return ()
+
+    def ring(self) -> None:  # noqa: B027  # not all have a device
+        """Notify the device now of what has been queued; otherwise that happens at the end of the loop's turn."""
+
+    def sweep(self, now_ns: int) -> None:  # noqa: B027  # not all have deadlines of their own
+        """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it; requests in flight complete with `DeviceLost`."""
 
 
 class Ticket:
@@ -82,7 +169,7 @@ class Ticket:
     joins: ClassVar[bool] = False
     """Whether tickets of one row each that are done together are completed by one call of `complete_together`."""
 
-    exchange: RowsHolder
+    exchange: Exchange
     rows: int
     enqueued_ns: int
     started_ns: int

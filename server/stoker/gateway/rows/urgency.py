@@ -1,15 +1,258 @@
-"""Caller and urgency of a request: what its rows tell the planner of the device."""
+"""The urgency of a request, and the quota of its caller: token buckets of rows and of device time.
+
+Each frontend has buckets of its own. For each request of such a caller it computes what has been drawn from the
+shared counters: rows that all frontends have admitted, and device time that all device processes have spent. So
+nothing has to be divided among frontends, and nothing is lost when one ends.
+"""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from stoker.gateway.rows.quotas import Quota
+from stoker.errors import QuotaExceeded, Refusal, RequestOverQuota
+from stoker.keys.buckets import Bucket
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.placed import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
 from stoker.settings.choices import TIERS
 
-__all__ = ["USUAL", "Urgency"]
+if TYPE_CHECKING:
+    from stoker.keys.callers import KnownCallers
+    from stoker.metrics.counters import CallerCounts, CallerUsage
+
+__all__ = ["LOOK_NS", "USUAL", "Quota", "Quotas", "Urgency"]
+
+LOOK_NS: Final = 50_000_000
+"""How often all buckets are updated even without requests; see `Quotas.look`."""
+_SLACK_NS: Final = 2 * LOOK_NS
+"""How much longer a caller has to wait because other frontends may know less of what has flowed in."""
+_MS_NS: Final = 1_000_000
+_S_NS: Final = 1_000_000_000
+_ROWS: Final = "rows"
+_DEVICE_MS: Final = "device-ms"
+_TOLD: Final = (200, 413, 429)
+"""Statuses whose answers tell the caller's limits."""
+
+
+class Quota:
+    """What one caller may still send, as known to one frontend.
+
+    Args:
+        terms: The caller, with limits.
+        usage: The shared counters of what callers have used.
+        counts: This frontend's counters of callers.
+        clock_ns: `time.monotonic_ns`.
+        slack_ns: How far other frontends' knowledge of the buckets may lag behind.
+        rows, device_ns: What the caller had used when the buckets were full. All frontends start from the same
+            numbers, so what another frontend has admitted since is drawn from these buckets too.
+    """
+
+    __slots__ = ("_buckets", "_clock_ns", "_counts", "_policy", "_refused_s", "_slack_ns", "_usage", "terms")
+
+    def __init__(
+        self,
+        terms: CallerTerms,
+        usage: CallerUsage,
+        counts: CallerCounts,
+        clock_ns: Callable[[], int],
+        slack_ns: int,
+        rows: int,
+        device_ns: int,
+    ) -> None:
+        self.terms = terms
+        self._usage, self._counts = usage, counts
+        self._clock_ns, self._slack_ns = clock_ns, slack_ns
+        self._buckets: dict[str, Bucket] = {}
+        self._refused_s = 0
+        self._set(terms, rows, device_ns)
+
+    def change(self, terms: CallerTerms) -> None:
+        """Apply changed limits; a limit that is new begins with a full bucket."""
+        now_ns = self._clock_ns()
+        self.look(now_ns, self._usage.rows(self.terms.number), self._usage.device_ns(self.terms.number))
+        if terms.number != self.terms.number:
+            self._buckets.clear()
+        self._set(terms, self._usage.rows(terms.number), self._usage.device_ns(terms.number))
+
+    def _set(self, terms: CallerTerms, rows: int, device_ns: int) -> None:
+        """Create buckets for these limits; new ones are full when the caller has used this much."""
+        now_ns = self._clock_ns()
+        drawn = {_ROWS: float(rows), _DEVICE_MS: device_ns / _MS_NS}
+        for kind, per_s in ((_ROWS, terms.rows_per_s), (_DEVICE_MS, terms.device_ms_per_s)):
+            bucket = self._buckets.get(kind)
+            if per_s is None:
+                self._buckets.pop(kind, None)
+            elif bucket is None:
+                self._buckets[kind] = Bucket(per_s, terms.burst_s, drawn[kind], now_ns)
+            else:
+                bucket.change(per_s, terms.burst_s)
+        self.terms = terms
+        self._policy = _policy_line(self._buckets.items(), terms.burst_s)
+
+    def look(self, now_ns: int, rows: int, device_ns: int) -> None:
+        """Update the buckets from what the caller has used by now, in rows and device time."""
+        for kind, bucket in self._buckets.items():
+            bucket.look(now_ns, rows if kind == _ROWS else device_ns / _MS_NS)
+
+    def check(self) -> None:
+        """Refuse a request before its rows are known, if no row is left; otherwise it may be read.
+
+        Raises:
+            QuotaExceeded: The caller's limit is reached.
+        """
+        self._look()
+        waits_ns = {kind: bucket.wait_ns(kind == _ROWS) for kind, bucket in self._buckets.items()}
+        if any(waits_ns.values()):
+            self._refuse(
+                {
+                    kind: bucket.wait_ns(bucket.size if kind == _ROWS else 0)
+                    for kind, bucket in self._buckets.items()
+                }
+            )
+
+    def claim(self, rows: int) -> None:
+        """Draw the rows of a request.
+
+        Raises:
+            QuotaExceeded: Too few rows are left now, or the device time is used up.
+            RequestOverQuota: The request has more rows than the bucket ever holds.
+        """
+        self._look()
+        bucket = self._buckets.get(_ROWS)
+        if bucket is not None and rows > bucket.size:
+            raise RequestOverQuota(
+                f"This request has {rows} rows, and its caller may send at most {int(bucket.size)} at once, "
+                f"{bucket.per_s:g} a second: send fewer rows in a request."
+            )
+        waits_ns = {
+            kind: other.wait_ns(rows if kind == _ROWS else 0) for kind, other in self._buckets.items()
+        }
+        if any(waits_ns.values()):
+            self._refuse(waits_ns)
+        if bucket is not None:
+            bucket.draw(rows)
+            self._counts.count_rows(self.terms.number, rows)
+
+    def lines(self, status: int) -> bytes:
+        """The header lines that tell a caller their limits, for an answer with this status."""
+        if status not in _TOLD:
+            return b""
+        most_s = self._refused_s if status == QuotaExceeded.status else None
+        items = []
+        for kind, bucket in self._buckets.items():
+            # No field may name a longer time than Retry-After.
+            full_s = -(-bucket.wait_ns(bucket.size) // _S_NS)
+            until_s = full_s if most_s is None else min(full_s, most_s)
+            items.append(f'"{kind}";r={max(0, int(bucket.level))};t={until_s}')
+        return b"%bratelimit: %b\r\n" % (self._policy, ", ".join(items).encode())
+
+    def _look(self) -> None:
+        caller = self.terms.number
+        rows = self._usage.rows(caller) if _ROWS in self._buckets else 0
+        device_ns = self._usage.device_ns(caller) if _DEVICE_MS in self._buckets else 0
+        self.look(self._clock_ns(), rows, device_ns)
+
+    def _refuse(self, waits_ns: dict[str, int]) -> None:
+        kind = max(waits_ns, key=waits_ns.__getitem__)
+        wait_ms = -(-(waits_ns[kind] + self._slack_ns) // _MS_NS)
+        refusal = Refusal(QuotaExceeded.status, QuotaExceeded.code, max(1, wait_ms), reason=f"quota-{kind}")
+        self._refused_s = refusal.retry_after_s
+        unit = "rows" if kind == _ROWS else "ms of device time"
+        raise QuotaExceeded(
+            f"The limit of this caller is reached, {self._buckets[kind].per_s:g} {unit} a second; "
+            f"try again in {wait_ms / 1000:g} s.",
+            refusal=refusal,
+        )
+
+
+class Quotas:
+    """The quotas of all callers with limits, in one frontend.
+
+    Args:
+        usage: The shared counters of what callers have used.
+        counts: This frontend's counters of callers.
+        known: The named keys.
+        several: Whether there are other frontends.
+        clock_ns: `time.monotonic_ns`.
+    """
+
+    def __init__(
+        self,
+        usage: CallerUsage,
+        counts: CallerCounts,
+        known: KnownCallers,
+        *,
+        several: bool,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._known = known
+        self._usage, self._counts, self._clock_ns = usage, counts, clock_ns
+        self._slack_ns = _SLACK_NS if several else 0
+        self._quotas: dict[str, Quota] = {}
+        self._looked_ns = 0
+        self._rows, self._device_ns = usage.all_rows(), usage.all_device_ns()
+        """What callers had used at the last look: a key that is new now was unknown then."""
+
+    def of(self, terms: CallerTerms) -> Quota | None:
+        """The quota of a caller; None for a caller without limits."""
+        if not terms.limited:
+            return None
+        quota = self._quotas.get(terms.name)
+        if quota is None:
+            self._usage.look_for_processes()
+            had = int(self._rows[terms.number]), int(self._device_ns[terms.number])
+            quota = self._quotas[terms.name] = Quota(
+                terms, self._usage, self._counts, self._clock_ns, self._slack_ns, *had
+            )
+        elif quota.terms is not terms:
+            if quota.terms != terms:
+                quota.change(terms)
+            quota.terms = terms
+        return quota
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """The names of all callers, by their numbers."""
+        return self._known.names
+
+    def _follow(self, callers: Iterable[CallerTerms]) -> None:
+        """Keep quotas for exactly these callers, so that buckets begin to fill at one time in all frontends."""
+        limited = {terms.name: terms for terms in callers if terms.limited}
+        for gone in self._quotas.keys() - limited.keys():
+            del self._quotas[gone]
+        for terms in limited.values():
+            self.of(terms)
+
+    def look(self) -> None:
+        """Follow changes of the named keys and, at intervals, update all buckets; to be called often.
+
+        The error in a frontend's view of a bucket is at most what flows in between two looks.
+        """
+        callers = self._known.changed()
+        if callers is not None:
+            self._follow(callers)
+        now_ns = self._clock_ns()
+        if now_ns < self._looked_ns + LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        self._usage.look_for_processes()
+        self._rows, self._device_ns = self._usage.all_rows(), self._usage.all_device_ns()
+        if not self._quotas:
+            return
+        rows, device_ns = self._rows.tolist(), self._device_ns.tolist()
+        for quota in self._quotas.values():
+            quota.look(now_ns, rows[quota.terms.number], device_ns[quota.terms.number])
+
+
+def _policy_line(buckets: Iterable[tuple[str, Bucket]], burst_s: float) -> bytes:
+    """The header line with the limits, in whole seconds."""
+    window_s = max(1, -(-burst_s // 1))
+    items = [
+        f'"{kind}";q={max(1, int(bucket.per_s * window_s))};qu="{kind}";w={window_s:.0f}'
+        for kind, bucket in buckets
+    ]
+    return b"ratelimit-policy: %b\r\n" % ", ".join(items).encode()
 
 
 class Urgency(NamedTuple):

@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from stoker.gateway.scoring.call_facts import facts_of
-from stoker.gateway.scoring.watched_calls import WatchedCall, Watcher
+from stoker.gateway.scoring.call import request_facts
+from stoker.gateway.scoring.observers import WatchedCall, Watcher
 from stoker.system.logs import escaped, json_line, log_settings, text_line
 
 if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import RequestIds
-    from stoker.gateway.scoring.call import Scorer
+    from stoker.gateway.scoring.call import ServiceBase
 
 __all__ = ["AccessLog"]
 
@@ -107,7 +107,7 @@ class AccessLog(Watcher):
             )
         )
 
-    def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
+    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
         """Queue the line of a request that is refused before it is scored, if it is sampled."""
         if self._chance() < self._share:
             self._take(_Served(self._clock_s(), ids, service, error.status, error.code, 0, 0, 0, {}))
@@ -165,7 +165,7 @@ def _facts(served: _Served) -> dict[str, Any]:
         more |= {"duration_ms": served.total_ns / 1e6, "rows": served.rows, "caller": served.caller}
     if served.stages_ns:
         more["stages_ms"] = {name: stage_ns / 1e6 for name, stage_ns in served.stages_ns.items()}
-    facts = facts_of(served.ids, served.service, **more)["facts"]
+    facts = request_facts(served.ids, served.service, **more)["facts"]
     return {name: escaped(value) if isinstance(value, str) else value for name, value in facts.items()}
 
 

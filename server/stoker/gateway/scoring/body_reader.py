@@ -1,6 +1,8 @@
 """The process that decodes a frontend's long bodies, one after the other: `python -m` this with `--fd N`.
 
-It ends when its frontend does, or closes the socket.
+The reader runs the same dialect as the frontend would, with a stand-in for the exchange that keeps what is submitted.
+So both come to the same result, with the same error messages. The process ends when its frontend does, or closes the
+socket.
 """
 
 from __future__ import annotations
@@ -11,18 +13,26 @@ import os
 import select
 import signal
 import socket
-from typing import Final
+import traceback
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from stoker.errors import Overloaded, StokerError
+from stoker.gateway.http.request_ids import RequestIds
+from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
+from stoker.gateway.scoring.call import Call, ServiceBase
+from stoker.gateway.scoring.dialects import loaded_dialect
 from stoker.gateway.scoring.freed_memory import give_back
-from stoker.gateway.scoring.long_body import read_long_body
-from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
+from stoker.gateway.scoring.parcels import Found, LongBody, Parcel, receive_parcel, send_parcel
 from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable
 
-__all__ = ["main", "serve"]
+if TYPE_CHECKING:
+    from stoker.tensors import Signature
+
+__all__ = ["main", "read_long_body", "serve"]
 
 _MORE_EXPENDABLE: Final = 100
 _KEEP_S: Final = 1.0
@@ -54,6 +64,99 @@ def _answer(sock: socket.socket, parcel: Parcel) -> None:
         send_parcel(sock, memory_fd, sum(piece.nbytes for piece in pieces), found)
     finally:
         os.close(memory_fd)
+
+
+def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]]:
+    """Decode a body; returns the result, and its bytes one after the other."""
+    call = _Call(_Service(task), RequestIds(task.request_id), lambda *_: None, task.received_ns, task.dialect)
+    call.deadline_ns, call.urgency = task.deadline_ns, task.urgency
+    dialect = task.dialect or loaded_dialect(task.name, task.signature, task.non_finite)
+    kept = _Exchange(task.signature)
+    found = Found(task.deadline_ns)
+    try:
+        dialect.submit(call, kept, body, task.head)
+    except StokerError as error:
+        found.error = error
+        return found, []
+    except Exception:  # noqa: BLE001  # told to the frontend, which has the request's id
+        found.fault = traceback.format_exc()
+        return found, []
+    found.deadline_ns, found.urgency = call.deadline_ns, call.urgency
+    found.write, found.sequence = getattr(call, "write", None), getattr(call, "sequence", None)
+    found.empty = call.is_empty
+    if kept.rows is None:
+        return found, [memoryview(kept.body)]
+    rows = [np.ascontiguousarray(array) for array in kept.rows]
+    found.arrays = [(array.dtype.str, array.shape) for array in rows]
+    return found, [array.reshape(-1).view(np.uint8).data for array in rows]
+
+
+class _Service(ServiceBase):
+    """Takes the place of the service in the reader."""
+
+    timeout_ns = 0
+    urgency = None
+
+    def __init__(self, task: LongBody) -> None:
+        self.name = task.name
+        self.version = task.version
+        self.signature = task.signature
+        self.non_finite = task.non_finite
+        self.codecs = {}
+
+
+class _Exchange(Exchange):
+    """Takes the place of the exchange in the reader: keeps what is submitted."""
+
+    leased_rows = 0
+    idle = True
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.rows: Rows | None = None
+        self.body: bytes | memoryview = b""
+
+    def refusal(self, ticket: Ticket) -> None:
+        """None: the frontend has decided that the body is decoded."""
+
+    def submit(self, ticket: Ticket, rows: Rows) -> None:
+        """Keep rows."""
+        del ticket
+        self.rows = rows
+
+    def submit_decoded(self, ticket: Ticket, body: BodyT, decode: Decode[BodyT]) -> None:
+        """Keep the rows of a body."""
+        self.submit(ticket, decode(body, None))
+
+    def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
+        """Keep a body."""
+        del ticket
+        self.body = body
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Does nothing: nothing runs here."""
+
+    def overloaded(self) -> Overloaded:
+        """Return an error that nobody asks for: there is always room."""
+        return Overloaded("The reader has no room.")
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class _Call(Call):
+    """Takes the place of the call in the reader: gives no answer."""
+
+    __slots__ = ("is_empty",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.is_empty = False
+
+    def complete_empty(self, exchange: Exchange) -> None:
+        """Record that there are no rows."""
+        del exchange
+        self.is_empty = True
 
 
 def main() -> None:

@@ -11,23 +11,37 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from stoker.errors import DeadlineExceeded, ScoringTimeout, StokerError, unforeseen
+from stoker.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    ImageTooLarge,
+    MethodNotAllowed,
+    NotReady,
+    OutOfScope,
+    Overloaded,
+    QuotaExceeded,
+    RequestError,
+    RequestOverQuota,
+    ScoringTimeout,
+    StokerError,
+    TooManySequences,
+    Unauthorized,
+    unforeseen,
+)
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.rows.ticket import Ticket
 from stoker.gateway.rows.urgency import USUAL, Urgency
-from stoker.gateway.scoring.call_facts import facts_of
 from stoker.placed import NORMAL_TIER
+from stoker.system.logs import with_facts
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from stoker.errors import NotReady
-    from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.rows.quotas import Quotas
-    from stoker.gateway.rows.ticket import Rows
+    from stoker.gateway.rows.ticket import Exchange, Rows
+    from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
     from stoker.metrics.counters import ModelMetrics
     from stoker.settings.choices import NonFinite
@@ -39,11 +53,23 @@ __all__ = [
     "THREE_DIGITS",
     "Call",
     "Dialect",
-    "Scorer",
+    "JoiningCall",
+    "ServiceBase",
     "UnlockedReader",
     "compute_texts",
+    "request_facts",
     "turn_text",
 ]
+
+logger = logging.getLogger(__name__)
+
+
+def request_facts(ids: RequestIds, service: ServiceBase, **more: Any) -> dict[str, dict[str, Any]]:
+    """Return `extra` for a log record about a request to a service."""
+    request_id = ids.request_id.decode("latin-1")
+    return with_facts(
+        request_id=request_id, trace_id=ids.trace_id, model=service.name, version=service.version, **more
+    )
 
 
 # The header `Server-Timing` of answers with 200, and the header lines of Azure beside it.
@@ -72,8 +98,6 @@ def turn_text(turn_us: int) -> bytes:
     """The time for which the batch waited for its turn of the device, as an entry of `Server-Timing`."""
     return b"turn;dur=%d.%03d, " % divmod(turn_us, 1000)
 
-
-logger = logging.getLogger(__name__)
 
 _CLIENT_GONE: Final = 499
 
@@ -104,7 +128,7 @@ class Dialect(ABC):
             StokerError: The request is refused.
         """
 
-    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
+    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether decoding a long body blocks for long; it is then decoded beside the event loop."""
         del service, body, head
         return True
@@ -139,17 +163,37 @@ class Dialect(ABC):
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
         """Return status, further header lines, and the JSON of an error."""
 
-    def timeout_ns(self, service: Scorer, body: bytes) -> int | None:
+    def timeout_ns(self, service: ServiceBase, body: bytes) -> int | None:
         """Return how long the caller waits, by the request itself; None if it does not say or cannot be read."""
         del service, body
         return None
 
 
-class Scorer(Protocol):
-    """The part of a service that calls and their dialects use; see `stoker.gateway.scoring.service.Service`."""
+class ServiceBase:
+    """The part of a service that its calls and their dialects use.
 
+    Attributes:
+        name: The model's name.
+        version: The model's version.
+        metrics: The model's counters.
+        signature: The model's tensors; None before it is loaded.
+        dialect: The dialect of requests that come without one.
+        timeout_ns: A request that is not answered within this time gets 504.
+        max_body_bytes: The longest accepted body.
+        non_finite: How NaN and infinities are written in the JSON of answers.
+        closes: Whether its answers close their connections.
+        codecs: What dialects cache for the loaded model, by class.
+        urgency: The default urgency of its requests; None if nothing distinguishes them.
+        load_reports: Reports its load to balancers; None if that is not set up.
+        quotas: The quotas of callers with limits; None if nobody has a limit.
+        call_type: The class of its calls.
+    """
+
+    name: str
+    version: str
     metrics: ModelMetrics
     signature: Signature | None
+    dialect: Dialect
     timeout_ns: int
     max_body_bytes: int
     non_finite: NonFinite
@@ -158,27 +202,48 @@ class Scorer(Protocol):
     urgency: Urgency | None
     load_reports: LoadReports | None
     quotas: Quotas | None
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-
-    @property
-    def version(self) -> str:
-        """The model's version."""
-
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect of requests that come without one."""
+    call_type: type[Call]
 
     def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
         """Count an error answer to a request of a tier."""
+        self.metrics.count_request(error.status)
+        if error.refusal is not None:
+            self.metrics.count_refusal(error.refusal.reason, tier)
+        reason = _rejection_reason(error)
+        if reason is not None:
+            self.metrics.count_rejection(reason)
 
     def run_again(self, call: Call, error: StokerError) -> bool:
         """Run a failed request again; False if that would not help or is not allowed."""
+        del call, error
+        return False
 
     def not_ready(self) -> NotReady:
         """Return the error for a request while no device process has the model."""
+        return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
+
+
+def _rejection_reason(error: StokerError) -> str | None:
+    """Return the reason for `stoker_rejections_total`; None for errors that are not counted there."""
+    match error:
+        case Overloaded() | TooManySequences():
+            return "overloaded"
+        case NotReady():
+            return "not_ready"
+        case DeadlineExceeded():
+            return "deadline"
+        case Unauthorized() | OutOfScope():
+            return "unauthorized"
+        case BodyTooLarge() | ImageTooLarge():
+            return "body_too_large"
+        case QuotaExceeded() | RequestOverQuota():
+            return "quota"
+        case MethodNotAllowed():
+            return None
+        case RequestError():
+            return "malformed"
+        case _:
+            return None
 
 
 class Call(Ticket):
@@ -199,7 +264,7 @@ class Call(Ticket):
 
     def __init__(
         self,
-        service: Scorer,
+        service: ServiceBase,
         ids: RequestIds | None,
         respond: Respond,
         received_ns: int,
@@ -242,7 +307,7 @@ class Call(Ticket):
             self._respond = lambda status, lines, body: respond(status, lines + reports.line(form), body)
 
     @property
-    def service(self) -> Scorer:
+    def service(self) -> ServiceBase:
         """The service that it calls."""
         return self._service
 
@@ -379,6 +444,25 @@ class Call(Ticket):
         self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
         self.settle()
 
+    def submission(self) -> bytes | Rows:
+        """Return the body or the rows that it was submitted with. Only valid inside its `complete`."""
+        return self.inputs() if self.exchange.signature.takes == "rows" else self.body()
+
+    def resubmit(self, exchange: Exchange, submission: bytes | Rows) -> None:
+        """Submit it again after `reopen`; if that fails, it is answered with an error.
+
+        A model computes and changes nothing, so its rows may run twice, unless it keeps state.
+        """
+        try:
+            if isinstance(submission, bytes):
+                exchange.submit_body(self, submission)
+            else:
+                exchange.submit(self, submission)
+        except StokerError as error:
+            self.refuse(error)
+        except Exception as error:  # noqa: BLE001  # the other requests are to be submitted too
+            self.refuse_for_fault(error)
+
     def refuse(self, error: StokerError) -> None:
         """Answer with an error; if a device process has logged it, a log line relates it to the request."""
         self._service.count_refusal(error, (self.urgency or USUAL).tier)
@@ -390,7 +474,7 @@ class Call(Ticket):
                 self.ids.request_id.decode("latin-1"),
                 self._service.name,
                 error.error_id,
-                extra=facts_of(self.ids, self._service, status=error.status, error_id=error.error_id),
+                extra=request_facts(self.ids, self._service, status=error.status, error_id=error.error_id),
             )
         status, lines, body = (self.dialect or self._service.dialect).refusal(error)
         self.answer(status, json_lines(body) + self.ids.lines + error_lines(error) + lines, body)
@@ -398,7 +482,7 @@ class Call(Ticket):
     def refuse_for_fault(self, error: BaseException) -> None:
         """Answer with an internal error, and log the exception under the request's id."""
         request_id = self.ids.request_id.decode("latin-1")
-        facts = facts_of(self.ids, self._service)
+        facts = request_facts(self.ids, self._service)
         logger.error(
             "request %s: scoring %s failed", request_id, self._service.name, exc_info=error, extra=facts
         )
@@ -431,3 +515,24 @@ class Call(Ticket):
         if self.urgency is not None:
             lines += self.urgency.lines(status)
         respond(status, lines, body)
+
+
+class JoiningCall(Call):
+    """A call to a model with one output of fixed size; calls whose rows return together are answered together."""
+
+    __slots__ = ()
+
+    joins = True
+
+    def complete_together(self, tickets: list[JoiningCall], outputs: np.ndarray) -> None:
+        """Answer each with its row of the output, `[tickets, *row_shape]`.
+
+        Raises:
+            Exception: None of the calls has been answered.
+        """
+        dialect = self.dialect
+        if any(call.dialect is not dialect for call in tickets):
+            for call in tickets:
+                call.settle()
+        else:
+            (dialect or self._service.dialect).complete_together(tickets, outputs)

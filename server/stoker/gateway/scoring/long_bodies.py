@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import os
 import socket
 import subprocess
@@ -19,18 +20,19 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.http.threads import run_in_thread
-from stoker.gateway.scoring.long_body import task_for
-from stoker.gateway.scoring.parcels import Parcel, receive_parcel, send_parcel
+from stoker.gateway.scoring.parcels import Found, LongBody, Parcel, receive_parcel, send_parcel
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.ticket import Rows
+    from stoker.gateway.rows.ticket import Exchange, Rows
     from stoker.gateway.scoring.call import Call, UnlockedReader
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["PORTION_BYTES", "LongBodies", "Reader", "shared_long_bodies"]
+__all__ = ["PORTION_BYTES", "LongBodies", "Reader", "shared_long_bodies", "submit_found", "task_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -229,3 +231,77 @@ async def _readable(sock: socket.socket) -> None:
 def shared_long_bodies() -> LongBodies:
     """The one for all models of this process."""
     return LongBodies()
+
+
+def submit_found(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException) -> None:
+    """Submit decoded content as the dialect would have done; answers with an error if that fails.
+
+    Args:
+        call: The request.
+        exchange: Where to submit it.
+        read: The reader's parcel, whose content is a `Found`; or the rows alone; or an error.
+    """
+    try:
+        _submit(call, exchange, read)
+    except StokerError as error:
+        call.refuse(error)
+    except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
+        call.refuse_for_fault(error)
+
+
+def _submit(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException) -> None:
+    if isinstance(read, BaseException):
+        raise read
+    if isinstance(read, Parcel):
+        _submit_parcel(call, exchange, read)
+    else:
+        exchange.submit(call, read)
+
+
+def _submit_parcel(call: Call, exchange: Exchange, parcel: Parcel) -> None:
+    found: Found = parcel.content
+    if found.error is not None:
+        raise found.error
+    if found.fault:
+        raise RuntimeError(f"a long body could not be read:\n{found.fault}")
+    call.deadline_ns, call.urgency = found.deadline_ns, found.urgency
+    if found.write is not None:
+        call.write = found.write
+    if found.sequence is not None:
+        call.sequence = found.sequence
+    if found.empty:
+        call.complete_empty(exchange)
+        return
+    # Arrays that refer to the mapping keep it alive.
+    memory = mmap.mmap(parcel.memory_fd, 0, prot=mmap.PROT_READ)
+    if found.arrays is None:
+        exchange.submit_body(call, memoryview(memory)[: parcel.size_bytes])
+    else:
+        exchange.submit(call, _arrays_in(memory, found.arrays))
+
+
+def _arrays_in(memory: mmap.mmap, described: list[tuple[str, tuple[int, ...]]]) -> list[np.ndarray]:
+    arrays, start = [], 0
+    for dtype, shape in described:
+        array: np.ndarray = np.ndarray(shape, dtype, memory, start)
+        arrays.append(array)
+        start += array.nbytes
+    return arrays
+
+
+def task_for(call: Call, head: RequestHead | None) -> LongBody:
+    """The reader's task for a request to a model that is loaded."""
+    service = call.service
+    assert service.signature is not None, "it is loaded"
+    return LongBody(
+        service.name,
+        service.version,
+        service.signature,
+        service.non_finite,
+        call.dialect,
+        head,
+        call.ids.request_id,
+        call.received_ns,
+        call.deadline_ns,
+        call.urgency,
+    )

@@ -11,13 +11,23 @@ import os
 import pickle
 import socket
 import struct
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from stoker.system.fd_passing import receive_packet
 
-__all__ = ["Parcel", "receive_parcel", "send_parcel"]
+if TYPE_CHECKING:
+    from stoker.errors import StokerError
+    from stoker.gateway.rows.urgency import Urgency
+    from stoker.gateway.scoring.call import Dialect
+    from stoker.settings.choices import NonFinite
+    from stoker.tensors import SequenceStep, Signature
+    from stoker.wire.script_requests import RequestHead
+
+__all__ = ["Found", "LongBody", "Parcel", "receive_parcel", "send_parcel"]
 
 _PLACE: Final = struct.Struct("<qq")
 
@@ -78,3 +88,53 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: object) -> None:
         del pid
+
+
+@dataclass(frozen=True, slots=True)
+class LongBody:
+    """The task of the reader, beside the body.
+
+    Attributes:
+        name, version, signature, non_finite: Of the model.
+        dialect: The request's dialect; None for the model's.
+        head: Method, query and headers, where the dialect needs them.
+        request_id: The request's id.
+        received_ns, deadline_ns, urgency: Of the call.
+    """
+
+    name: str
+    version: str
+    signature: Signature
+    non_finite: NonFinite
+    dialect: Dialect | None
+    head: RequestHead | None
+    request_id: bytes
+    received_ns: int
+    deadline_ns: int
+    urgency: Urgency | None
+
+
+@dataclass(slots=True)
+class Found:
+    """The decoded content of a body; its bytes are in the shared memory that comes with it.
+
+    Attributes:
+        deadline_ns: The deadline, if the body sets one.
+        urgency: The urgency, if the body sets one.
+        sequence: The sequence, if the body names one.
+        arrays: Per input dtype and shape of its rows, in the order in which they lie in the memory; None if the
+            memory is a row of bytes.
+        empty: Whether there are no rows.
+        write: As `Call.write`, without the request's arrays; None if the dialect sets none.
+        error: The error, if the request is refused.
+        fault: The traceback of an unexpected exception.
+    """
+
+    deadline_ns: int
+    urgency: Urgency | None = None
+    sequence: SequenceStep | None = None
+    arrays: list[tuple[str, tuple[int, ...]]] | None = None
+    empty: bool = False
+    write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]] | None = None
+    error: StokerError | None = None
+    fault: str = ""

@@ -7,214 +7,282 @@ and back the same way. Nothing here knows HTTP beyond header lines.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from stoker.errors import (
     BodyTooLarge,
-    DeadlineExceeded,
     DeviceLost,
-    ImageTooLarge,
-    MethodNotAllowed,
-    NotReady,
-    OutOfScope,
     OutputTooLarge,
-    Overloaded,
-    QuotaExceeded,
-    RequestError,
-    RequestOverQuota,
     StokerError,
-    TooManySequences,
-    Unauthorized,
 )
-from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Caller
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.http.responses import Respond
-from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.rows.failures import device_lost
-from stoker.gateway.rows.routing import CHOICES, earliest_end, fewest_rows
-from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
-from stoker.gateway.scoring.call import Call, Dialect
-from stoker.gateway.scoring.fair_turns import LONG_BODY_BYTES, TURN_BYTES, FairTurns, Staged
-from stoker.gateway.scoring.image_scoring import content_type_of
-from stoker.gateway.scoring.joining_call import JoiningCall
-from stoker.gateway.scoring.json_dialects import JsonDialect
-from stoker.gateway.scoring.larger_rows import LargerRows
-from stoker.gateway.scoring.loaded_dialect import loaded_dialect
-from stoker.gateway.scoring.long_body import submit_found
-from stoker.gateway.scoring.second_run import submit_again, submitted_with
+from stoker.gateway.rows.exchange import device_lost
+from stoker.gateway.rows.routing import choose_replica
+from stoker.gateway.rows.ticket import Exchange
+from stoker.gateway.rows.urgency import Quotas, Urgency
+from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
+from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded, loaded_dialect
+from stoker.gateway.scoring.images import ImageDialect, content_type_of
+from stoker.gateway.scoring.long_bodies import submit_found
+from stoker.hosting import Hosting
+from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
-from stoker.placed import NORMAL_TIER
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import ScriptForm, Signature
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from stoker.gateway.rows.answer_cache import AnswerCache
-    from stoker.gateway.rows.ticket import Rows, Ticket
-    from stoker.gateway.scoring.askers import Asker
-    from stoker.gateway.scoring.call import Scorer, UnlockedReader
-    from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
-    from stoker.gateway.scoring.image_scoring import ImageScoring
+    from stoker.gateway.rows.cache import AnswerCache
+    from stoker.gateway.rows.ticket import Rows
+    from stoker.gateway.scoring.call_options import Asker
+    from stoker.gateway.scoring.collector import Collector
+    from stoker.gateway.scoring.images import ImageScoring
     from stoker.gateway.scoring.load_reports import LoadReports
+    from stoker.gateway.scoring.long_bodies import LongBodies
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.credentials import Access
 
-__all__ = ["ImageDialect", "Service", "choose_replica", "count_refused"]
+__all__ = [
+    "LONG_BODY_BYTES",
+    "TURN_BYTES",
+    "FairTurns",
+    "LargerRows",
+    "Limits",
+    "OrderedTurns",
+    "Service",
+    "ServiceFacts",
+    "ServiceOptions",
+    "Staged",
+    "identify_caller",
+]
 
 
-# Which of a model's replicas a request goes to.
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """Descriptive facts of a service.
 
-
-def choose_replica(
-    exchanges: Sequence[Exchange], clock_ns: Callable[[], int] = time.monotonic_ns
-) -> Exchange | None:
-    """Choose the exchange for a request; None if there is none.
-
-    Where devices report their queues, three replicas are compared and the one that would be done first with one
-    more row is chosen; those without room are skipped. Otherwise it is the one in which this frontend has the
-    fewest rows. Of equals the first one is chosen.
-
-    Args:
-        exchanges: Those of all replicas.
-        clock_ns: `time.monotonic_ns`.
-    """
-    # A lost exchange stays in the list until its requests have failed, which may submit others in the meantime.
-    living = [exchange for exchange in exchanges if not exchange.lost]
-    if not living:
-        return None
-    if living[0].timeliness is None:
-        return living[fewest_rows(living)]
-    drawn = [exchange for exchange in living if exchange.free_rows] or living
-    if len(drawn) > CHOICES:
-        drawn = random.sample(drawn, CHOICES)  # chance, not cryptography
-    timed = [exchange.timeliness for exchange in drawn if exchange.timeliness is not None]
-    if all(one.knows_times() for one in timed):
-        return drawn[earliest_end(timed, clock_ns(), 1)]
-    return drawn[fewest_rows(drawn)]
-
-
-# The reasons under which refused requests are counted.
-
-
-def count_refused(metrics: ModelMetrics, error: StokerError, tier: int) -> None:
-    """Count an error answer to a request of a tier."""
-    metrics.count_request(error.status)
-    if error.refusal is not None:
-        metrics.count_refusal(error.refusal.reason, tier)
-    reason = _rejection(error)
-    if reason is not None:
-        metrics.count_rejection(reason)
-
-
-def _rejection(error: StokerError) -> str | None:
-    """Return the reason for `stoker_rejections_total`; None for errors that are not counted there."""
-    match error:
-        case Overloaded() | TooManySequences():
-            return "overloaded"
-        case NotReady():
-            return "not_ready"
-        case DeadlineExceeded():
-            return "deadline"
-        case Unauthorized() | OutOfScope():
-            return "unauthorized"
-        case BodyTooLarge() | ImageTooLarge():
-            return "body_too_large"
-        case QuotaExceeded() | RequestOverQuota():
-            return "quota"
-        case MethodNotAllowed():
-            return None
-        case RequestError():
-            return "malformed"
-        case _:
-            return None
-
-
-# Images in the bodies of Azure's scoring endpoint; JSON is taken as well.
-
-
-class ImageDialect(JsonDialect):
-    """Images, and everything that the JSON dialect of the model accepts; answers are those of that dialect.
-
-    Args:
-        name: The model's name.
-        images: Reads images.
-        numbers: The JSON dialect of the model.
-        choose: Returns the exchange for decoded rows; None if no device process has the model.
+    Attributes:
+        name: Name of the model.
+        version: Its version.
+        framework: `onnx`, `tensorflow` or `script`; empty if not known.
+        description: The operator's description for its Swagger; None to generate one.
+        swagger: The user's own descriptions by Swagger version, used in place of generated ones.
+        hosting: Where it runs, and how requests are batched.
     """
 
-    wants_head = True
+    name: str
+    version: str = "1"
+    framework: str = ""
+    description: str | None = None
+    swagger: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    hosting: Hosting = field(default_factory=Hosting)
 
-    def __init__(
-        self,
-        name: str,
-        images: ImageScoring,
-        numbers: JsonDialect,
-        choose: Callable[[], Exchange | None],
-    ) -> None:
-        super().__init__(name)
-        self._images = images
-        self._numbers = numbers
-        self._choose = choose
 
-    def check_media(self, content_type: bytes) -> None:
-        """Accept every type."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of requests to a service.
 
-    def reads_long(self, service: Scorer, body: bytes, head: RequestHead | None) -> bool:
-        """Whether a body is JSON; images are decoded on threads of their own."""
-        del service
-        return not self._images.claims(body, head)
+    Attributes:
+        timeout_ms: A request that is not answered within this time gets 504.
+        max_body_bytes: The longest accepted body.
+        max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
+        max_queue_wait_ms: How long requests beyond that wait.
+        urgency: The default urgency of requests; None if nothing distinguishes them.
+        by_target: Whether requests are refused that are expected to miss their target.
+        quotas: The quotas of callers with limits; None if nobody has a limit.
+    """
 
-    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
-        """As for JSON alone."""
-        return self._numbers.unlocked_reader(body)
+    timeout_ms: int
+    max_body_bytes: int
+    max_concurrent_requests: int | None = None
+    max_queue_wait_ms: int = 0
+    urgency: Urgency | None = None
+    by_target: bool = False
+    quotas: Quotas | None = None
 
-    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Submit the rows of images once they are decoded, those of JSON at once."""
-        if self._images.claims(body, head):
-            call.await_rows(exchange)
-            self._images.read(body, head, call.check_wanted, partial(self.submit_rows, call))
+
+class ServiceOptions(TypedDict, total=False):
+    """Parts that most services do not have.
+
+    Attributes:
+        images: Decodes images.
+        collector: Collects requests and answers.
+        non_finite: How NaN and infinities are written in the JSON of answers; by default as words.
+        long_bodies: Decodes bodies above 1 MiB beside the event loop; if absent, they are decoded on it.
+        turns: Decides in which order bodies are decoded; by default short ones first.
+    """
+
+    images: ImageScoring | None
+    collector: Collector | None
+    non_finite: NonFinite
+    long_bodies: LongBodies | None
+    turns: FairTurns
+
+
+LONG_BODY_BYTES: Final = 1 << 15
+"""A longer body may wait for a later turn; up to this size, decoding takes less than a millisecond."""
+
+TURN_BYTES: Final = 1 << 18
+"""How many bytes of long bodies are decoded per turn: some milliseconds of work."""
+
+Staged = tuple["Call", bytes, "RequestHead | None"]
+"""A request that waits for its turn: the call, its body, and its head if one is needed."""
+
+
+class FairTurns:
+    """The long bodies that wait for a turn of the loop, in order of arrival.
+
+    Args:
+        turn_bytes: How many of their bytes are decoded per turn.
+        long_bytes: The size above which a body is a long one.
+    """
+
+    def __init__(self, turn_bytes: int = TURN_BYTES, long_bytes: int = LONG_BODY_BYTES) -> None:
+        self._turn_bytes = turn_bytes
+        self._long_bytes = long_bytes
+        self._waiting: deque[Staged] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Staged]:
+        return iter(self._waiting)
+
+    def portion(self, arrived: Sequence[Staged]) -> list[Staged]:
+        """Add what has arrived since the last turn, and return what is decoded in this one.
+
+        That is all short bodies, then the long ones that have waited longest, up to the bytes of a turn and at
+        least one, so that each is decoded in the end. Calls that were given up are left out.
+        """
+        portion = []
+        for staged in arrived:
+            if len(staged[1]) > self._long_bytes:
+                self._waiting.append(staged)
+            else:
+                portion.append(staged)
+        waiting, taken_bytes = self._waiting, 0
+        while waiting:
+            call, body, _ = waiting[0]
+            if call.wanted:
+                taken_bytes += len(body)
+                if taken_bytes > self._turn_bytes and taken_bytes > len(body):
+                    break
+                portion.append(waiting[0])
+            waiting.popleft()
+        return portion
+
+
+class OrderedTurns(FairTurns):
+    """Everything at once in order of arrival: requests of a sequence must not overtake each other."""
+
+    def portion(self, arrived: Sequence[Staged]) -> list[Staged]:
+        """Return everything that has arrived."""
+        return list(arrived)
+
+
+_MAX_ANSWER_BYTES: Final = 32 << 30
+"""The most bytes that an answer may have."""
+
+_GROWTH: Final = 4
+
+
+class LargerRows:
+    """The exchanges of a service whose rows were too small, and the requests that wait for larger ones.
+
+    Args:
+        ask: Asks for a replacement of an exchange, with room for answers of so many bytes; None if nobody can be
+            asked.
+    """
+
+    def __init__(self, ask: Callable[[Exchange, int], None] | None = None) -> None:
+        self._ask = ask
+        self._waiting: dict[Exchange, list[tuple[Call, bytes]]] = {}
+        self._replaced: dict[Exchange, Exchange] = {}
+
+    @property
+    def exchanges(self) -> Iterator[Exchange]:
+        """The replaced exchanges, which may still hold requests."""
+        yield from tuple(self._replaced)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits or is in a replaced exchange."""
+        return not self._waiting and all(exchange.idle for exchange in self._replaced)
+
+    def take(self, call: Call, exchange: Exchange) -> bool:
+        """Run a request again whose answer has not fitted.
+
+        Args:
+            call: The request, within its `complete`.
+            exchange: The exchange that it was in.
+
+        Returns:
+            False if there cannot be larger rows, or the model keeps what the request has changed in it: the request
+            is as it was.
+        """
+        signature = exchange.signature
+        size_bytes = _GROWTH * signature.outputs[0].row_bytes
+        if self._ask is None or signature.takes != "tensors" or size_bytes > _MAX_ANSWER_BYTES:
+            return False
+        if exchange not in self._replaced and exchange not in self._waiting:
+            self._waiting[exchange] = []
+            self._ask(exchange, size_bytes)
+        if signature.keeps_state:
+            # Later ones find room.
+            return False
+        body = call.body()
+        call.reopen()
+        if exchange in self._replaced:
+            call.resubmit(self._replaced[exchange], body)
         else:
-            self._numbers.submit(call, exchange, body, head)
+            self._waiting[exchange].append((call, body))
+        return True
 
-    def submit_rows(self, call: Call, rows: Rows | BaseException) -> None:
-        """Continue a request whose images were decoded, or could not be."""
-        exchange = self._choose()
-        if not call.wanted:
-            return
-        if isinstance(rows, StokerError):
-            call.refuse(rows)
-        elif isinstance(rows, BaseException):
-            call.refuse_for_fault(rows)
-        elif exchange is None:
-            call.refuse(call.service.not_ready())
-        else:
-            try:
-                exchange.submit(call, rows)
-            except StokerError as error:
-                call.refuse(error)
-            except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
-                call.refuse_for_fault(error)
+    def replace(self, old: Exchange, new: Exchange) -> None:
+        """Submit the waiting requests to the exchange that replaces an old one."""
+        # Exchanges that the old one had replaced may still hold requests.
+        for before, successor in self._replaced.items():
+            if successor is old:
+                self._replaced[before] = new
+        self._replaced[old] = new
+        for call, body in self._waiting.pop(old, ()):
+            if call.wanted:
+                call.resubmit(new, body)
 
-    def encode(self, ticket: Ticket) -> bytes:
-        """Return the answer in JSON."""
-        return self._numbers.encode(ticket)
+    def lose(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
+        """Record that the device process of an exchange has ended; no replacement will come.
 
-    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
-        """Answer as for JSON."""
-        self._numbers.complete_together(calls, rows)
+        Returns:
+            The requests that have waited for that, and their bodies.
+        """
+        self._replaced.pop(exchange, None)
+        return self._waiting.pop(exchange, [])
+
+    def sweep(self, now_ns: int) -> None:
+        """Fail requests that have waited too long, and close replaced exchanges that are empty."""
+        for calls in self._waiting.values():
+            late = [call for call, _ in calls if call.deadline_ns <= now_ns]
+            calls[:] = [pair for pair in calls if pair[0].deadline_ns > now_ns]
+            for call in late:
+                call.fail(call.lateness(begun=False))
+        for exchange in self.exchanges:
+            if exchange.idle:
+                del self._replaced[exchange]
+                exchange.close()
 
 
 _LARGE_TURN: Final = 36
 """When this many requests arrive in one turn of the loop, they are sent to the device in two halves."""
 
 
-class Service:
+class Service(ServiceBase):
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
 
     Args:
@@ -249,6 +317,7 @@ class Service:
         **options: Unpack[ServiceOptions],
     ) -> None:
         self.facts, self.access, self.metrics = facts, access, metrics
+        self.name, self.version = facts.name, facts.version
         self.timeout_ns, self.by_target = limits.timeout_ms * 1_000_000, limits.by_target
         self.max_body_bytes, self.urgency, self.quotas = limits.max_body_bytes, limits.urgency, limits.quotas
         self.images, self.collector = options.get("images"), options.get("collector")
@@ -266,16 +335,6 @@ class Service:
         self.call_type: type[Call] = Call
         self._staged, self._turns = list[Staged](), options.get("turns", FairTurns())
         self.arriving, self._long_bytes, self._turn_comes = 0, 0, False
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.facts.name
-
-    @property
-    def version(self) -> str:
-        """The model's version."""
-        return self.facts.version
 
     @property
     def script(self) -> ScriptForm | None:
@@ -307,7 +366,7 @@ class Service:
 
     def attach(self, exchange: Exchange) -> None:
         """Use this exchange too from now on; all replicas have the same tensors for callers."""
-        self.signature = signature = exchange.arena.signature
+        self.signature = signature = exchange.signature
         self.codecs.clear()
         self.dialect = self._dialect_for(signature)
         outputs = signature.outputs
@@ -346,9 +405,7 @@ class Service:
             return self.run_elsewhere(call)
         if not isinstance(error, OutputTooLarge):
             return False
-        exchange = call.exchange
-        assert isinstance(exchange, Exchange), "all calls are submitted to exchanges"
-        return self.larger_rows.take(call, exchange)
+        return self.larger_rows.take(call, call.exchange)
 
     def run_elsewhere(self, call: Call, body: bytes | None = None) -> bool:
         """Run a request again whose device process has died.
@@ -367,10 +424,10 @@ class Service:
         other = None if call.ran_again else self.least_loaded()
         if other is None or not call.wanted:
             return False
-        content = submitted_with(call) if body is None else body
+        content = call.submission() if body is None else body
         call.reopen()
         call.ran_again = True
-        submit_again(call, other, content)
+        call.resubmit(other, content)
         return True
 
     def sweep(self, now_ns: int) -> None:
@@ -414,10 +471,6 @@ class Service:
     def too_large(self) -> BodyTooLarge:
         """The error for a body above the limit."""
         return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:.4g} MiB.")
-
-    def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
-        """Count an error answer to a scoring request."""
-        count_refused(self.metrics, error, tier)
 
     def score(
         self,
@@ -522,7 +575,7 @@ class Service:
             if beside is not None and dialect.reads_long(self, body, head):
                 self._beside.add(call)
                 reader = dialect.unlocked_reader(body)
-                beside.read(call, body, head, partial(self._go_on, call, exchange.arena.signature), reader)
+                beside.read(call, body, head, partial(self._go_on, call, exchange.signature), reader)
             else:
                 dialect.submit(call, exchange, body, head)
         except StokerError as error:
@@ -536,11 +589,30 @@ class Service:
         if not call.wanted:
             return
         exchange = self.choose()
-        if exchange is None or not exchange.arena.signature.reads_as(read_for):
+        if exchange is None or not exchange.signature.reads_as(read_for):
             call.refuse(self.not_ready())
             return
         submit_found(call, exchange, read)
 
-    def not_ready(self) -> NotReady:
-        """Return the error for a request while no device process has the model."""
-        return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
+
+def identify_caller(service: Service, authorization: bytes, address: str) -> Caller:
+    """Return the sender of a request that may be scored.
+
+    Args:
+        service: The service that scores it.
+        authorization: The value of its header `Authorization`, which the service accepts.
+        address: The address that it comes from.
+    """
+    if service.access.open:
+        return Caller.at(address)
+    holder = service.access.holder(authorization)
+    if holder is not None and holder is not DEFAULT:
+        # By name: a caller's key and tokens count as one caller.
+        return Caller.at(address, (holder.number, holder.name))
+    tokens = service.access.tokens
+    if tokens is not None and tokens.verify(authorization):
+        # A caller with a key may have any number of tokens, and a token does not say whose it is.
+        return Caller.at(address, service.name)
+    # The scheme is compared without case.
+    _, _, key = authorization.partition(b" ")
+    return Caller.at(address, key.strip(b" \t"))

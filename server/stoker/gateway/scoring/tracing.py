@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from stoker.gateway.http.request_ids import SpanContext
-from stoker.gateway.scoring.watched_calls import WatchedCall, Watcher
+from stoker.gateway.scoring.observers import WatchedCall, Watcher
 from stoker.metrics.journal import TracedRequest, TraceWriter
 
 if TYPE_CHECKING:
     from stoker.control.frontend_rules import Sampling
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import RequestIds
-    from stoker.gateway.scoring.call import Scorer
+    from stoker.gateway.scoring.call import ServiceBase
 
 __all__ = ["Tracing"]
 
@@ -90,7 +90,7 @@ class Tracing(Watcher):
             )
         )
 
-    def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
+    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
         """Record a request that is refused before it is scored, if it is traced, with a span of no duration."""
         span = self._span(service.name, ids)
         if span is not None:

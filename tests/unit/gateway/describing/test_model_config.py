@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 
 from stoker.errors import NotReady
 from stoker.gateway.describing.model_config import model_config
-from stoker.gateway.scoring.facts import ServiceFacts
+from stoker.gateway.scoring.service import ServiceFacts
 from stoker.hosting import Hosting
 from stoker.settings.sequence import SequenceSettings, StateTensor
 from stoker.tensors import Control, Signature, TensorSpec

@@ -35,7 +35,7 @@ from stoker.gateway.grpc.metadata import status_of
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.tls import TlsListener
-from stoker.gateway.rows.quotas import Quotas
+from stoker.gateway.rows.urgency import Quotas
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import CallerBook, KnownCallers
@@ -88,11 +88,11 @@ class PuppetInfer:
     most_under_way: int = 0
     given_up: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     watch: Callable[[Any], object] = lambda _: None
-    arena: Any = field(default_factory=lambda: SimpleNamespace(signature=ROWS))
+    signature: Signature = ROWS
     lost: bool = False
     idle: bool = True
     leased_rows: int = 0
-    timeliness: None = None
+    admission: None = None
     tasks: set[asyncio.Future[None]] = field(default_factory=set)
 
     def ring(self) -> None:
@@ -612,7 +612,7 @@ async def test_requests_that_name_no_version_go_by_weights() -> None:
     """By turns, or by a value of the metadata."""
     async with staged() as stage:
         model, other = stage.gateway.models["digits"], stage.gateway.services["script"]
-        other.signature, other.facts = ROWS, replace(other.facts, version="7")
+        other.signature, other.version = ROWS, "7"
         versions = {**model.versions, "7": ServedVersion(VersionStatus(2, "AVAILABLE"), other)}
         split = Split({"3": 1, "7": 1}, b"x-user")
         stage.gateway.route("digits", ServedModel(versions, "3", {}, split))

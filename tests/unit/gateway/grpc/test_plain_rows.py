@@ -15,7 +15,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.framing import PREFIX_BYTES, prefixed
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import PlainRow, RequestDecoder
-from stoker.gateway.rows.answer_cache import AnswerCache
+from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.scoring.service import Service
 from stoker.wire.http2.frames import PREFACE, Kind, settings
 

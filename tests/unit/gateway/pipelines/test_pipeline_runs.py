@@ -26,15 +26,13 @@ from tests.puppets import (
 from stoker.control.frontend_rules import Sampling
 from stoker.errors import RequestOverQuota
 from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.pipelines.loads import PipelineLoadReports
-from stoker.gateway.pipelines.service import PipelineExchange
-from stoker.gateway.rows.answer_cache import AnswerCache
-from stoker.gateway.scoring.askers import Asker
+from stoker.gateway.pipelines.service import PipelineExchange, PipelineLoadReports
+from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.call_options import Asker
+from stoker.gateway.scoring.observers import Watch, Watcher
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.tracing import Tracing
-from stoker.gateway.scoring.watched_calls import Watcher
-from stoker.gateway.scoring.watching import Watch
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.journal import TraceReader, TraceWriter

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import ROWS, STEADY, TEXTS
 
-from stoker.gateway.rows.answer_cache import AnswerCache, KeptAnswer
+from stoker.gateway.rows.cache import AnswerCache, KeptAnswer
 from stoker.gateway.rows.ticket import SlicedAnswer
 
 

@@ -6,8 +6,8 @@ from tests.puppets import BODIES, TEXTS, Joined, PuppetRuntime, PuppetTicket, ro
 from tests.unit.gateway.rows.test_exchange import JoiningTicket
 
 from stoker.errors import DeviceLost, InvalidInput, ModelFailed, Overloaded
-from stoker.gateway.rows.answer_cache import AnswerCache
-from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.cache import AnswerCache
+from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.metrics.totals import CacheTotals
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
@@ -200,7 +200,7 @@ def test_what_would_be_too_late_is_refused_only_if_it_has_to_run(
     with Joined(cache=cache) as joined:
         joined.submit(1)
         joined.settle()
-        monkeypatch.setattr(Exchange, "refusal", lambda exchange, ticket: Overloaded("too late"))
+        monkeypatch.setattr(ArenaExchange, "refusal", lambda exchange, ticket: Overloaded("too late"))
         assert joined.submit(1).completions == 1
         for rows in (1, 9):
             with pytest.raises(Overloaded, match="too late"):

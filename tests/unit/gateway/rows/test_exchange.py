@@ -35,7 +35,7 @@ from stoker.errors import (
     Overloaded,
     StokerError,
 )
-from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.ticket import Rows, SlicedAnswer, Ticket
 from stoker.tensors import Signature, TensorSpec
 
@@ -328,9 +328,11 @@ def test_a_number_that_overflows_the_input_is_refused(dtype: str, rows: int) -> 
 def test_an_exchange_is_not_made_where_numbers_would_overflow_unnoticed() -> None:
     """Whether numpy raises belongs to the thread and the context; one that only warns would score infinities."""
     with Joined() as joined:
-        exchange, near = joined.exchange, joined.exchange._doorbell.socket
+        exchange, near = joined.exchange, joined.exchange.doorbell.socket
         with np.errstate(over="warn"), pytest.raises(RuntimeError, match="seterr"):
-            Exchange(exchange.arena, near, clock_ns=joined.clock, on_lost=lambda _: None, loop=joined._loop)
+            ArenaExchange(
+                exchange.arena, near, clock_ns=joined.clock, on_lost=lambda _: None, loop=joined._loop
+            )
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -601,7 +603,7 @@ def hungry_request(joined: Joined, timeout_ms: float | None = None) -> PuppetTic
     joined.turn_device()
     joined.turn_frontends()
     assert (greedy.completions, large.completions, greedy_too.completions) == (1, 0, 1)
-    assert len(joined.exchange._feeding.hungry) > 0
+    assert len(joined.exchange.slices.waiting) > 0
     return large
 
 
@@ -816,11 +818,11 @@ def test_a_full_doorbell_to_the_device_loses_nothing() -> None:
         for number in range(600):
             tickets.append(joined.submit(number))
             joined.turn_frontends()
-        assert len(joined.exchange._doorbell.unsent) > 0
+        assert len(joined.exchange.doorbell.unsent) > 0
         joined.settle()
         assert [answer_of(ticket) for ticket in tickets] == [doubled(number) for number in range(600)]
         assert joined.exchange.leased_rows == 0
-        watched = joined._loop.remove_writer(joined.exchange._doorbell.socket.fileno())
+        watched = joined._loop.remove_writer(joined.exchange.doorbell.socket.fileno())
         assert not watched, "a loop that watches a writable doorbell never sleeps"
 
 
@@ -843,7 +845,7 @@ def test_a_doorbell_that_is_full_when_the_device_dies_is_no_trouble() -> None:
     """Numbers that never went out belong to requests that are told."""
     with Joined(capacity=4096, doorbell_bytes=SMALL_DOORBELL_BYTES) as joined:
         tickets = []
-        while not joined.exchange._doorbell.unsent:
+        while not joined.exchange.doorbell.unsent:
             tickets.append(joined.submit(len(tickets)))
             joined.turn_frontends()
         joined.kill_device()
@@ -859,7 +861,7 @@ def test_row_numbers_may_arrive_in_pieces() -> None:
         (lane,) = joined.worker._lanes.values()
         sent = lane.doorbell
         joined.turn_device()
-        whole = joined.exchange._doorbell.socket.recv(100)
+        whole = joined.exchange.doorbell.socket.recv(100)
         assert len(whole) == 12
         for piece in (whole[:1], whole[1:6], whole[6:8], whole[8:]):
             sent.send(piece)

@@ -13,9 +13,8 @@ from tests.puppets import STEADY, HandClock, Joined, PuppetTicket, metric_memory
 from stoker.device.row_queue import Lot
 from stoker.device.told_rows import callers_of
 from stoker.errors import InvalidInput, QuotaExceeded, RequestOverQuota
-from stoker.gateway.rows.answer_cache import AnswerCache
-from stoker.gateway.rows.quotas import LOOK_NS, Quota, Quotas
-from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.rows.cache import AnswerCache
+from stoker.gateway.rows.urgency import LOOK_NS, USUAL, Quota, Quotas
 from stoker.keys.callers import MOST_CALLERS, CallerBook, CallerTerms, KnownCallers
 from stoker.keys.keyring import Keyring
 from stoker.metrics.layout import CALLERS, FIRST_DEVICE_PAGE

@@ -9,7 +9,7 @@ import pytest
 from tests.puppets import BODIES, ROWS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.errors import DeviceLost, InvalidInput, Overloaded, StokerError
-from stoker.gateway.rows.answer_cache import AnswerCache
+from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.rows.ticket import Decode, Rows
 from stoker.gateway.takeover import Samples
 from stoker.tensors import Signature, TensorSpec

@@ -126,5 +126,5 @@ def test_where_there_is_no_target_nothing_is_said_or_looked_at() -> None:
         joined.settle()
         assert [one.completions for one in tickets] == [1, 1, 1]
         assert not joined.exchange.arena.board.any()
-        assert joined.exchange.timeliness is None
+        assert joined.exchange.admission is None
         assert joined.exchange.missed(1, 1).retry_after_ms is None

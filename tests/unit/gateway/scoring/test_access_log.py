@@ -15,9 +15,8 @@ from tests.puppets import Joined, metric_memory, puppet_service
 from stoker.errors import Overloaded, Unauthorized
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.scoring.access_log import AccessLog
-from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.joining_call import JoiningCall
-from stoker.gateway.scoring.watching import Watch
+from stoker.gateway.scoring.call import Call, JoiningCall
+from stoker.gateway.scoring.observers import Watch
 from stoker.system.logs import (
     JsonFormatter,
     LimitedHandler,

@@ -198,7 +198,7 @@ def test_without_a_wait_the_next_is_refused_at_once(joined: Joined) -> None:
 
 def test_the_queue_has_an_end(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies that wait are held in memory: only so many do."""
-    monkeypatch.setattr("stoker.gateway.scoring.admission._MAX_WAITING", 2)
+    monkeypatch.setattr("stoker.gateway.scoring.limited_service._MAX_WAITING", 2)
     limited = Limited(joined, limit=1, max_wait_ms=500)
     answers = [limited.score(number)[1] for number in range(4)]
     assert [answer.status for answer in answers] == [0, 0, 0, 503]

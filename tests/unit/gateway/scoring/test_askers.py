@@ -8,8 +8,8 @@ from tests.puppets import puppet_service
 
 from stoker.errors import RequestError
 from stoker.gateway.rows.urgency import USUAL, Urgency
-from stoker.gateway.scoring.askers import Asker, asker_of
 from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.call_options import Asker, asker_of
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.tensors import SequenceStep
 

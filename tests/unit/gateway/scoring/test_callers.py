@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from stoker.gateway.http.body_budget import Caller
-from stoker.gateway.scoring.callers import caller_of
-from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service import Service, identify_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
@@ -38,20 +37,24 @@ def test_a_key_is_one_however_it_is_sent() -> None:
     """The scheme has no case, and spaces before the key say nothing; the other key is another caller's."""
     made = service()
     spelled = [b"Bearer %b", b"bearer %b", b"BEARER  %b", b"Bearer \t%b "]
-    assert len({caller_of(made, spelling % KEY.encode(), ADDRESS) for spelling in spelled}) == 1
-    assert caller_of(made, b"Bearer %b-other" % KEY.encode(), ADDRESS).key != KEY.encode()
+    assert len({identify_caller(made, spelling % KEY.encode(), ADDRESS) for spelling in spelled}) == 1
+    assert identify_caller(made, b"Bearer %b-other" % KEY.encode(), ADDRESS).key != KEY.encode()
 
 
 def test_tokens_are_no_callers() -> None:
     """Whoever has a key has as many as they like, so the callers with tokens of a service share one part."""
     made = service(tokens=PuppetTokens())
-    first, second = (caller_of(made, b"Bearer a.b.%d" % number, ADDRESS) for number in range(2))
+    first, second = (identify_caller(made, b"Bearer a.b.%d" % number, ADDRESS) for number in range(2))
     assert first == second
-    assert first != caller_of(made, b"Bearer " + KEY.encode(), ADDRESS)
-    assert first != caller_of(made, b"Bearer a.b.0", "10.0.0.2")
+    assert first != identify_caller(made, b"Bearer " + KEY.encode(), ADDRESS)
+    assert first != identify_caller(made, b"Bearer a.b.0", "10.0.0.2")
 
 
 def test_where_no_key_is_needed_none_makes_a_caller() -> None:
     """An invented key is worth nothing there."""
     made = service(auth=False)
-    assert caller_of(made, b"Bearer whatever", ADDRESS) == caller_of(made, b"", ADDRESS) == Caller.at(ADDRESS)
+    assert (
+        identify_caller(made, b"Bearer whatever", ADDRESS)
+        == identify_caller(made, b"", ADDRESS)
+        == Caller.at(ADDRESS)
+    )

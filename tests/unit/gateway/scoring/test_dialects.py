@@ -6,11 +6,8 @@ import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import BODIES, ROWS, TEXTS, Joined, PuppetRuntime, puppet_service
 
-from stoker.gateway.scoring.azure_dialect import AzureDialect, Unloaded
-from stoker.gateway.scoring.image_scoring import ImageScoring
-from stoker.gateway.scoring.json_dialects import PackedDialect, RowsDialect
-from stoker.gateway.scoring.loaded_dialect import ScriptDialect
-from stoker.gateway.scoring.service import ImageDialect
+from stoker.gateway.scoring.dialects import AzureDialect, PackedDialect, RowsDialect, ScriptDialect, Unloaded
+from stoker.gateway.scoring.images import ImageDialect, ImageScoring
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import ModelTensors, ScriptForm, Signature, TensorInfo
 

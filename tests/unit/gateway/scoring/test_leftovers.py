@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.gateway.http.body_budget import BodyBudget, Caller
-from stoker.gateway.scoring.leftovers import Leftovers, private_bytes
+from stoker.gateway.scoring.freed_memory import Leftovers, private_bytes
 
 MIB = 1 << 20
 CALLER = Caller.at("10.0.0.1")

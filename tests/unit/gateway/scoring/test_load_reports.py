@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 from tests.puppets import metric_memory
 
-from stoker.gateway.scoring.askers import Asker, asker_of
 from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.call_options import Asker, asker_of
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadReports
 from stoker.keys.callers import DEFAULT
 

@@ -8,7 +8,7 @@ import pytest
 from tests.puppets import Joined
 
 from stoker.device.planner import BatchPolicy
-from stoker.gateway.scoring.service import choose_replica
+from stoker.gateway.rows.routing import choose_replica
 
 POLICY = BatchPolicy(4, target_ms=10_000)
 """Batches of up to 4 rows, of which each takes 10 ms."""

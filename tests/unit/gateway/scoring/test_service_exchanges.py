@@ -12,8 +12,7 @@ from tests.puppets import Joined, PuppetRuntime, puppet_service
 
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.facts import ServiceFacts
-from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service import Service, ServiceFacts
 from stoker.tensors import Signature, TensorSpec
 from stoker.verdict import Verdict
 

@@ -14,12 +14,10 @@ from tests.puppets import TEXTS, Joined, PuppetRuntime, metric_memory, puppet_se
 
 from stoker.errors import StokerError
 from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.rows.exchange import Exchange
+from stoker.gateway.rows.ticket import Exchange
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.image_scoring import ImageScoring
-from stoker.gateway.scoring.json_dialects import RowsDialect
-from stoker.gateway.scoring.service import ImageDialect
-from stoker.gateway.scoring.tensor_dialect import TensorDialect, submit_tensors
+from stoker.gateway.scoring.dialects import RowsDialect, TensorDialect, submit_tensors
+from stoker.gateway.scoring.images import ImageDialect, ImageScoring
 from stoker.settings.image_input import ImageInput
 
 INTERNAL = "internal"

@@ -11,11 +11,10 @@ import orjson
 import pytest
 from tests.puppets import Joined, PuppetRuntime, puppet_service
 
-from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.scoring import larger_rows
+from stoker.gateway.rows.exchange import ArenaExchange
+from stoker.gateway.scoring import service as service_module
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.larger_rows import LargerRows
-from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service import LargerRows, Service
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.verdict import Verdict
 from stoker.wire.packed import pack, unpack
@@ -47,7 +46,7 @@ class Served:
 
     service: Service
     device: Joined
-    asked: list[tuple[Exchange, int]] = field(default_factory=list)
+    asked: list[tuple[ArenaExchange, int]] = field(default_factory=list)
     answers: list[tuple[int, Any]] = field(default_factory=list)
 
     def score(self, count: int) -> Call:
@@ -62,7 +61,7 @@ class Served:
         self.device.settle()
         return call
 
-    def enlarge(self) -> Exchange:
+    def enlarge(self) -> ArenaExchange:
         """Do what was asked for last."""
         old, size_bytes = self.asked[-1]
         self.device.runtime.signature = PACKED.with_answers(size_bytes)
@@ -199,7 +198,7 @@ def test_a_service_that_is_dismissed_answers_all(served: Served) -> None:
 def test_a_model_that_keeps_state_runs_each_request_once(served: Served) -> None:
     """The one whose answer has not fitted fails; those that come later find room."""
     verdict = Verdict(False, "read", "it counts", keeps_state=True)
-    served.device.exchange.arena.signature = replace(PACKED, verdict=verdict)
+    served.device.exchange.signature = replace(PACKED, verdict=verdict)
     served.score(2000)
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (500, "output_too_large")
@@ -215,7 +214,7 @@ def test_rows_that_cannot_grow(served: Served, most: int | None, monkeypatch: py
     if most is None:
         served.service.larger_rows = LargerRows()
     else:
-        monkeypatch.setattr(larger_rows, "_MAX_ANSWER_BYTES", most)
+        monkeypatch.setattr(service_module, "_MAX_ANSWER_BYTES", most)
     served.score(2000)
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (500, "output_too_large")

@@ -13,9 +13,8 @@ from stoker.control.frontend_rules import Sampling
 from stoker.errors import Overloaded, Unauthorized
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.observers import Watch, traced_head
 from stoker.gateway.scoring.tracing import Tracing
-from stoker.gateway.scoring.watched_calls import traced_head
-from stoker.gateway.scoring.watching import Watch
 from stoker.metrics.journal import TracedRequest, TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
 from stoker.wire.script_requests import RequestHead

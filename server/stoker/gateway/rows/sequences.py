@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.errors import DeadlineExceeded, InvalidInput, NotReady, SequenceRequired
-from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.rows.failures import device_lost
+from stoker.gateway.rows.exchange import ArenaExchange, device_lost
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.gateway.rows.urgency import USUAL
 from stoker.tensors import TEXT_IDS, SequenceStep, sequence_replica
@@ -55,7 +54,7 @@ class SequenceReplicas:
         return exchange
 
 
-class SequenceExchange(Exchange):
+class SequenceExchange(ArenaExchange):
     """An exchange of a model with state. A request submitted to any of them goes to the one of its sequence.
 
     A request's answer is never ambiguous: one that is answered has been run once, and one that gets an error has

@@ -1,15 +1,18 @@
-"""An exchange with a cache: requests that were asked before are answered without the device."""
+"""Cached answers of one version of a model, and the exchange that answers from them without the device."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from stoker.arena import Arena
-from stoker.gateway.rows.answer_cache import AnswerCache, KeptAnswer
-from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.rows.ranges import check_ranges
+from stoker.gateway.rows.bookkeeping import check_ranges
+from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.ticket import Rows, SlicedAnswer, Ticket
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
@@ -19,12 +22,110 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.metrics.counters import ModelMetrics
 
-__all__ = ["CachedExchange"]
+__all__ = ["AnswerCache", "CachedExchange", "KeptAnswer"]
+
+_DIGEST_BYTES: Final = 16
+_ENTRY_BYTES: Final = 768
+"""Memory of an entry beside its outputs: its key, its place in the order, an object and a list for each output."""
+
+
+class KeptAnswer(NamedTuple):
+    """A cached answer as the model gave it, independent of protocols.
+
+    Attributes:
+        rows: How many rows the request had.
+        outputs: The outputs; they must not be written to.
+        size_bytes: How much memory the entry takes.
+    """
+
+    rows: int
+    outputs: SlicedAnswer
+    size_bytes: int
+
+    @classmethod
+    def of(cls, rows: int, outputs: SlicedAnswer) -> KeptAnswer:
+        """Copy the outputs of a request."""
+        size_bytes = _ENTRY_BYTES
+        for array in outputs.arrays:
+            array.flags.writeable = False
+            size_bytes += array.nbytes
+        for texts in outputs.texts:
+            size_bytes += sum(map(len, texts))
+        return cls(rows, outputs, size_bytes)
+
+
+class AnswerCache:
+    """Answers by request; the least recently used ones are dropped first.
+
+    Requests are identified by 128 bits of BLAKE2b with a key that only this process knows, so nobody can construct
+    two requests with one digest, and chance does not produce them.
+
+    Args:
+        max_bytes: The most memory that all answers take.
+        note_size: Called with the memory in use whenever it changes, and with how many answers were dropped for it.
+    """
+
+    def __init__(self, max_bytes: int, note_size: Callable[[int, int], None]) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self._note_size = note_size
+        self._answers: OrderedDict[bytes, KeptAnswer] = OrderedDict()
+        self._empty_hash = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=secrets.token_bytes(32))
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def key_of_rows(self, rows: Sequence[np.ndarray]) -> bytes:
+        """Return the key of rows: one array per input, `[n, *row_shape]` of the input's dtype, contiguous.
+
+        Row shapes and dtypes are the model's, so the contents and *n* identify the rows.
+        """
+        digest = self._empty_hash.copy()
+        digest.update(len(rows[0]).to_bytes(8, "little"))
+        for array in rows:
+            digest.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+        return digest.digest()
+
+    def key_of_body(self, body: bytes | memoryview) -> bytes:
+        """Return the key of a body."""
+        digest = self._empty_hash.copy()
+        digest.update(body)
+        return digest.digest()
+
+    def find(self, key: bytes) -> KeptAnswer | None:
+        """Return the cached answer to this request, if there is one."""
+        answer = self._answers.get(key)
+        if answer is not None:
+            self._answers.move_to_end(key)
+        return answer
+
+    def keep(self, key: bytes, answer: KeptAnswer) -> None:
+        """Add an answer, dropping others to make room; an answer larger than the whole cache is not added."""
+        if answer.size_bytes > self.max_bytes:
+            return
+        known = self._answers.pop(key, None)
+        if known is not None:
+            self.size_bytes -= known.size_bytes
+        self._answers[key] = answer
+        self.size_bytes += answer.size_bytes
+        evicted = 0
+        while self.size_bytes > self.max_bytes:
+            _, oldest = self._answers.popitem(last=False)
+            self.size_bytes -= oldest.size_bytes
+            evicted += 1
+        self._note_size(self.size_bytes, evicted)
+
+    def clear(self) -> None:
+        """Drop all answers: the replica that gave them has gone, and its successor may answer differently."""
+        self._answers.clear()
+        self.size_bytes = 0
+        self._note_size(0, 0)
+
 
 _OK = 200
 
 
-class CachedExchange(Exchange):
+class CachedExchange(ArenaExchange):
     """An exchange behind a cache of answers, which the replicas of a model may share.
 
     Decoded inputs are compared and raw outputs are kept, so all protocols share the answers, and each encodes them
@@ -60,7 +161,7 @@ class CachedExchange(Exchange):
 
         Sliced requests are never cached.
         """
-        if len(rows[0]) > self._feeding.share_rows:
+        if len(rows[0]) > self.slices.share_rows:
             self._check_taken(ticket)
             super().submit(ticket, rows)
             return
@@ -86,7 +187,7 @@ class CachedExchange(Exchange):
         """Answer a request whose row is its whole body, or queue it; see `Exchange.submit_body`."""
         since_ns = self._clock_ns()
         asked: bytes | memoryview = body
-        if self._bodies:
+        if self._takes_bodies:
             request = ScriptRequest.unpack(bytes(body))
             if request.head is not None:
                 # Two requests never have the same headers.
@@ -143,7 +244,7 @@ class CachedExchange(Exchange):
         since_ns = self._clock_ns()
         outputs = SlicedAnswer(self.arena.signature, ticket.rows)
         outputs.put(ticket, 0)
-        if not self._bodies or _is_good(outputs.texts[0][0]):
+        if not self._takes_bodies or _is_good(outputs.texts[0][0]):
             self._cache.keep(key, KeptAnswer.of(ticket.rows, outputs))
         self._metrics.count_cache_insertion(self._clock_ns() - since_ns)
 

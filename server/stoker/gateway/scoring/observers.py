@@ -1,9 +1,14 @@
-"""Calls that notify watchers when they are answered."""
+"""Notifies the access log and the tracer when the requests of a frontend are answered.
+
+Where requests are watched, their calls are of classes that notify when they are answered; elsewhere nothing is
+checked.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
@@ -13,10 +18,10 @@ if TYPE_CHECKING:
     from stoker.control.frontend_rules import Sampling
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import SpanContext
-    from stoker.gateway.scoring.call import Scorer
+    from stoker.gateway.scoring.call import ServiceBase
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["WatchedCall", "Watcher", "traced_head"]
+__all__ = ["Watch", "WatchedCall", "Watcher", "traced_head"]
 
 _CLIENT_GONE: Final = 499
 
@@ -39,7 +44,7 @@ class Watcher(ABC):
         """Record an answered request."""
 
     @abstractmethod
-    def refused(self, service: Scorer, ids: RequestIds, error: StokerError) -> None:
+    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
         """Record a request that is refused before it is scored, if it wants to be notified of it."""
 
     def sample(self, sampling: Sampling) -> None:  # noqa: B027  # most have a share of their own
@@ -108,3 +113,40 @@ def traced_head(call: Call, head: RequestHead) -> RequestHead:
     name, traceparent = TRACEPARENT.decode(), call.span.traceparent.decode()
     others = [pair for pair in head.headers if pair[0].lower() != name]
     return dataclasses.replace(head, headers=[*others, (name, traceparent)])
+
+
+class Watch:
+    """The watchers of one frontend.
+
+    Args:
+        watchers: The watchers; at least one.
+    """
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = tuple(watchers)
+        self._kinds: dict[type[Call], type[Call]] = {}
+
+    def over(self, service: ServiceBase) -> None:
+        """Watch the requests to a service; to be called again when another replica is attached."""
+        kind = service.call_type
+        if issubclass(kind, WatchedCall):
+            return
+        if kind not in self._kinds:
+            watched = type(f"_Watched{kind.__name__}", (WatchedCall, kind), {"watchers": self._watchers})
+            self._kinds[kind] = watched
+        service.call_type = self._kinds[kind]
+
+    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
+        """Notify of a request to a service that is refused before it is scored."""
+        for watcher in self._watchers:
+            watcher.refused(service, ids, error)
+
+    def sample(self, sampling: Sampling) -> None:
+        """Use other sampling settings of traces from now on."""
+        for watcher in self._watchers:
+            watcher.sample(sampling)
+
+    def close(self) -> None:
+        """Close the watchers."""
+        for watcher in self._watchers:
+            watcher.close()

@@ -1,4 +1,4 @@
-"""Who sends a request, and what its headers or gRPC metadata say: deadline, tier, sequence, load report."""
+"""What a request says about itself in its headers or gRPC metadata: caller, deadline, tier, sequence, load report."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from stoker.board import Board
 from stoker.device.notice import classes_on_board, tiers_on_board
 from stoker.device.planner import BatchPolicy
 from stoker.errors import Refusal
-from stoker.gateway.admitting import admit, comeback, hopeless
+from stoker.gateway.rows.admission import check_deadline, check_target, retry_after_ms
 from stoker.keys.callers import DEFAULT, CallerTerms
 
 MS = 1_000_000
@@ -44,7 +44,7 @@ def ask(
     caller: CallerTerms = DEFAULT,
     chance: Callable[[], float] = lambda: 0.0,
 ) -> Refusal | None:
-    return admit(NOW, rows, caller, tier, NOW + round(target_ms * MS), known, chance)
+    return check_target(NOW, rows, caller, tier, NOW + round(target_ms * MS), known, chance)
 
 
 def test_who_would_be_too_late_is_told_at_once() -> None:
@@ -124,28 +124,28 @@ def test_a_flood_that_waits_alone_is_in_nobodys_way(flood: CallerTerms) -> None:
 def test_a_caller_who_does_not_wait_as_long_as_one_row_takes_is_told_so() -> None:
     """504 before anything is read; but when nothing has run for a second, one may find out."""
     known = board()
-    refused = hopeless(NOW, NOW + MS, known, lambda: 0.0)
+    refused = check_deadline(NOW, NOW + MS, known, lambda: 0.0)
     assert refused is not None
     assert (refused.status, refused.code, refused.reason) == (504, "deadline_exceeded", "deadline")
     assert refused.retry_after_ms == 1
-    assert hopeless(NOW, NOW + 2 * MS, known) is None
-    assert hopeless(NOW + 2000 * MS, NOW + 2001 * MS, known) is None
-    assert hopeless(NOW, NOW, Board()) is None
+    assert check_deadline(NOW, NOW + 2 * MS, known) is None
+    assert check_deadline(NOW + 2000 * MS, NOW + 2001 * MS, known) is None
+    assert check_deadline(NOW, NOW, Board()) is None
 
 
 def test_when_to_come_back_leaves_room_for_others() -> None:
     """The time is longer the more others ask for, at most tenfold, and up to a quarter longer by chance."""
     known = board()
-    assert comeback(40 * MS, known, lambda: 0.0) == 40
-    assert comeback(40 * MS, known, lambda: 1.0) == 50
+    assert retry_after_ms(40 * MS, known, lambda: 0.0) == 40
+    assert retry_after_ms(40 * MS, known, lambda: 1.0) == 50
     known.load = 0.5
-    assert comeback(40 * MS, known, lambda: 0.0) == 80
+    assert retry_after_ms(40 * MS, known, lambda: 0.0) == 80
     known.load = 3.0
-    assert comeback(40 * MS, known, lambda: 0.0) == 400
+    assert retry_after_ms(40 * MS, known, lambda: 0.0) == 400
     known.crowding = 2.0
-    assert comeback(40 * MS, known, lambda: 0.0) == 800
-    assert comeback(4000 * MS, known, lambda: 0.0) == 60_000
-    assert comeback(0, known, lambda: 0.0) == 1
+    assert retry_after_ms(40 * MS, known, lambda: 0.0) == 800
+    assert retry_after_ms(4000 * MS, known, lambda: 0.0) == 60_000
+    assert retry_after_ms(0, known, lambda: 0.0) == 1
 
 
 callers = st.builds(
@@ -263,4 +263,4 @@ def test_who_comes_back_when_told_is_taken(known: Board, rows: int, tier: int, t
     after.costs_ns, after.parallel = known.costs_ns, known.parallel
     # The worst that may be: all who were ahead are in batches that have left.
     after.free_ns = max(NOW, known.free_ns) + known.other_ns + known.batch_ns(refused.rows_ahead)
-    assert admit(later_ns, rows, DEFAULT, 1, later_ns + round(target_ms * MS), after) is None
+    assert check_target(later_ns, rows, DEFAULT, 1, later_ns + round(target_ms * MS), after) is None

@@ -17,13 +17,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 from stoker.errors import DeadlineExceeded, Overloaded
-from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.joining_call import JoiningCall
+from stoker.gateway.scoring.call import Call, JoiningCall
 from stoker.gateway.scoring.service import Service
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.exchange import Exchange
-    from stoker.gateway.scoring.facts import Limits, ServiceFacts, ServiceOptions
+    from stoker.gateway.rows.ticket import Exchange
+    from stoker.gateway.scoring.service import Limits, ServiceFacts, ServiceOptions
     from stoker.keys.credentials import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.wire.script_requests import RequestHead

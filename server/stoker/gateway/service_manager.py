@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from stoker.arena import Arena
-from stoker.gateway.assembly import assemble
-from stoker.gateway.pipelines.assembly import assemble_pipeline
-from stoker.gateway.pipelines.loads import PipelineLoadReports
-from stoker.gateway.rows.cached_exchange import CachedExchange
-from stoker.gateway.rows.exchange import Exchange
-from stoker.gateway.rows.sequence_exchange import SequenceExchange, SequenceReplicas
-from stoker.gateway.scoring.larger_rows import LargerRows
+from stoker.gateway.assembly import assemble, assemble_pipeline
+from stoker.gateway.pipelines.service import PipelineLoadReports
+from stoker.gateway.rows.cache import CachedExchange
+from stoker.gateway.rows.exchange import ArenaExchange
+from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
+from stoker.gateway.rows.ticket import Exchange
 from stoker.gateway.scoring.load_reports import LoadReports
+from stoker.gateway.scoring.service import LargerRows
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover import Samples, Shadow, compare_versions, sample_of_file
 from stoker.settings.traffic import PARITY_TOLERANCE
@@ -97,7 +97,7 @@ class Roster:
         """By model the shadow version, which gets copies of the requests to the others."""
         self._replicas: WeakKeyDictionary[Service, SequenceReplicas] = WeakKeyDictionary()
         """Exchanges of models with state."""
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, ArenaExchange] = {}
         """By generation, which each load of a replica has its own of."""
 
     def serve(self, rules: ServiceRules) -> None:
@@ -281,7 +281,7 @@ class Roster:
 
     def _open_exchange(
         self, service: Service, replica: AttachReplica, arena_fd: int, doorbell_fd: int
-    ) -> Exchange:
+    ) -> ArenaExchange:
         """Map the arena and watch the doorbell; takes ownership of both descriptors, also if this fails."""
 
         def on_lost(exchange: Exchange) -> None:
@@ -301,7 +301,7 @@ class Roster:
             # The mapping keeps a descriptor of its own.
             arena = Arena(arena_fd, replica.signature, replica.capacity_rows)
             loop = asyncio.get_running_loop()
-            kind: Callable[..., Exchange] = Exchange
+            kind: Callable[..., ArenaExchange] = ArenaExchange
             if replica.signature.sequences:
                 replicas = self._replicas.setdefault(service, SequenceReplicas(replica.places))
                 kind = partial(SequenceExchange, replicas=replicas, place=replica.place)

@@ -1,0 +1,392 @@
+"""The dialects of named tensors and of Azure's scoring endpoint; which one a model gets depends on its signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import simdjson
+
+from stoker.errors import NonFiniteOutput, StokerError, UnsupportedEncoding
+from stoker.gateway.http.responses import JSON_TYPE_LINE, error_body, failed_line
+from stoker.gateway.scoring.call import Dialect
+from stoker.gateway.scoring.observers import traced_head
+from stoker.settings.choices import NonFinite
+from stoker.wire.images import is_media
+from stoker.wire.json_bodies import MAX_VALUES
+from stoker.wire.packed import pack, unpack
+from stoker.wire.scoring import ScoringDecoder, encode_each, encode_outputs, encode_texts
+from stoker.wire.script_requests import ScriptAnswer, script_row
+from stoker.wire.tensor_json import (
+    ColumnNames,
+    MethodDecoder,
+    TensorDecoder,
+    encode_named,
+    encode_results,
+    encode_tensors,
+)
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.ticket import Exchange, Ticket
+    from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedReader
+    from stoker.tensors import ModelTensors, ScriptForm, Signature
+    from stoker.wire.script_requests import RequestHead
+
+__all__ = [
+    "AzureDialect",
+    "JsonDialect",
+    "MethodDialect",
+    "PackedDialect",
+    "RowsDialect",
+    "ScriptDialect",
+    "TensorDialect",
+    "Unloaded",
+    "loaded_dialect",
+    "named_outputs",
+    "submit_tensors",
+]
+
+
+class AzureDialect(Dialect):
+    """A way to decode and answer requests at Azure's scoring endpoint; made for one model when it is loaded.
+
+    Attributes:
+        direct: Whether a POST of JSON or text can be scored without its head, so that the direct door takes it.
+        wants_head: Whether `submit` needs the head of a request.
+    """
+
+    direct = True
+    wants_head = False
+
+    def check_media(self, content_type: bytes) -> None:
+        """Refuse a `Content-Type` that the model does not accept.
+
+        Args:
+            content_type: The `Content-Type`, of any request.
+
+        Raises:
+            UnsupportedEncoding: It is an image or a form, and the model accepts JSON or text only.
+        """
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        """Return status, no header lines, and Azure's JSON of an error."""
+        return error.status, b"", error_body(error)
+
+
+class Unloaded(AzureDialect):
+    """Takes the place of the dialect of a model that has not been loaded yet."""
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Raise NotReady."""
+        del exchange, body, head
+        raise call.service.not_ready()
+
+    def complete(self, call: Call) -> None:
+        """Raise NotReady."""
+        raise call.service.not_ready()
+
+
+class JsonDialect(AzureDialect):
+    """The base of dialects for models that take JSON."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @abstractmethod
+    def encode(self, ticket: Ticket) -> bytes:
+        """Return the body of the answer to a scored request. Only valid inside its `complete`."""
+
+    def complete(self, call: Call) -> None:
+        """Answer with JSON."""
+        call.answer_scored(self.encode(call), time.monotonic_ns())
+
+    def check_media(self, content_type: bytes) -> None:
+        """Refuse images and forms."""
+        if is_media(content_type):
+            raise UnsupportedEncoding(
+                f"{self._name} takes JSON; images need a model that is served with an image input."
+            )
+
+
+class RowsDialect(JsonDialect):
+    """Rows of numbers, and answers that are rows of numbers or texts."""
+
+    def __init__(self, name: str, signature: Signature, non_finite: NonFinite) -> None:
+        """Create it for a model with this signature; `non_finite` says how NaN and infinities are written."""
+        super().__init__(name)
+        self._decoder = ScoringDecoder(signature)
+        self._decode = self._decoder.decode
+        self._in_place = self._decoder.reads_natively
+        self._non_finite = non_finite
+        # Chosen once, so that requests need not check.
+        names = _column_names(signature.model_tensors)
+        self._encode_outputs = encode_outputs if names is None else names.encode_outputs
+        self._encode_each = encode_each if names is None else names.encode_each
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Submit the rows of a body."""
+        del head
+        if self._in_place:
+            exchange.submit_decoded(call, body, self._decode)
+        else:
+            exchange.submit(call, self._decode(body))
+
+    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+        """The C++ decoder, where it is installed."""
+        # The length of longer ones has to be counted first, which holds the interpreter lock.
+        return self._decoder.native_rows if self._decoder.reads_natively and len(body) <= MAX_VALUES else None
+
+    def encode(self, ticket: Ticket) -> bytes:
+        """Return the rows of the only output, or a JSON object of outputs by name."""
+        outputs = ticket.exchange.signature.outputs
+        if outputs[0].variable:
+            return encode_texts(ticket.output_texts(0))
+        return self._encode_outputs(outputs, ticket.outputs(), self._non_finite)
+
+    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
+        """Encode all rows as one text, and answer each request with its part."""
+        try:
+            bodies = self._encode_each(rows, self._non_finite)
+        except NonFiniteOutput:
+            super().complete_together(calls, rows)
+            return
+        now_ns = time.monotonic_ns()
+        # Counted once for all: a shared counter costs as much as all other counting of a request.
+        calls[0].service.metrics.count_scored(len(calls), len(calls))
+        for call, body in zip(calls, bodies, strict=True):
+            try:
+                call.answer_scored(body, now_ns, counted=True)
+            except Exception as error:  # noqa: BLE001  # must not reach the other requests
+                call.refuse_for_fault(error)
+
+
+class PackedDialect(JsonDialect):
+    """Tensors of any shape, packed into one row."""
+
+    def __init__(self, name: str, tensors: ModelTensors, non_finite: NonFinite) -> None:
+        """Create it for a model with these tensors; `non_finite` says how NaN and infinities are written."""
+        super().__init__(name)
+        self._decode = TensorDecoder(tensors).decode
+        self._non_finite = non_finite
+        names = _column_names(tensors)
+        self._encode_tensors = encode_tensors if names is None else names.encode_tensors
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Submit the tensors of a body."""
+        del head
+        exchange.submit_body(call, pack(self._decode(body)))
+
+    def encode(self, ticket: Ticket) -> bytes:
+        """Return the only output, or a JSON object of outputs by name."""
+        return self._encode_tensors(unpack(ticket.output_texts(0)[0]), self._non_finite)
+
+
+def _column_names(tensors: ModelTensors | None) -> ColumnNames | None:
+    """Writes outputs as objects by column names; None if they are lists."""
+    if tensors is None or not any(info.as_objects for info in tensors.outputs):
+        return None
+    return ColumnNames(tensors.outputs)
+
+
+class TensorDialect(Dialect):
+    """A protocol of named tensors. Its `submit` sets `Call.write`, and ends with `submit_tensors`."""
+
+    __slots__ = ()
+
+    def complete(self, call: Call) -> None:
+        """Answer with what `Call.write` returns for the outputs."""
+        self._answer(call, named_outputs(call))
+
+    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
+        """Answer each with its row."""
+        name = calls[0].exchange.signature.outputs[0].name
+        for index, call in enumerate(calls):
+            try:
+                self._answer(call, {name: rows[index : index + 1]})
+            except StokerError as error:
+                call.refuse(error)
+            except Exception as error:  # noqa: BLE001  # must not reach the other requests
+                call.refuse_for_fault(error)
+
+    @staticmethod
+    def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
+        lines, body = call.write(outputs)
+        call.answer_scored(body, time.monotonic_ns(), lines)
+
+
+def submit_tensors(
+    call: Call, exchange: Exchange, inputs: Mapping[str, np.ndarray], signature_name: str = ""
+) -> None:
+    """Queue a request whose inputs have been checked against `Signature.model_tensors`.
+
+    Args:
+        call: The request.
+        exchange: Where it goes.
+        inputs: Its inputs by name.
+        signature_name: The name in `Signature.named` that they were checked against, if not the default.
+
+    Raises:
+        StokerError: As `Exchange.submit`.
+    """
+    signature = exchange.signature
+    if signature.takes == "tensors":
+        exchange.submit_body(call, pack(inputs, signature_name))
+        return
+    rows = [inputs[spec.name] for spec in signature.inputs]
+    if len(rows[0]):
+        exchange.submit(call, rows)
+    else:
+        call.complete_empty(exchange)
+
+
+def named_outputs(call: Ticket) -> dict[str, np.ndarray]:
+    """Return the outputs of a request by name; strings are an `object` array. Only valid inside its `complete`."""
+    signature = call.exchange.signature
+    if signature.takes == "tensors":
+        return unpack(call.output_texts(0)[0])
+    outputs = signature.outputs
+    if not call.rows:
+        return {spec.name: np.empty((0, *spec.shape), spec.dtype) for spec in outputs}
+    if outputs[0].variable:
+        texts = np.empty(call.rows, object)
+        texts[:] = call.output_texts(0)
+        return {outputs[0].name: texts}
+    return {spec.name: array for spec, array in zip(outputs, call.outputs(), strict=True)}
+
+
+# Bodies that an entry script takes as they were sent, and the answers that it makes.
+
+
+_NO_CONTENT: Final = 204
+_TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f, total;dur=%.3f\r\n"
+
+
+class ScriptDialect(AzureDialect):
+    """Whole bodies for a model's script, as text or with their heads.
+
+    Args:
+        name: The model's name.
+        script: How the script is called.
+    """
+
+    def __init__(self, name: str, script: ScriptForm) -> None:
+        self._name = name
+        self._script = script
+        self._parser = simdjson.Parser()
+        # Its schema decides by the content type, even if the script itself does not read headers.
+        self.wants_head = script.wants_head or script.kind != "string"
+        self.direct = not self.wants_head
+
+    def check_media(self, content_type: bytes) -> None:
+        """Refuse a form where the script takes text."""
+        if (
+            self._script.kind == "string"
+            and is_media(content_type)
+            and content_type.lower().startswith(b"multipart/")
+        ):
+            raise UnsupportedEncoding(
+                f"The script of {self._name} takes the body as text, and cannot read multipart; "
+                "send what it is to read as the body."
+            )
+
+    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+        """Whether the body has to be searched for rows."""
+        del service, body, head
+        return self._script.batching == "merge"
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Submit a body as it was sent; a script that reads headers also gets the caller's deadline."""
+        if head is not None:
+            head = traced_head(call, head)
+            if call.deadline_ns < call.received_ns + call.service.timeout_ns:
+                head = dataclasses.replace(head, deadline_ns=call.deadline_ns)
+        exchange.submit_body(call, script_row(self._parser, self._script, call.ids.request_id, body, head))
+
+    def complete(self, call: Call) -> None:
+        """Answer with the script's answer."""
+        answer = ScriptAnswer.unpack(call.output_texts(0)[0])
+        parse_ns = call.enqueued_ns - call.received_ns
+        total_ns = time.monotonic_ns() - call.received_ns
+        metrics = call.service.metrics
+        if answer.status == 200:
+            metrics.note_scored(1, parse_ns, total_ns)
+            if metrics.remarks is not None and total_ns > metrics.remarks.slow_ns:
+                metrics.remarks.slow(call, total_ns)
+        else:
+            metrics.count_request(answer.status)
+        call.answer(answer.status, _lines(call, answer, parse_ns, total_ns), answer.body)
+
+
+def _lines(call: Call, answer: ScriptAnswer, parse_ns: int, total_ns: int) -> bytes:
+    executed = b"" if answer.exec_ns is None else b"x-ms-run-fn-exec-ms: %.3f\r\n" % (answer.exec_ns / 1e6)
+    timing = _TIMING_LINE % (
+        parse_ns / 1e6,
+        (call.started_ns - call.enqueued_ns) / 1e6,
+        (call.finished_ns - call.started_ns) / 1e6,
+        total_ns / 1e6,
+    )
+    return b"".join(
+        (
+            answer.lines or JSON_TYPE_LINE,
+            # An answer without content must have no Content-Length either (RFC 9110, section 8.6).
+            b"" if answer.status == _NO_CONTENT else b"content-length: %d\r\n" % len(answer.body),
+            call.ids.lines,
+            failed_line(answer.failed),
+            executed,
+            timing,
+        )
+    )
+
+
+# Azure's JSON of models of scikit-learn without a script, whose bodies name a method and whose answers do so too.
+
+
+class MethodDialect(JsonDialect):
+    """`{"data": rows, "method": name}`, answered with an object of the rows by that name."""
+
+    def __init__(self, name: str, signature: Signature, non_finite: NonFinite) -> None:
+        """Make it for a model with this signature, whose answers have NaN and infinities so."""
+        super().__init__(name)
+        self._decode = MethodDecoder(signature).decode
+        self._non_finite = non_finite
+
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Submit the rows of a body to the method that it names."""
+        del head
+        request = self._decode(body)
+        if request.results:
+            call.write = partial(_write_results, self._non_finite)
+        submit_tensors(call, exchange, request.inputs, request.method)
+
+    def complete(self, call: Call) -> None:
+        """Answer in the form of the request."""
+        write = getattr(call, "write", None)
+        if write is None:
+            super().complete(call)
+        else:
+            lines, body = write(named_outputs(call))
+            call.answer_scored(body, time.monotonic_ns(), lines)
+
+    def encode(self, ticket: Ticket) -> bytes:
+        """Return an object of the outputs by name."""
+        return encode_named(named_outputs(ticket), self._non_finite)
+
+
+def _write_results(non_finite: NonFinite, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
+    return b"", encode_results(outputs, non_finite)
+
+
+def loaded_dialect(name: str, signature: Signature, non_finite: NonFinite) -> JsonDialect | ScriptDialect:
+    """Make the dialect for a model with this signature; `non_finite` says how NaN and infinities are written."""
+    if signature.script is not None:
+        return ScriptDialect(name, signature.script)
+    if signature.method:
+        return MethodDialect(name, signature, non_finite)
+    if signature.tensors is None:
+        return RowsDialect(name, signature, non_finite)
+    return PackedDialect(name, signature.tensors, non_finite)
