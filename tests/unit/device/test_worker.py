@@ -418,7 +418,7 @@ def test_row_numbers_may_arrive_in_pieces() -> None:
     """The bytes of a number that has not arrived whole are kept until it has."""
     with Joined() as joined:
         tickets = [joined.submit(number) for number in range(3)]
-        doorbell = joined.exchange._doorbell.socket
+        doorbell = joined.exchange.doorbell.socket
         (lane,) = joined.worker._lanes.values()
         joined.turn_frontends()
         whole = lane.doorbell.recv(100)

@@ -60,9 +60,9 @@ def test_a_large_turn_goes_to_the_device_in_halves(monkeypatch: pytest.MonkeyPat
     with Joined(capacity=64) as joined:
         service.attach(joined.exchange)
         rung: list[int] = []
-        ring = joined.exchange._doorbell.ring
+        ring = joined.exchange.doorbell.ring
         monkeypatch.setattr(
-            joined.exchange._doorbell, "ring", lambda numbers: (rung.append(len(numbers)), ring(numbers))
+            joined.exchange.doorbell, "ring", lambda numbers: (rung.append(len(numbers)), ring(numbers))
         )
 
         async def arrive(callers: list[Answers]) -> None:
