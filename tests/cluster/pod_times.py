@@ -11,7 +11,7 @@ from typing import Any
 from tests.background import repeated
 from tests.cluster.control_plane import ControlPlane
 
-from stoker_cluster.standing import is_ready
+from stoker_cluster.status import is_ready
 
 __all__ = ["pod_times"]
 

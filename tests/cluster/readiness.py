@@ -10,7 +10,7 @@ from typing import Final
 from tests.background import repeated
 
 from stoker_cluster.access import Cluster
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 __all__ = ["await_ready", "counted"]
 
@@ -20,8 +20,8 @@ _WITHIN_S: Final = 420.0
 
 def await_ready(service: ClusterService) -> None:
     """Wait until all pods of a service can score."""
-    standing = service.await_ready(_say, _WITHIN_S)
-    assert standing.state == "Healthy", standing
+    status = service.await_ready(_say, _WITHIN_S)
+    assert status.state == "Healthy", status
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from tests.cluster.readiness import await_ready
 from stoker.errors import ClusterError, ClusterRefusal
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import KINDS, apply, delete, difference
+from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.service import ClusterService
 
 KEY, OTHER_KEY = "a-key-that-is-long-enough", "another-key-that-is-long-enough"
 
@@ -173,7 +173,7 @@ def test_a_deleted_service_leaves_nothing(
     control_plane.eventually(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"])
     assert versions(cluster, namespace) == {}
     assert delete(cluster, namespace, "digits") == []
-    assert ClusterService(cluster, namespace, "digits").standing().state == "Deleted"
+    assert ClusterService(cluster, namespace, "digits").status().state == "Deleted"
 
 
 def test_what_the_api_server_refuses_changes_nothing(cluster: Cluster, namespace: str) -> None:

@@ -23,8 +23,7 @@ from tests.live_server import wait_until
 from stoker.errors import ClusterError, ClusterRefusal
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.autoscaler import Autoscaler
-from stoker_cluster.leadership import Leadership
+from stoker_cluster.autoscaler import Autoscaler, Leadership
 from stoker_cluster.scale_access import ClusterDeployment
 from stoker_cluster.scaling import PodLoad
 

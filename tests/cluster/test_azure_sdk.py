@@ -19,7 +19,7 @@ from tests.cluster.test_apply import versions
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main
 from stoker_cluster.access import Cluster
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 from azureml.core import Environment, Model, Webservice, Workspace  # isort: skip
 from azureml.core.compute import AksCompute, ComputeTarget

@@ -7,8 +7,8 @@ from tests.cluster.readiness import await_ready
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
+from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.objects.store import store
-from stoker_cluster.service import ClusterService
 
 
 def test_another_address_changes_a_config_map_and_no_pod(

@@ -11,8 +11,8 @@ from tests.cluster.readiness import await_ready
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
+from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.forwarding import forwarding
-from stoker_cluster.service import ClusterService
 
 
 @pytest.fixture

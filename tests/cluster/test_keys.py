@@ -17,7 +17,7 @@ from tests.cluster.readiness import await_ready
 from stoker.cli import main
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 LATE_BY = 3
 

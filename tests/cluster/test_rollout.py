@@ -12,7 +12,7 @@ from tests.cluster.readiness import await_ready, counted
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 
 def test_eight_pods_on_eight_gpus_are_replaced_one_by_one(

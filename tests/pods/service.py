@@ -13,7 +13,7 @@ from tests.http.raw_http import request
 from tests.pods.load import Load, ask
 
 from stoker_cluster.access import Cluster, Reference
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 __all__ = ["Record", "answered_by", "eventually", "place", "pod_addresses"]
 

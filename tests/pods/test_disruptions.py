@@ -15,7 +15,7 @@ from tests.pods.service import Record, eventually, place
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 
 def restarts(service: ClusterService) -> list[int]:
@@ -99,7 +99,7 @@ def test_all_goes_on_while_the_api_server_is_away(
             began_s = time.monotonic()
             # For as long as pods are looked at ten times, and the liveness of each at least once.
             eventually(lambda: time.monotonic() > began_s + 20, "it was away", within_s=60)
-        eventually(lambda: service.standing().state == "Healthy", "it is healthy", within_s=240)
+        eventually(lambda: service.status().state == "Healthy", "it is healthy", within_s=240)
         load.await_answers(200)
     record("no API server", load, f"for {time.monotonic() - began_s:.0f} s")
     assert load.ledger.broken() == []

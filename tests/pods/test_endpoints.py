@@ -22,7 +22,7 @@ from tests.pods.service import Record, eventually, place
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply, delete
 from stoker_cluster.canary import set_shares
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 VERSIONS = {2: "a", 3: "b"}
 PATH = "/api/v1/service/digits/score"

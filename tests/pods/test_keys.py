@@ -13,7 +13,7 @@ from tests.pods.service import Record, eventually, place, pod_addresses
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 
 NEW_KEY = "another-key-of-the-tests-00003"
 

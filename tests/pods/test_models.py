@@ -15,7 +15,7 @@ from tests.tiny_models import write_doubler
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.service import ClusterService
+from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.store_client import push
 
 

@@ -14,8 +14,8 @@ from tests.pods.service import Record, eventually, place
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.service import ClusterService
-from stoker_cluster.standing import is_ready
+from stoker_cluster.cluster_service import ClusterService
+from stoker_cluster.status import is_ready
 
 ROUTERS = "app.kubernetes.io/name=stoker-router,app.kubernetes.io/instance=digits-router"
 # As long as a pod may take to come on a machine that does other things too.

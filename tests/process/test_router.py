@@ -17,7 +17,7 @@ from stoker.errors import OperatorError
 from stoker_cluster.endpoints import NamedServers, Server, ServerSource
 from stoker_cluster.haproxy import find_haproxy
 from stoker_cluster.router import Router
-from stoker_cluster.router_settings import RouterSettings
+from stoker_cluster.routing import RouterSettings
 
 LOOK_S = 0.05
 CHOICE = "azureml-model-deployment"

@@ -11,10 +11,10 @@ import yaml
 
 from stoker.errors import InvalidSettings
 from stoker_cluster.objects.router import ROUTER_FILE
-from stoker_cluster.objects.routes import DEFAULT_VERSION, TRAFFIC
+from stoker_cluster.objects.service import DEFAULT_VERSION, TRAFFIC
+from stoker_cluster.readers import read_traffic
 from stoker_cluster.render import as_yaml
 from stoker_cluster.routing import effective_weights
-from stoker_cluster.values import read_traffic
 
 __all__ = ["ClusterObjects", "Shares", "set_shares", "shares_of", "with_shares"]
 

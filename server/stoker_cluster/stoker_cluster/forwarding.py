@@ -7,19 +7,25 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Final, Protocol
 
 from stoker.errors import ClusterError
 from stoker_cluster.access import Cluster
-from stoker_cluster.pod_file import HTTP_PORT
+from stoker_cluster.objects.configuration import HTTP_PORT
+from stoker_cluster.objects.store import STORE_NAME, STORE_PORT
+from stoker_cluster.status import is_ready
+from stoker_cluster.store import split_address
+from stoker_cluster.store_client import push
 
-__all__ = ["Forwarded", "forwarding"]
+__all__ = ["Forwarded", "forwarding", "push_to_cluster", "stored_at"]
+
 
 _CHUNK_BYTES: Final = 65_536
 
 
 class Forwarded(Protocol):
-    """Whose pods a port leads to, such as `stoker_cluster.service.ClusterService`.
+    """Whose pods a port leads to, such as `stoker_cluster.cluster_service.ClusterService`.
 
     Attributes:
         namespace: Their namespace.
@@ -119,3 +125,53 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         # Both directions end together: nobody speaks HTTP with half a connection.
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
+
+
+class _StorePods:
+    """The pod of the store."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self._cluster = cluster
+        self.namespace = namespace
+        self.instance = STORE_NAME
+
+    def ready_pods(self) -> list[str]:
+        """Its name, if it can answer."""
+        pods = self._cluster.list("v1", "Pod", self.namespace, f"app.kubernetes.io/name={STORE_NAME}")
+        return [
+            pod["metadata"]["name"]
+            for pod in pods
+            if "deletionTimestamp" not in pod["metadata"] and is_ready(pod)
+        ]
+
+
+def stored_at(namespace: str, digest: str) -> str:
+    """Return the address of a tree in the store of a namespace, as pods have it."""
+    return f"http://{STORE_NAME}.{namespace}:{STORE_PORT}/{digest}"
+
+
+def push_to_cluster(
+    cluster: Cluster, namespace: str, base: Path, path: str, say: Callable[[str], object]
+) -> str:
+    """Bring a folder to the store of a namespace; returns its address as pods have it.
+
+    Args:
+        cluster: The cluster.
+        namespace: The namespace.
+        base: The folder that becomes the root of the tree.
+        path: What of it is brought there.
+        say: Takes lines for the user.
+
+    Raises:
+        ClusterError: There is no store that answers.
+        OperatorError: It refuses a file.
+    """
+    pods = _StorePods(cluster, namespace)
+    if not pods.ready_pods():
+        raise ClusterError(
+            f"there is no store in namespace {namespace} that answers; make one with stoker kubernetes store --image "
+            f"IMAGE --namespace {namespace} | kubectl apply -f -"
+        )
+    with forwarding(cluster, pods, 0, say, STORE_PORT) as port:
+        address = push([path], base, f"http://127.0.0.1:{port}", lambda line: say(f"  {line}"))
+    return stored_at(namespace, split_address(address)[1])

@@ -17,7 +17,7 @@ from stoker.settings.model import model_settings
 from stoker.settings.readers import read_settings, read_switch, settings_of
 from stoker.settings.server import ServerSettings
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.values import MODELS_FOLDER, read_object_name
+from stoker_cluster.readers import MODELS_FOLDER, read_object_name
 
 __all__ = ["add_plan_options", "add_setting_options", "listed_models", "plan_from", "settings_from"]
 

@@ -13,10 +13,8 @@ from typing import Final
 from stoker.errors import OperatorError
 from stoker.system.resources import usable_cores
 from stoker_cluster.endpoints import Server, ServerSource
-from stoker_cluster.haproxy import HAProxy
-from stoker_cluster.router_settings import RouterSettings
-from stoker_cluster.routing import configuration, effective_weights
-from stoker_cluster.server_states import SHOW_STATES, commands, states_in
+from stoker_cluster.haproxy import SHOW_STATES, HAProxy, commands, states_in
+from stoker_cluster.routing import RouterSettings, configuration, effective_weights
 
 __all__ = ["Router"]
 

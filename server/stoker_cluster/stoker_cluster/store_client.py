@@ -19,8 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from stoker.errors import CorruptModel, OperatorError
-from stoker_cluster.store import LENGTH_HEADER, OFFSET_HEADER
-from stoker_cluster.store_tree import (
+from stoker_cluster.store import (
+    LENGTH_HEADER,
+    OFFSET_HEADER,
     PREFIX,
     StoredFile,
     digest_of,

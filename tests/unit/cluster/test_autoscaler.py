@@ -11,8 +11,7 @@ import pytest
 from tests.unit.cluster.test_leadership import Lease
 
 from stoker.errors import ClusterError, InvalidSettings
-from stoker_cluster.autoscaler import Autoscaler
-from stoker_cluster.leadership import Leadership
+from stoker_cluster.autoscaler import Autoscaler, Leadership
 from stoker_cluster.scale_access import SeenDeployment
 from stoker_cluster.scaling import PodLoad, ScalingPolicy
 

@@ -68,7 +68,7 @@ def test_ctrl_c_ends_waiting(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stoker_cluster.service.ClusterService.await_ready", interrupt)
+    monkeypatch.setattr("stoker_cluster.cluster_service.ClusterService.await_ready", interrupt)
     assert main(["kubernetes", "apply", *PLAN]) == 130
     assert capsys.readouterr().err.endswith(
         "digits goes on without being waited for; see stoker kubernetes status digits\n"

@@ -11,7 +11,7 @@ from tests.unit.cluster.puppet_api import PuppetApi
 
 from stoker.errors import ClusterRefusal
 from stoker_cluster.access import Cluster
-from stoker_cluster.key_following import await_generation
+from stoker_cluster.keys import await_generation
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 

@@ -12,8 +12,8 @@ from tests.unit.cluster.plans import PLANS, by_kind, objects, plan, pod
 
 from stoker.settings.loading import load_settings
 from stoker_cluster.commands.autoscale import add_arguments
+from stoker_cluster.objects.configuration import pod_file
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.pod_file import pod_file
 from stoker_cluster.render import as_yaml, objects_of
 from stoker_cluster.routing import effective_weights
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker_cluster.dockerfile import dockerfile
+from stoker_cluster.objects.configuration import pod_file
 from stoker_cluster.options import listed_models, plan_from
-from stoker_cluster.pod_file import pod_file
+from stoker_cluster.render import dockerfile
 
 
 def planned(tmp_path: Path, text: str, *paths: str, **arguments: Any) -> Any:

@@ -17,9 +17,17 @@ from hypothesis import strategies as st
 from stoker import cli
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError
 from stoker_cluster import store_client
-from stoker_cluster.store import LENGTH_HEADER, OFFSET_HEADER, store_app
+from stoker_cluster.store import (
+    LENGTH_HEADER,
+    OFFSET_HEADER,
+    StoredFile,
+    digest_of,
+    read_tree,
+    split_address,
+    store_app,
+    tree_text,
+)
 from stoker_cluster.store_client import fetch, follow, push
-from stoker_cluster.store_tree import StoredFile, digest_of, read_tree, split_address, tree_text
 from stoker_run.trees import Tree
 
 MOST_BYTES = 3_000_000

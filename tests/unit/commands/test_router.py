@@ -8,7 +8,7 @@ from stoker import cli
 from stoker.errors import OperatorError
 from stoker_cluster.haproxy import find_haproxy
 from stoker_cluster.options import settings_from
-from stoker_cluster.router_settings import RouterSettings
+from stoker_cluster.routing import RouterSettings
 
 
 def test_what_cannot_be_routed_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,9 +74,9 @@ def test_a_replica_is_a_server_on_its_node(monkeypatch: pytest.MonkeyPatch) -> N
     (server,) = PuppetServer.made
     assert server.arguments[:2] == ("m.onnx", "--workspace")
     assert server.environ == SPEC.environ
-    standing = made.standing()
-    assert standing.uri == "http://10.0.0.2:8082/api/v1/service/digits/score"
-    assert (standing.node, standing.gpus, standing.restarted) == ("10.0.0.2", ("3",), False)
+    status = made.status()
+    assert status.uri == "http://10.0.0.2:8082/api/v1/service/digits/score"
+    assert (status.node, status.gpus, status.restarted) == ("10.0.0.2", ("3",), False)
     assert made.spec() is SPEC
     assert made.drain() == 0
 

@@ -229,7 +229,7 @@ def _said(target: ComputeTarget, configuration: Mapping[str, Any]) -> Iterator[s
     yield f"{target.name}: the cluster {binding.context} stands for it, namespace {binding.namespace}"
     size = configuration.get("vm_size")
     if size is not None:
-        yield f"{target.name}: {deferred.checking.said_of_machines(cluster, size, configuration.get('agent_count'))}"
+        yield f"{target.name}: {deferred.applying.said_of_machines(cluster, size, configuration.get('agent_count'))}"
 
 
 def _kept(configuration: Mapping[str, Any]) -> str:

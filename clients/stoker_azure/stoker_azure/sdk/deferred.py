@@ -31,16 +31,16 @@ if TYPE_CHECKING:
         webservice,
     )
     from stoker_azure.sdk.training import experiment, hyperdrive_run, run, run_configuration
-    from stoker_cluster import access, checking
+    from stoker_cluster import access, applying
     from stoker_runs.launch import registration
     from stoker_runs.targets import attaching, definitions, registry
 
 __all__ = [
     "access",
+    "applying",
     "attaching",
     "backends",
     "calling",
-    "checking",
     "compute",
     "credentials",
     "dataset",
@@ -77,7 +77,7 @@ _PACKAGES: Final = MappingProxyType(
             *("plan", "process", "webservice"),
         ],
         "stoker_azure.sdk.training": ["experiment", "hyperdrive_run", "run", "run_configuration"],
-        "stoker_cluster": ["access", "checking"],
+        "stoker_cluster": ["access", "applying"],
         "stoker.keys": ["credentials", "keyring"],
         "stoker_runs.launch": ["registration"],
         "stoker.models": ["repository"],

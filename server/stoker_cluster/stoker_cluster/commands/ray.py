@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stoker_cluster.ray.replica import ServiceSpec, Standing
+    from stoker_cluster.ray.replica import ReplicaStatus, ServiceSpec
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    from stoker_cluster.ray.service import connected, up
+    from stoker_cluster.ray.deployment import connected, up
 
     spec = _spec(args)
     replicas = _checked(args.replicas, 1)
@@ -135,7 +135,7 @@ def _spec(args: argparse.Namespace) -> ServiceSpec:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from stoker_cluster.ray.service import connected, services, status
+    from stoker_cluster.ray.deployment import connected, services, status
 
     with connected(args.address) as ray:
         if args.name is None:
@@ -144,16 +144,16 @@ def _status(args: argparse.Namespace) -> int:
                 f"{json.dumps(names)}\n" if args.json else "".join(f"{name}\n" for name in names)
             )
             return 0
-        standings = status(ray, args.name)
+        statuses = status(ray, args.name)
     if args.json:
-        sys.stdout.write(json.dumps([standing.to_json() for standing in standings]) + "\n")
+        sys.stdout.write(json.dumps([status.to_json() for status in statuses]) + "\n")
     else:
-        _show(standings)
+        _show(statuses)
     return 0
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from stoker_cluster.ray.service import connected, scale
+    from stoker_cluster.ray.deployment import connected, scale
 
     replicas = _checked(args.replicas, 1)
     with connected(args.address) as ray:
@@ -162,7 +162,7 @@ def _scale(args: argparse.Namespace) -> int:
 
 
 def _down(args: argparse.Namespace) -> int:
-    from stoker_cluster.ray.service import connected, down
+    from stoker_cluster.ray.deployment import connected, down
 
     with connected(args.address) as ray:
         count = down(ray, args.name)
@@ -180,8 +180,8 @@ def _checked(replicas: int, least: int) -> int:
     return replicas
 
 
-def _show(standings: Sequence[Standing]) -> None:
-    for standing in standings:
-        gpus = f"  GPU {','.join(standing.gpus)}" if standing.gpus else ""
-        again = "  started again" if standing.restarted else ""
-        sys.stdout.write(f"{standing.number}  {standing.state:<8}  {standing.uri}{gpus}{again}\n")
+def _show(statuses: Sequence[ReplicaStatus]) -> None:
+    for status in statuses:
+        gpus = f"  GPU {','.join(status.gpus)}" if status.gpus else ""
+        again = "  started again" if status.restarted else ""
+        sys.stdout.write(f"{status.number}  {status.state:<8}  {status.uri}{gpus}{again}\n")

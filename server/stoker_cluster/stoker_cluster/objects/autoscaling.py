@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import metadata
-from stoker_cluster.objects.quantities import thousandths
+from stoker_cluster.objects.configuration import HTTP_PORT, pod_file
+from stoker_cluster.objects.metadata import (
+    CONTAINER_SECURITY,
+    POD_SECURITY,
+    metadata,
+    own_metadata,
+    thousandths,
+)
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.pod_file import HTTP_PORT, pod_file
 
-__all__ = ["autoscaling"]
+__all__ = ["autoscaler", "autoscaling"]
+
 
 _METRIC: Final = "stoker_load"
 _PERCENT: Final = 100
@@ -111,3 +117,108 @@ def _target(plan: ClusterPlan, *, with_version: bool) -> dict[str, str]:
 def _target_load(plan: ClusterPlan) -> float:
     """The load that a pod is to have."""
     return (plan.target_utilization or 70) / _PERCENT
+
+
+_KEY_FOLDER: Final = "/run/secrets/stoker"
+_REQUESTS: Final = {"cpu": "50m", "memory": "128M"}
+
+
+def autoscaler(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return it with its account, its rights and its Lease, if the plan has one."""
+    if plan.autoscaler != "stoker":
+        return []
+    name = plan.autoscaler_name
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": own_metadata(plan, name),
+        "automountServiceAccountToken": False,
+    }
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": own_metadata(plan, name),
+        "rules": _rules(plan),
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": own_metadata(plan, name),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": plan.namespace}],
+    }
+    # Empty: who holds it writes the rest, which no later apply may take away.
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": own_metadata(plan, name),
+    }
+    return [account, role, binding, lease, _deployment(plan)]
+
+
+def _rules(plan: ClusterPlan) -> list[dict[str, Any]]:
+    return [
+        _rule("apps", "deployments", ["get"], plan.instance),
+        _rule("apps", "deployments/scale", ["patch"], plan.instance),
+        _rule("coordination.k8s.io", "leases", ["get", "patch"], plan.autoscaler_name),
+        _rule("discovery.k8s.io", "endpointslices", ["list"]),
+        # To say which of them go first.
+        _rule("", "pods", ["patch"]),
+    ]
+
+
+def _rule(group: str, resource: str, verbs: list[str], name: str | None = None) -> dict[str, Any]:
+    rule: dict[str, Any] = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+    return rule if name is None else rule | {"resourceNames": [name]}
+
+
+def _deployment(plan: ClusterPlan) -> dict[str, Any]:
+    metadata = own_metadata(plan, plan.autoscaler_name)
+    labels = metadata["labels"]
+    picked = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata,
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {name: labels[name] for name in picked}},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(plan)},
+        },
+    }
+
+
+def _pod(plan: ClusterPlan) -> dict[str, Any]:
+    arguments = [plan.instance, "--namespace", plan.namespace]
+    if plan.servers_service != plan.instance:
+        # The one that is called as the Deployment leads to the router.
+        arguments += ["--service", plan.servers_service]
+    container: dict[str, Any] = {
+        "name": "autoscaler",
+        "image": plan.image,
+        "command": ["stoker", "autoscale"],
+        "args": arguments,
+        # Libraries keep caches there, and the user's own folder is not to be written.
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  # the pod's own
+        "resources": {"requests": dict(_REQUESTS)},
+        "securityContext": CONTAINER_SECURITY,
+    }
+    spec: dict[str, Any] = {
+        "serviceAccountName": plan.autoscaler_name,
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+    }
+    if plan.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in plan.image_pull_secrets]
+    spec["containers"] = [container]
+    if plan.server.get("metrics_auth"):
+        arguments += ["--key-file", f"{_KEY_FOLDER}/primary"]
+        container["volumeMounts"] = [{"name": "keys", "mountPath": _KEY_FOLDER, "readOnly": True}]
+        secret = {
+            "secretName": plan.keys_secret,
+            "defaultMode": 0o440,
+            "items": [{"key": "primary", "path": "primary"}],
+        }
+        spec["volumes"] = [{"name": "keys", "secret": secret}]
+    return spec

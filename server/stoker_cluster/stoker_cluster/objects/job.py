@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_cluster.job_plan import JobPlan
-from stoker_cluster.objects.models import fetching, model_mounts, model_volumes
+from stoker_cluster.objects.configuration import fetching, model_mounts, model_volumes
+from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, cores, gigabytes
 from stoker_cluster.objects.pod import toleration
-from stoker_cluster.objects.quantities import cores, gigabytes
-from stoker_cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
-from stoker_cluster.values import MODELS_FOLDER
+from stoker_cluster.plan import JobPlan
+from stoker_cluster.readers import MODELS_FOLDER
 
 __all__ = ["job"]
 

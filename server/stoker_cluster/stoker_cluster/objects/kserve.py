@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
+from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY
 
 __all__ = ["kserve"]
 

@@ -1,4 +1,4 @@
-"""What the objects of a service are called, and the labels and annotations that they carry."""
+"""What all objects share: names, labels and annotations, the security profile of pods, and quantities."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ import json
 from typing import Any, Final
 
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.values import is_label, is_label_value
+from stoker_cluster.readers import is_label, is_label_value
 
-__all__ = ["ANNOTATIONS", "VERSION_LABEL", "metadata", "own_metadata", "selector", "shared_metadata"]
+__all__ = [
+    "ANNOTATIONS",
+    "CONTAINER_SECURITY",
+    "POD_SECURITY",
+    "VERSION_LABEL",
+    "cores",
+    "gigabytes",
+    "metadata",
+    "own_metadata",
+    "selector",
+    "shared_metadata",
+    "thousandths",
+]
+
 
 ANNOTATIONS: Final = "stoker.dev"
 """Whose labels and annotations these are."""
@@ -101,3 +114,41 @@ def _annotations(plan: ClusterPlan) -> dict[str, str]:
 
 def _as_json(texts: Any) -> str | None:
     return json.dumps(dict(texts), ensure_ascii=False, sort_keys=True) if texts else None
+
+
+# The user of the image; see Dockerfile.gpu.
+_USER: Final = 10001
+
+POD_SECURITY: Final[dict[str, Any]] = {
+    "runAsNonRoot": True,
+    "runAsUser": _USER,
+    "runAsGroup": _USER,
+    "fsGroup": _USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""What the profile restricted asks of a pod, and the user of the image."""
+
+CONTAINER_SECURITY: Final[dict[str, Any]] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+"""What it asks of a container, and a root file system that nobody writes."""
+
+
+def cores(number: float) -> str:
+    """CPU cores, to a thousandth: 2 is `2`, 0.1 is `100m`."""
+    return thousandths(number)
+
+
+def gigabytes(number: float) -> str:
+    """GB of 10⁹ bytes, as Azure counts: 4 is `4G`, 0.5 is `500M`."""
+    megabytes = max(1, round(number * 1000))
+    return f"{megabytes // 1000}G" if megabytes % 1000 == 0 else f"{megabytes}M"
+
+
+def thousandths(number: float) -> str:
+    """A number to a thousandth, in `m` where it is not whole."""
+    milli = max(1, round(number * 1000))
+    return str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import shared_metadata
-from stoker_cluster.objects.network import callers
-from stoker_cluster.objects.security import CONTAINER_SECURITY, POD_SECURITY
+from stoker_cluster.objects.configuration import CONFIG_FOLDER, HTTP_PORT, pod_file
+from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, shared_metadata
+from stoker_cluster.objects.service import callers
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.pod_file import CONFIG_FOLDER, HTTP_PORT, pod_file
 
 __all__ = ["ROUTER_FILE", "router", "router_file", "router_name"]
 

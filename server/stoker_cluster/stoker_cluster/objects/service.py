@@ -1,13 +1,27 @@
-"""The Service: one address for all pods of a Deployment."""
+"""What leads to the pods and guards them: Service, HTTPRoute, NetworkPolicy, PodDisruptionBudget, PodMonitor."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, Final
 
-from stoker_cluster.objects.metadata import metadata, selector
+from stoker_cluster.objects.metadata import ANNOTATIONS, metadata, selector, shared_metadata
+from stoker_cluster.objects.store import STORE_PORT
 from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.readers import store_port
+from stoker_cluster.routing import VERSION_HEADER, WHOLE, effective_weights
 
-__all__ = ["service"]
+__all__ = [
+    "DEFAULT_VERSION",
+    "TRAFFIC",
+    "callers",
+    "disruption",
+    "monitoring",
+    "network",
+    "routes",
+    "service",
+]
 
 
 def service(plan: ClusterPlan) -> list[dict[str, Any]]:
@@ -30,3 +44,181 @@ def service(plan: ClusterPlan) -> list[dict[str, Any]]:
     spec = {"type": kind, "selector": selector(plan), "ports": ports}
     name = plan.servers_service
     return [{"apiVersion": "v1", "kind": "Service", "metadata": metadata(plan, name), "spec": spec}]
+
+
+TRAFFIC: Final = f"{ANNOTATIONS}/traffic"
+"""The annotation with the percentages of all versions, as `a=80,b=20`."""
+DEFAULT_VERSION: Final = f"{ANNOTATIONS}/default-version"
+"""The annotation with the default version."""
+
+_HTTP_PORT: Final = 80
+
+
+def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return the HTTPRoute, if the plan names a Gateway.
+
+    All versions of an endpoint have the same one, so that whichever is rendered gives the whole.
+    """
+    if plan.gateway is None:
+        return []
+    namespace, _, name = plan.gateway.partition("/")
+    spec: dict[str, Any] = {"parentRefs": [{"namespace": namespace, "name": name}]}
+    if plan.hostnames:
+        spec["hostnames"] = list(plan.hostnames)
+    matches = _matches(plan)
+    # The server's own answer, 504, comes first.
+    timeouts = {"request": f"{math.ceil(plan.timeout_s) + 1}s"}
+    # A router shares out itself.
+    undivided = plan.version_name is None or plan.router
+    shares = {None: WHOLE} if undivided else effective_weights(_traffic(plan), plan.default_version)
+    # The rule with more conditions wins: a caller who names a version gets it.
+    rules = [
+        {
+            "matches": [
+                {**match, "headers": [{"name": VERSION_HEADER, "value": version}]} for match in matches
+            ],
+            "timeouts": timeouts,
+            "backendRefs": [_backend(plan, version)],
+        }
+        for version in shares
+        if version is not None
+    ]
+    backends = [_backend(plan, version) | {"weight": weight} for version, weight in shares.items()]
+    rules.append({"matches": matches, "timeouts": timeouts, "backendRefs": backends})
+    spec["rules"] = rules
+    return [
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": shared_metadata(plan, plan.name) | _said(plan),
+            "spec": spec,
+        }
+    ]
+
+
+def _said(plan: ClusterPlan) -> dict[str, Any]:
+    """The percentages as they were asked for, which weights alone do not tell."""
+    if plan.version_name is None or plan.router:
+        return {}
+    traffic = _traffic(plan)
+    asked = ",".join(f"{version}={share:g}" for version, share in traffic.items())
+    return {"annotations": {TRAFFIC: asked, DEFAULT_VERSION: plan.default_version or next(iter(traffic))}}
+
+
+def _traffic(plan: ClusterPlan) -> Mapping[str, float]:
+    return plan.traffic or {str(plan.version_name): 100.0}
+
+
+def _matches(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """The paths that lead here: all of the hosts that were named, else those with the name of a service in them."""
+    if plan.hostnames:
+        return [_below("/")]
+    return [_below(f"{path}/{name}") for name in plan.services for path in ("/api/v1/service", "/v2/models")]
+
+
+def _below(path: str) -> dict[str, Any]:
+    return {"path": {"type": "PathPrefix", "value": path}}
+
+
+def _backend(plan: ClusterPlan, version: str | None) -> dict[str, Any]:
+    return {"name": plan.name if version is None else f"{plan.name}-{version}", "port": _HTTP_PORT}
+
+
+_NAME_LABEL: Final = "kubernetes.io/metadata.name"
+_KEDA: Final = "keda"
+_DNS_PORT: Final = 53
+
+
+def network(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return the policy.
+
+    Callers are the namespace's own pods, those of the Gateway's, of KEDA's and of named ones; where the Service can
+    be reached from outside the cluster, everybody. Pods connect to nobody but a store, unless the plan allows it.
+    """
+    if not plan.network_policy:
+        return []
+    ports = [{"port": "http", "protocol": "TCP"}]
+    if plan.grpc_port:
+        ports.append({"port": "grpc", "protocol": "TCP"})
+    ingress: dict[str, Any] = {"ports": ports}
+    # A router's pods are of the namespace, whoever their callers are.
+    ingress |= callers(plan) if not plan.router else _from(_beside_the_gateway(plan))
+    spec: dict[str, Any] = {
+        "podSelector": {"matchLabels": selector(plan)},
+        "policyTypes": ["Ingress"] if plan.allow_egress else ["Ingress", "Egress"],
+        "ingress": [ingress],
+    }
+    port = store_port(plan.models)
+    if port is not None and not plan.allow_egress:
+        spec["egress"] = [_to_the_store(port)]
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata(plan, plan.instance),
+            "spec": spec,
+        }
+    ]
+
+
+def _to_the_store(port: int) -> dict[str, Any]:
+    """Names are looked up, and the store's port reached; where it is no policy can say by its name.
+
+    A policy sees the port of the pod behind a Service, not that of the Service.
+    """
+    ports = [("UDP", _DNS_PORT), ("TCP", _DNS_PORT), ("TCP", port), ("TCP", STORE_PORT)]
+    return {"ports": [{"port": number, "protocol": protocol} for protocol, number in dict.fromkeys(ports)]}
+
+
+def callers(plan: ClusterPlan) -> dict[str, Any]:
+    """Return who reaches what callers of the service connect to; without `from` that is everybody."""
+    if plan.service_type != "ClusterIP":
+        return {}
+    gateway = [] if plan.gateway is None else [plan.gateway.partition("/")[0]]
+    return _from([*gateway, *_beside_the_gateway(plan)])
+
+
+def _beside_the_gateway(plan: ClusterPlan) -> list[str]:
+    return [*([_KEDA] if plan.autoscaler == "keda" else []), *plan.allow_from]
+
+
+def _from(namespaces: list[str]) -> dict[str, Any]:
+    return {"from": [{"podSelector": {}}, *(_of(name) for name in dict.fromkeys(namespaces))]}
+
+
+def _of(namespace: str) -> dict[str, Any]:
+    return {"namespaceSelector": {"matchLabels": {_NAME_LABEL: namespace}}}
+
+
+def disruption(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return the budget: one pod at a time, and a pod that is not ready whenever it is in the way."""
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(plan)},
+    }
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": metadata(plan, plan.instance),
+            "spec": spec,
+        }
+    ]
+
+
+def monitoring(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return the PodMonitor, if the plan has one."""
+    if not plan.pod_monitor:
+        return []
+    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": "15s"}
+    if plan.server.get("metrics_auth"):
+        endpoint["authorization"] = {"credentials": {"name": plan.keys_secret, "key": "primary"}}
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": metadata(plan, plan.instance),
+            "spec": {"selector": {"matchLabels": selector(plan)}, "podMetricsEndpoints": [endpoint]},
+        }
+    ]

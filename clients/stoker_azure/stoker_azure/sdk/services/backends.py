@@ -12,8 +12,8 @@ from stoker.settings.workspace import Workspace
 from stoker_azure.sdk.services import process
 from stoker_azure.sdk.services.records import ServiceRecord, Services
 from stoker_cluster.access import Cluster
+from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.forwarding import forwarding
-from stoker_cluster.service import ClusterService
 
 __all__ = ["Backend", "backend_of"]
 
@@ -107,12 +107,12 @@ class _Pods:
         self._place = (place["context"], place["namespace"], leading)
 
     def state(self) -> str:
-        states = {service.standing().state for service in self._services.values()}
+        states = {service.status().state for service in self._services.values()}
         return next(state for state in _WORST_FIRST if state in states)
 
     def state_of(self, version: str) -> str:
         """How a version of an endpoint stands."""
-        return self._services[f"{self._name}-{version}"].standing().state
+        return self._services[f"{self._name}-{version}"].status().state
 
     def error(self) -> dict[str, str] | None:
         errors = (service.error for service in self._services.values())

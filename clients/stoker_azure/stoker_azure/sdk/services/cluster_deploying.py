@@ -23,12 +23,11 @@ from stoker_azure.sdk.services.cluster_plan import plan_of
 from stoker_azure.sdk.services.plan import Plan
 from stoker_azure.sdk.services.records import ServiceRecord, Services, now
 from stoker_cluster.access import Cluster
-from stoker_cluster.applying import apply
-from stoker_cluster.checking import INSTANCE_TYPE, has_machines
+from stoker_cluster.applying import INSTANCE_TYPE, apply, has_machines
+from stoker_cluster.cluster_service import ClusterService
+from stoker_cluster.forwarding import push_to_cluster, stored_at
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.service import ClusterService
-from stoker_cluster.store_access import push_to_cluster, stored_at
-from stoker_cluster.values import MODELS_FOLDER
+from stoker_cluster.readers import MODELS_FOLDER
 
 __all__ = ["deploy", "lay_out", "lay_out_versions", "prepare", "record"]
 
@@ -156,7 +155,7 @@ def deploy(
     cluster = Cluster.connect(binding.context, warn=say)
     planned = prepare(workspace, cluster, plan, binding, say)
     namespace = planned.namespace or cluster.namespace
-    found = ClusterService(cluster, namespace, planned.instance).standing()
+    found = ClusterService(cluster, namespace, planned.instance).status()
     if found.state not in ("Deleted", "Failed") and not overwrite:
         raise InvalidSettings(
             f"there is a service {plan.name} already, in namespace {namespace} of {binding.context}; deploy it with "

@@ -8,7 +8,7 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker_azure.config import DeploymentConfig
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.values import store_port
+from stoker_cluster.readers import store_port
 
 __all__ = ["plan_of", "planned"]
 

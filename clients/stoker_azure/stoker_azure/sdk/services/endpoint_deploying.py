@@ -17,9 +17,9 @@ from stoker_azure.sdk.services.records import ServiceRecord, Services, now
 from stoker_cluster import applying
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.canary import set_shares
+from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.objects.metadata import VERSION_LABEL
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.service import ClusterService
 
 __all__ = ["Change", "create", "create_version", "delete_version", "update", "update_version"]
 
@@ -211,10 +211,10 @@ def create_version(workspace: Workspace, name: str, version: str, change: Change
         found = found.becomes(waiting)
         found.apply(version)
         if after.weights[version]:
-            standing = ClusterService(found.cluster, found.namespace, f"{name}-{version}").await_ready(say)
-            if standing.state != "Healthy":
+            status = ClusterService(found.cluster, found.namespace, f"{name}-{version}").await_ready(say)
+            if status.state != "Healthy":
                 raise ClusterError(
-                    f"the version {version} of {name} gets no requests, for it is {standing.state}: {standing.line}; "
+                    f"the version {version} of {name} gets no requests, for it is {status.state}: {status.line}; "
                     "mend it with update_version(), or delete_version() it"
                 )
         found.share_out(after).relabel(waiting)

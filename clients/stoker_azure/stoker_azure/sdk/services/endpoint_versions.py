@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from stoker.errors import InvalidSettings
 from stoker_azure.sdk.services.records import ServiceRecord
+from stoker_cluster.readers import read_object_name
 from stoker_cluster.routing import effective_weights
-from stoker_cluster.values import read_object_name
 
 __all__ = ["Endpoint", "FirstVersion", "Version"]
 

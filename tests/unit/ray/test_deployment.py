@@ -14,8 +14,8 @@ import pytest
 
 from stoker import cli
 from stoker.errors import LoadFailed, OperatorError, UnknownModel
-from stoker_cluster.ray import service
-from stoker_cluster.ray.replica import ServiceSpec, Standing
+from stoker_cluster.ray import deployment
+from stoker_cluster.ray.replica import ReplicaStatus, ServiceSpec
 
 SPEC = ServiceSpec("digits", ("/models/digits.onnx", "--name", "digits"), 8080, 1.0)
 
@@ -62,18 +62,18 @@ class PuppetRay:
         if name not in self.actors:
             raise ValueError(f"Failed to look up actor with name '{name}'.")
 
-        def standing() -> Standing:
+        def status() -> ReplicaStatus:
             if number in self.failing:
                 self.actors.pop(name)
                 raise ActorDied(self.failing[number])
-            return Standing(number, "ready", f"http://node:{8080 + number}/score", gpus=(str(number),))
+            return ReplicaStatus(number, "ready", f"http://node:{8080 + number}/score", gpus=(str(number),))
 
         def method(function: Callable[[], Any]) -> Any:
             return SimpleNamespace(remote=lambda: (number, function))
 
         return SimpleNamespace(
             name=name,
-            standing=method(standing),
+            status=method(status),
             spec=method(lambda: self.spec),
             drain=SimpleNamespace(remote=lambda: self.drained.append(name) or (number, lambda: 0)),
         )
@@ -102,41 +102,41 @@ def ray() -> PuppetRay:
 
 def test_up_makes_detached_actors_that_are_made_again(ray: PuppetRay) -> None:
     """Spread over the nodes, one for each replica, with its GPUs; a service is started once."""
-    assert [standing.number for standing in service.up(ray, SPEC, 3)] == [0, 1, 2]
+    assert [status.number for status in deployment.up(ray, SPEC, 3)] == [0, 1, 2]
     assert list(ray.actors) == ["digits:0", "digits:1", "digits:2"]
     made = ray.actors["digits:2"]
     assert (made["lifetime"], made["max_restarts"], made["num_gpus"]) == ("detached", -1, 1.0)
     assert made["scheduling_strategy"] == "SPREAD"
     with pytest.raises(OperatorError, match="there already"):
-        service.up(ray, SPEC, 1)
+        deployment.up(ray, SPEC, 1)
 
 
 def test_scale_makes_the_missing_and_drains_the_last(ray: PuppetRay) -> None:
     """Numbers that are free are taken first; those that go are drained before they end."""
-    service.up(ray, SPEC, 3)
+    deployment.up(ray, SPEC, 3)
     del ray.actors["digits:1"]
-    assert [standing.number for standing in service.scale(ray, "digits", 4)] == [0, 1, 2, 3]
-    assert [standing.number for standing in service.scale(ray, "digits", 2)] == [0, 1]
+    assert [status.number for status in deployment.scale(ray, "digits", 4)] == [0, 1, 2, 3]
+    assert [status.number for status in deployment.scale(ray, "digits", 2)] == [0, 1]
     assert ray.drained == ["digits:2", "digits:3"]
-    assert service.down(ray, "digits") == 2
+    assert deployment.down(ray, "digits") == 2
     assert ray.actors == {}
     with pytest.raises(UnknownModel, match="no service digits on this cluster, but: none"):
-        service.status(ray, "digits")
+        deployment.status(ray, "digits")
 
 
 def test_status_waits_for_nobody(ray: PuppetRay) -> None:
     """Who does not answer starts, or waits for a node; who is gone is lost."""
-    service.up(ray, SPEC, 3)
+    deployment.up(ray, SPEC, 3)
     ray.waiting, ray.failing = {1}, {2: "gone"}
-    assert [standing.state for standing in service.status(ray, "digits")] == ["ready", "starting", "lost"]
-    assert service.services(ray) == ["digits"]
+    assert [status.state for status in deployment.status(ray, "digits")] == ["ready", "starting", "lost"]
+    assert deployment.services(ray) == ["digits"]
 
 
 def test_a_server_that_does_not_start_takes_the_others_along(ray: PuppetRay) -> None:
     """What it has said is told, without what Ray says around it."""
     ray.failing = {1: "a traceback\nstoker.errors.LoadFailed: the server ended with exit code 3"}
     with pytest.raises(LoadFailed, match=r"^digits does not start: the server ended with exit code 3$"):
-        service.up(ray, SPEC, 2)
+        deployment.up(ray, SPEC, 2)
     assert ray.actors == {}
 
 
@@ -146,7 +146,7 @@ def test_who_finds_no_node_is_told(ray: PuppetRay) -> None:
     with pytest.raises(
         OperatorError, match="1 of 2 replicas of digits are ready, the others wait for a node with 1"
     ):
-        service.up(ray, SPEC, 2)
+        deployment.up(ray, SPEC, 2)
     assert len(ray.actors) == 2
 
 
@@ -165,7 +165,7 @@ def test_the_commands(
         def __exit__(self, *_: object) -> None:
             return None
 
-    monkeypatch.setattr(service, "connected", Connected)
+    monkeypatch.setattr(deployment, "connected", Connected)
     for name in ("STOKER_PRIMARY_KEY", "STOKER_SECONDARY_KEY"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "digits.onnx").touch()
@@ -190,8 +190,8 @@ def test_the_commands(
     assert set(ray.spec.environ) == {"STOKER_PRIMARY_KEY", "STOKER_SECONDARY_KEY"}
     assert cli.main(["ray", "status", *where]) == 0
     assert cli.main(["ray", "status", "digits", "--json", *where]) == 0
-    listed, standings = capsys.readouterr().out.splitlines()
-    assert (listed, [each["number"] for each in json.loads(standings)]) == ("digits", [0, 1])
+    listed, statuses = capsys.readouterr().out.splitlines()
+    assert (listed, [each["number"] for each in json.loads(statuses)]) == ("digits", [0, 1])
     assert cli.main(["ray", "scale", "digits", "1", *where]) == 0
     assert cli.main(["ray", "scale", "digits", "0", *where]) == 2
     assert cli.main(["ray", "down", "digits", *where]) == 0
@@ -203,7 +203,7 @@ def test_the_commands(
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """What to install, in one sentence."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(OperatorError, match=r"this needs Ray .*install"), service.connected(None):
+    with pytest.raises(OperatorError, match=r"this needs Ray .*install"), deployment.connected(None):
         pass
 
 
@@ -218,6 +218,6 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch: pyte
         for given in (address, None):
             with (
                 pytest.raises(OperatorError, match=f"no Ray cluster answers at {address}"),
-                service.connected(given),
+                deployment.connected(given),
             ):
                 pass

@@ -30,6 +30,7 @@ __all__ = [
     "taint_parts",
 ]
 
+
 MODELS_FOLDER: Final = "/models"
 """Where models are in the pod."""
 

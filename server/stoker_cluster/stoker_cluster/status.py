@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-__all__ = ["Seen", "Standing", "State", "is_ready", "standing"]
+__all__ = ["ServiceObjects", "ServiceStatus", "State", "is_ready", "service_status"]
 
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed", "Deleted"]
 """As Azure has them: pods start; all can score; none can any more; it will not come about; it is not there."""
@@ -28,7 +28,7 @@ _USUAL: Final = ("ContainerCreating", "PodInitializing")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServiceObjects:
     """What the API says of a service: its Deployment, with the ReplicaSets and pods of that."""
 
     deployment: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ServiceStatus:
     """How a service stands.
 
     Attributes:
@@ -63,49 +63,51 @@ class _Trouble:
     is_final: bool
 
 
-def standing(seen: Seen | None, now: datetime, patience_s: float = _PATIENCE_S) -> Standing:
+def service_status(
+    objects: ServiceObjects | None, now: datetime, patience_s: float = _PATIENCE_S
+) -> ServiceStatus:
     """Return how a service stands.
 
     Args:
-        seen: What the API says of it; None if it has no Deployment.
+        objects: What the API says of it; None if it has no Deployment.
         now: The time.
         patience_s: How long a pod may wait before that counts as failure.
     """
-    if seen is None:
-        return Standing("Deleted", "is not there")
-    spec, status = seen.deployment["spec"], seen.deployment.get("status", {})
-    if status.get("observedGeneration", 0) < seen.deployment["metadata"]["generation"]:
-        return Standing("Transitioning", "waits for the cluster to look at it")
+    if objects is None:
+        return ServiceStatus("Deleted", "is not there")
+    spec, status = objects.deployment["spec"], objects.deployment.get("status", {})
+    if status.get("observedGeneration", 0) < objects.deployment["metadata"]["generation"]:
+        return ServiceStatus("Transitioning", "waits for the cluster to look at it")
     wanted, available = spec["replicas"], status.get("availableReplicas", 0)
     count = f"{available} of {_pods(wanted)} can score"
     if status.get("updatedReplicas", 0) == status.get("replicas", 0) == available == wanted:
-        return Standing("Healthy", count)
+        return ServiceStatus("Healthy", count)
     conditions = {one["type"]: one for one in status.get("conditions", [])}
-    troubles = list(_troubles(seen, conditions, now, patience_s))
+    troubles = list(_troubles(objects, conditions, now, patience_s))
     progress = conditions.get("Progressing", {}).get("reason")
     was_whole = progress == "NewReplicaSetAvailable"
-    line = "; ".join([count, *_waits(seen, troubles)])
+    line = "; ".join([count, *_waits(objects, troubles)])
     final = next((trouble for trouble in troubles if trouble.is_final), None)
     if final is not None:
         state: State = "Unhealthy" if was_whole else "Failed"
-        return Standing(state, line, {"code": final.code, "message": final.message})
+        return ServiceStatus(state, line, {"code": final.code, "message": final.message})
     if was_whole and available == 0 and wanted > 0:
-        return Standing("Unhealthy", line)
-    return Standing("Transitioning", line)
+        return ServiceStatus("Unhealthy", line)
+    return ServiceStatus("Transitioning", line)
 
 
 def _pods(number: int) -> str:
     return "1 pod" if number == 1 else f"{number} pods"
 
 
-def _waits(seen: Seen, troubles: Sequence[_Trouble]) -> Iterator[str]:
+def _waits(objects: ServiceObjects, troubles: Sequence[_Trouble]) -> Iterator[str]:
     """What is waited for: what is in the way, else what goes on."""
     if troubles:
         first = troubles[0]
         yield f"one waits: {first.code}: {first.message}" if first.message else f"one waits: {first.code}"
         return
-    ending = sum("deletionTimestamp" in pod["metadata"] for pod in seen.pods)
-    starting = sum(not is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in seen.pods)
+    ending = sum("deletionTimestamp" in pod["metadata"] for pod in objects.pods)
+    starting = sum(not is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in objects.pods)
     if ending:
         yield f"{ending} of before still answer"
     if starting:
@@ -113,7 +115,7 @@ def _waits(seen: Seen, troubles: Sequence[_Trouble]) -> Iterator[str]:
 
 
 def _troubles(
-    seen: Seen, conditions: Mapping[str, Mapping[str, Any]], now: datetime, patience_s: float
+    objects: ServiceObjects, conditions: Mapping[str, Mapping[str, Any]], now: datetime, patience_s: float
 ) -> Iterator[_Trouble]:
     """What is in the way, the worst first."""
     failure = conditions.get("ReplicaFailure", {})
@@ -121,10 +123,10 @@ def _troubles(
         lasted_s = (now - datetime.fromisoformat(failure["lastTransitionTime"])).total_seconds()
         is_final = lasted_s >= min(_REFUSED_S, patience_s)
         yield _Trouble(str(failure.get("reason")), str(failure.get("message")), is_final)
-    newest = _newest_hash(seen)
+    newest = _newest_hash(objects)
     found = [
         trouble
-        for pod in seen.pods
+        for pod in objects.pods
         # One of before may be what the change is to mend.
         if pod["metadata"].get("labels", {}).get(_HASH) == newest and not is_ready(pod)
         for trouble in _of_pod(pod, now, patience_s)
@@ -162,10 +164,10 @@ def _why(container: Mapping[str, Any]) -> str:
     return "" if ended is None else f"it ends with exit code {ended.get('exitCode')}; its log says why"
 
 
-def _newest_hash(seen: Seen) -> str | None:
+def _newest_hash(objects: ServiceObjects) -> str | None:
     """What the pods are marked with that the Deployment makes now."""
-    revision = seen.deployment["metadata"].get("annotations", {}).get(_REVISION)
-    for one in seen.replica_sets:
+    revision = objects.deployment["metadata"].get("annotations", {}).get(_REVISION)
+    for one in objects.replica_sets:
         metadata = one["metadata"]
         if metadata.get("annotations", {}).get(_REVISION) == revision:
             return str(metadata["labels"].get(_HASH))

@@ -10,10 +10,16 @@ from typing import Any, Final
 from stoker.errors import ClusterError
 from stoker.keys.keyring import Keys, Slot
 from stoker_cluster.access import Cluster, Reference
-from stoker_cluster.key_following import KEYS_WITHIN_S, Unshown, await_generation
-from stoker_cluster.key_secret import read_keys, read_signing_secret, replace_key
+from stoker_cluster.keys import (
+    KEYS_WITHIN_S,
+    Unshown,
+    await_generation,
+    read_keys,
+    read_signing_secret,
+    replace_key,
+)
 from stoker_cluster.objects.metadata import ANNOTATIONS
-from stoker_cluster.standing import Seen, Standing, is_ready, standing
+from stoker_cluster.status import ServiceObjects, ServiceStatus, is_ready, service_status
 
 __all__ = ["ClusterService"]
 
@@ -48,25 +54,25 @@ class ClusterService:
 
     # --- how it stands ---
 
-    def seen(self) -> Seen | None:
+    def objects(self) -> ServiceObjects | None:
         """Return what the API says of it; None if it is not there."""
         deployment = self._cluster.find(Reference("apps/v1", "Deployment", self.namespace, self.instance))
         if deployment is None:
             return None
         sets = self._cluster.list("apps/v1", "ReplicaSet", self.namespace, self._labels)
-        return Seen(deployment, sets, self.pods())
+        return ServiceObjects(deployment, sets, self.pods())
 
-    def standing(self) -> Standing:
+    def status(self) -> ServiceStatus:
         """Return how it stands now."""
-        return standing(self.seen(), self._clock())
+        return service_status(self.objects(), self._clock())
 
     @property
     def error(self) -> str | None:
         """What is in its way, as Azure has it: JSON with `code` and `message`; None if nothing is."""
-        error = self.standing().error
+        error = self.status().error
         return None if error is None else json.dumps(error, indent=2, ensure_ascii=False)
 
-    def await_ready(self, say: Callable[[str], object], within_s: float | None = None) -> Standing:
+    def await_ready(self, say: Callable[[str], object], within_s: float | None = None) -> ServiceStatus:
         """Wait until all its pods can score, or until something is in the way that waiting does not mend.
 
         Args:
@@ -79,7 +85,7 @@ class ClusterService:
         begun = self._clock()
         last = ""
         while True:
-            now = self.standing()
+            now = self.status()
             if now.line != last:
                 last = now.line
                 say(f"{self.instance}: {now.line}")
@@ -120,7 +126,7 @@ class ClusterService:
         """
         running = [pod["metadata"]["name"] for pod in self.pods() if _has_begun(pod)]
         if not running:
-            raise ClusterError(f"no pod of {self.instance} has begun yet: {self.standing().line}")
+            raise ClusterError(f"no pod of {self.instance} has begun yet: {self.status().line}")
         for name in running[:1] if follow else running:
             for line in self._cluster.log(self.namespace, name, lines=lines, follow=follow):
                 yield name, line

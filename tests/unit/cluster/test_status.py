@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_cluster.standing import Seen, standing
+from stoker_cluster.status import ServiceObjects, service_status
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 SENTENCE = "0/8 nodes are available: 8 Insufficient nvidia.com/gpu."
@@ -60,16 +60,16 @@ def waiting(reason: str, message: str = "", marked: str = "new", **container: An
     return pod(1, marked, containerStatuses=[{"state": state, **container}])
 
 
-def seen(deployed: dict[str, Any], *pods: dict[str, Any]) -> Seen:
+def listing(deployed: dict[str, Any], *pods: dict[str, Any]) -> ServiceObjects:
     """All of it."""
-    return Seen(deployed, [replica_set("1", "old"), replica_set("2", "new")], pods)
+    return ServiceObjects(deployed, [replica_set("1", "old"), replica_set("2", "new")], pods)
 
 
 def test_pods_that_can_all_score_are_healthy_and_no_deployment_is_deleted() -> None:
     """The two ends of a service."""
-    assert standing(seen(deployment(3, 3)), NOW).state == "Healthy"
-    assert standing(None, NOW).state == "Deleted"
-    assert standing(None, NOW).is_final
+    assert service_status(listing(deployment(3, 3)), NOW).state == "Healthy"
+    assert service_status(None, NOW).state == "Deleted"
+    assert service_status(None, NOW).is_final
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_pods_that_can_all_score_are_healthy_and_no_deployment_is_deleted() -> N
 )
 def test_a_service_is_on_its_way_until_nothing_is_to_be_done(deployed: dict[str, Any]) -> None:
     """All pods are to be of the change, as many as are wanted, and able to score."""
-    found = standing(seen(deployed, pod()), NOW)
+    found = service_status(listing(deployed, pod()), NOW)
     assert (found.state, found.error, found.is_final) == ("Transitioning", None, False)
 
 
 def test_a_pod_without_a_gpu_is_waited_for_and_then_a_failure() -> None:
     """The line has the scheduler's sentence at once; after Azure's five minutes it is the error."""
-    early, late = (standing(seen(deployment(), unschedulable(age_s)), NOW) for age_s in (299, 300))
+    early, late = (service_status(listing(deployment(), unschedulable(age_s)), NOW) for age_s in (299, 300))
     assert (early.state, early.error) == ("Transitioning", None)
     assert early.line == f"0 of 3 pods can score; one waits: Unschedulable: {SENTENCE}"
     assert (late.state, late.error) == ("Failed", {"code": "Unschedulable", "message": SENTENCE})
@@ -101,15 +101,17 @@ def test_a_pod_without_a_gpu_is_waited_for_and_then_a_failure() -> None:
 def test_a_service_that_was_whole_is_unhealthy_and_not_failed() -> None:
     """One more pod than there are GPUs leaves the others as they are, and says why it waits."""
     whole = deployment(9, 8, reason="NewReplicaSetAvailable")
-    found = standing(seen(whole, unschedulable(301)), NOW)
+    found = service_status(listing(whole, unschedulable(301)), NOW)
     assert (found.state, found.error) == ("Unhealthy", {"code": "Unschedulable", "message": SENTENCE})
-    assert standing(seen(deployment(3, 0, reason="NewReplicaSetAvailable")), NOW).state == "Unhealthy"
+    assert (
+        service_status(listing(deployment(3, 0, reason="NewReplicaSetAvailable")), NOW).state == "Unhealthy"
+    )
 
 
 def test_a_container_that_ends_again_and_again_is_a_failure_at_once() -> None:
     """Its exit code is said, for the kubelet's own message says only that it waits."""
     crashing = waiting("CrashLoopBackOff", "back-off 10s", lastState={"terminated": {"exitCode": 3}})
-    found = standing(seen(deployment(), crashing), NOW)
+    found = service_status(listing(deployment(), crashing), NOW)
     assert found.state == "Failed"
     assert found.error == {
         "code": "CrashLoopBackOff",
@@ -119,33 +121,38 @@ def test_a_container_that_ends_again_and_again_is_a_failure_at_once() -> None:
 
 def test_what_keeps_pods_of_before_does_not_count() -> None:
     """The change may be what mends it."""
-    assert standing(seen(deployment(), waiting("CrashLoopBackOff", marked="old")), NOW).error is None
+    assert service_status(listing(deployment(), waiting("CrashLoopBackOff", marked="old")), NOW).error is None
 
 
 def test_an_image_that_cannot_be_pulled_may_come_yet() -> None:
     """The kubelet tries again: it is said, and no failure before the time is over."""
-    found = standing(seen(deployment(), waiting("ImagePullBackOff", "no such tag")), NOW)
+    found = service_status(listing(deployment(), waiting("ImagePullBackOff", "no such tag")), NOW)
     assert (found.state, found.error) == ("Transitioning", None)
     assert found.line.endswith("one waits: ImagePullBackOff: no such tag")
-    assert standing(seen(deployment(), waiting("ImagePullBackOff")), NOW, patience_s=0).state == "Failed"
+    assert (
+        service_status(listing(deployment(), waiting("ImagePullBackOff")), NOW, patience_s=0).state
+        == "Failed"
+    )
 
 
 def test_what_starts_and_ends_as_usual_is_counted() -> None:
     """Nothing is in the way: the line says what goes on."""
     leaving = pod(ready=True)
     leaving["metadata"]["deletionTimestamp"] = "2026-11-22T12:00:00Z"
-    found = standing(seen(deployment(2, 1), leaving, waiting("ContainerCreating"), pod(ready=True)), NOW)
+    found = service_status(
+        listing(deployment(2, 1), leaving, waiting("ContainerCreating"), pod(ready=True)), NOW
+    )
     assert found.line == "1 of 2 pods can score; 1 of before still answer; 1 start"
 
 
 def test_a_deadline_that_has_passed_is_a_failure() -> None:
     """The cluster's own verdict is taken, with the reason of a pod where one is known."""
     late = deployment(reason="ProgressDeadlineExceeded")
-    assert standing(seen(late), NOW).error == {
+    assert service_status(listing(late), NOW).error == {
         "code": "ProgressDeadlineExceeded",
         "message": "says ProgressDeadlineExceeded",
     }
-    error = standing(seen(late, unschedulable(1)), NOW).error
+    error = service_status(listing(late, unschedulable(1)), NOW).error
     assert error == {"code": "Unschedulable", "message": SENTENCE}
 
 
@@ -158,8 +165,8 @@ def test_pods_that_may_not_be_made_are_a_failure_when_that_lasts() -> None:
         "message": "serviceaccount not found",
         "lastTransitionTime": (NOW - timedelta(seconds=2)).isoformat(),
     }
-    found = standing(seen(deployment(conditions=[refused])), NOW)
+    found = service_status(listing(deployment(conditions=[refused])), NOW)
     assert (found.state, found.error) == ("Transitioning", None)
     assert found.line.endswith("one waits: FailedCreate: serviceaccount not found")
-    found = standing(seen(deployment(conditions=[refused])), NOW + timedelta(seconds=30))
+    found = service_status(listing(deployment(conditions=[refused])), NOW + timedelta(seconds=30))
     assert found.error == {"code": "FailedCreate", "message": "serviceaccount not found"}

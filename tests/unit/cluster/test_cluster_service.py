@@ -11,10 +11,9 @@ from tests.unit.cluster.plans import plan
 from tests.unit.cluster.puppet_api import PuppetApi
 
 from stoker.errors import ClusterError
-from stoker_cluster.applying import apply, delete, difference
-from stoker_cluster.checking import said_of_machines, survey
+from stoker_cluster.applying import apply, delete, difference, said_of_machines, survey
+from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.service import ClusterService
 
 LABELS = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

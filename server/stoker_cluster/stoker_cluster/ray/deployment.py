@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from stoker.errors import LoadFailed, OperatorError, UnknownModel
 from stoker.system.extras import how_to_install
-from stoker_cluster.ray.replica import Replica, ServiceSpec, Standing
+from stoker_cluster.ray.replica import Replica, ReplicaStatus, ServiceSpec
 
 __all__ = ["connected", "down", "scale", "services", "status", "up"]
 
@@ -69,7 +69,7 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
-def up(ray: Any, spec: ServiceSpec, replicas: int) -> list[Standing]:
+def up(ray: Any, spec: ServiceSpec, replicas: int) -> list[ReplicaStatus]:
     """Start the replicas of a service, spread over the nodes, and wait until they are ready.
 
     Raises:
@@ -84,13 +84,13 @@ def up(ray: Any, spec: ServiceSpec, replicas: int) -> list[Standing]:
     return _wait(ray, spec, range(replicas))
 
 
-def status(ray: Any, name: str) -> list[Standing]:
+def status(ray: Any, name: str) -> list[ReplicaStatus]:
     """Return the states of a service's replicas.
 
     Raises:
         UnknownModel: There is no such service.
     """
-    return _standings(ray, name, _known(ray, name), _LOOK_S)
+    return _statuses(ray, name, _known(ray, name), _LOOK_S)
 
 
 def services(ray: Any) -> list[str]:
@@ -98,7 +98,7 @@ def services(ray: Any) -> list[str]:
     return sorted({name.rpartition(":")[0] for name in ray.util.list_named_actors() if ":" in name})
 
 
-def scale(ray: Any, name: str, replicas: int) -> list[Standing]:
+def scale(ray: Any, name: str, replicas: int) -> list[ReplicaStatus]:
     """Change the number of replicas: start further ones and wait for them, or drain those with the highest numbers.
 
     Raises:
@@ -141,11 +141,11 @@ def _start(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> None:
         ).remote(spec, number)
 
 
-def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[Standing]:
-    asked = {_actor(ray, spec.name, number).standing.remote(): number for number in numbers}
+def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[ReplicaStatus]:
+    asked = {_actor(ray, spec.name, number).status.remote(): number for number in numbers}
     ready, waiting = ray.wait(list(asked), num_returns=len(asked), timeout=spec.ready_within_s + _LOOK_S)
     try:
-        standings: list[Standing] = ray.get(ready)
+        statuses: list[ReplicaStatus] = ray.get(ready)
     except ray.exceptions.RayActorError as error:
         _drain(ray, spec.name, numbers)
         raise LoadFailed(f"{spec.name} does not start: {_reason(error)}") from error
@@ -155,7 +155,7 @@ def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[Standing]
             f"{spec.num_gpus:g} GPUs and {spec.num_cpus:g} CPUs to spare; see ray status, or stoker ray down "
             f"{spec.name}"
         )
-    return sorted(standings, key=lambda standing: standing.number)
+    return sorted(statuses, key=lambda status: status.number)
 
 
 def _reason(error: Exception) -> str:
@@ -178,18 +178,18 @@ def _drain(ray: Any, name: str, numbers: Sequence[int]) -> None:
         ray.kill(actor, no_restart=True)
 
 
-def _standings(ray: Any, name: str, numbers: Sequence[int], within_s: float) -> list[Standing]:
-    asked = {number: _actor(ray, name, number).standing.remote() for number in numbers}
+def _statuses(ray: Any, name: str, numbers: Sequence[int], within_s: float) -> list[ReplicaStatus]:
+    asked = {number: _actor(ray, name, number).status.remote() for number in numbers}
     ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
     found = []
     for number, reference in asked.items():
         if reference not in ready:
-            found.append(Standing(number, "starting"))
+            found.append(ReplicaStatus(number, "starting"))
             continue
         try:
             found.append(ray.get(reference))
         except ray.exceptions.RayError:
-            found.append(Standing(number, "lost"))
+            found.append(ReplicaStatus(number, "lost"))
     return found
 
 
