@@ -155,6 +155,12 @@ def test_the_best_run_is_never_ended(policy: Policy, goal: Goal, rows: list[list
         assert verdict(policy, goal, Curve(values), others, 3) == ""
 
 
+def test_a_mean_is_rounded_to_no_more_than_the_best_value() -> None:
+    """The mean of these equal values, as floats have it, is above each of them."""
+    run = Curve([2.9412724709912214e-158] * 3)
+    assert verdict(MedianStopping(), Goal.MAXIMIZE, run, [], 3) == ""
+
+
 @given(policies, st.lists(st.lists(numbers, min_size=2, max_size=2), min_size=1, max_size=8))
 def test_the_goals_mirror_each_other(policy: Policy, rows: list[list[float]]) -> None:
     """What is ended of values to be maximized is ended of their negatives to be minimized."""

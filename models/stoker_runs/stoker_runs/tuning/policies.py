@@ -251,7 +251,8 @@ def _best_until(run: Curve, interval: int, sign: float) -> float:
 
 def _average_until(run: Curve, interval: int, sign: float) -> float:
     values = [sign * value for value in run.values[:interval] if math.isfinite(value)]
-    return fmean(values) if values else -math.inf
+    # The rounded mean of equal values may be above all of them, which would end the best child.
+    return min(fmean(values), max(values)) if values else -math.inf
 
 
 def policy_text(policy: Policy) -> str:
