@@ -97,10 +97,7 @@ def _candidates() -> Iterator[str]:
 def _probed(path: str) -> Optional[List[Any]]:
     try:
         said = subprocess.check_output(
-            [path, "-I", "-S", "-c", _PROBE],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=30,
+            [path, "-I", "-S", "-c", _PROBE], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30
         )
         answer = json.loads(said.decode("utf-8"))
     except (OSError, ValueError, subprocess.SubprocessError):

@@ -100,12 +100,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         return Run(self._info(run), RunData(metrics=list(latest.values()), params=params, tags=tags))
 
     def create_run(
-        self,
-        experiment_id: str,
-        user_id: str,
-        start_time: int,
-        tags: Any,
-        run_name: Optional[str] = None,
+        self, experiment_id: str, user_id: str, start_time: int, tags: Any, run_name: Optional[str] = None
     ) -> Any:
         """Begin a child run: the run itself is there already."""
         child = self._run.child_run(run_name)

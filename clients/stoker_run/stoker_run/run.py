@@ -632,10 +632,7 @@ class OfflineRun(LoggingFace):
         print(f"Attempted to track folder {name} at {path}")
 
     def child_run(
-        self,
-        name: Optional[str] = None,
-        run_id: Optional[str] = None,
-        outputs: Any = None,
+        self, name: Optional[str] = None, run_id: Optional[str] = None, outputs: Any = None
     ) -> "OfflineRun":
         """Another one."""
         child = OfflineRun(run_id or f"{self.id}.{name or uuid.uuid4()}")

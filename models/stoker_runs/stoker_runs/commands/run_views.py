@@ -161,11 +161,7 @@ def show_run(args: argparse.Namespace) -> int:
         content = record.to_json()
         # Their values may be secrets, and what is printed is passed on.
         content["definition"]["variables"] = sorted(record.definition.variables)
-        content |= {
-            "state": state.to_json(),
-            "tags": folder.tags(),
-            "properties": folder.properties(),
-        }
+        content |= {"state": state.to_json(), "tags": folder.tags(), "properties": folder.properties()}
         if record.kind == SWEEP:
             content |= sweep_output.sweep_json(args, folder)
         sys.stdout.write(json.dumps(content, indent=2) + "\n")

@@ -109,10 +109,7 @@ def _add_settings(
         group = parser.add_mutually_exclusive_group()
         group.add_argument(f"--ask-{secret}", action="store_true", help=f"ask for the {secret}")
         group.add_argument(
-            f"--{secret}-file",
-            type=Path,
-            metavar="FILE",
-            help=f"the {secret} is the first line of this file",
+            f"--{secret}-file", type=Path, metavar="FILE", help=f"the {secret} is the first line of this file"
         )
     parser.add_argument("--no-check", action="store_true", help="do not look whether it can be used")
 

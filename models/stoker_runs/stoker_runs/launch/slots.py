@@ -82,10 +82,7 @@ def check_ask(ask: Ask, capacity: Capacity) -> None:
     Raises:
         SubmissionRefused: More is asked for than there is; the message has both numbers.
     """
-    for wanted, there, what in (
-        (ask.gpus, len(capacity.gpus), "GPU"),
-        (ask.cores, capacity.cores, "core"),
-    ):
+    for wanted, there, what in ((ask.gpus, len(capacity.gpus), "GPU"), (ask.cores, capacity.cores, "core")):
         if wanted > there:
             raise SubmissionRefused(
                 f"{_counted(wanted, what)} asked for, at most {there} exist{'s' * (there == 1)} on this target; "

@@ -41,10 +41,7 @@ class RunStore:
         self.runs_dir = runs_dir
 
     def create(
-        self,
-        record: RunRecord,
-        state: RunState,
-        complete: Callable[[RunFolder], None] = lambda _: None,
+        self, record: RunRecord, state: RunState, complete: Callable[[RunFolder], None] = lambda _: None
     ) -> RunFolder:
         """Create the folder of a run atomically.
 

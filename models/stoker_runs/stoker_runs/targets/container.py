@@ -146,13 +146,7 @@ class ContainerEngine:
         name = f"stoker-{job.record.id}-{job.attempt}"
         command = [
             *("run", "--detach", "--name", name, "--label", f"stoker.run={job.record.id}"),
-            *(
-                *base.common,
-                *with_gpus,
-                *base.limits(),
-                *mount(job.place, str(_ATTEMPT)),
-                *packages.mounts,
-            ),
+            *(*base.common, *with_gpus, *base.limits(), *mount(job.place, str(_ATTEMPT)), *packages.mounts),
             *([] if shared is None else mount(shared, str(_SHARED))),
             *([] if job.resume_from is None else mount(job.resume_from, str(_RESUME_FROM), readonly=True)),
             *self._data(job),

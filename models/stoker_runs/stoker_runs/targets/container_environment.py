@@ -33,11 +33,7 @@ from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
-from stoker_runs.run_environment import (
-    as_written,
-    relaxed,
-    relaxed_variables,
-)
+from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import Image, Inside
 from stoker_runs.targets.engine import Say

@@ -10,12 +10,8 @@ from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker.system.extras import how_to_install
 from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, SSH, Target
-from stoker_runs.targets.engine import (
-    Engine,
-)
-from stoker_runs.targets.local import (
-    LocalEngine,
-)
+from stoker_runs.targets.engine import Engine
+from stoker_runs.targets.local import LocalEngine
 
 __all__ = ["engine_of", "no_compiler_for_libraries"]
 

@@ -137,10 +137,7 @@ class RemoteContainers:
         program = self._program(settings)
         image = Image.had(program, settings, Path(), lambda _: None)
         inside = look_inside(program, image, ContainerBase(settings, program, image).common)
-        return (
-            f"containers by {program}: {program.path}",
-            f"Python {inside} in a container of {image.name}",
-        )
+        return (f"containers by {program}: {program.path}", f"Python {inside} in a container of {image.name}")
 
     def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
         """Have an environment for containers of the target's image.

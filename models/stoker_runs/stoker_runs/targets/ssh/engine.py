@@ -33,12 +33,7 @@ from stoker_runs.targets.engine import (
     start_content,
     write_start,
 )
-from stoker_runs.targets.ssh.containers import (
-    RemoteContainers,
-    RunContainer,
-    has_container,
-    keep_container,
-)
+from stoker_runs.targets.ssh.containers import RemoteContainers, RunContainer, has_container, keep_container
 from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
 from stoker_runs.targets.ssh.link import Link
 from stoker_runs.targets.ssh.porter import Porter

@@ -24,11 +24,7 @@ from stoker.errors import cut, quoted
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.states import FailureCode, RunFailure
-from stoker_runs.targets.engine import (
-    EngineFailure,
-    Job,
-    Say,
-)
+from stoker_runs.targets.engine import EngineFailure, Job, Say
 from stoker_runs.targets.ssh.porter import Porter, Request
 
 __all__ = [
