@@ -41,9 +41,7 @@ def submit_training(
 
     Args:
         spec: What to train; its output is not part of the run, see `collect`.
-        workspace: Where the run is kept.
         target: Name of the compute target, whose Python needs what this one has for trainings.
-        experiment: Name of the experiment.
         gpus: How many GPUs it holds; None is all that the target has.
 
     Raises:

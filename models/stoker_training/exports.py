@@ -205,8 +205,6 @@ def measure(saved_model: Path, onnx_model: Path, checkpoint: Path, rows: NDArray
     """Run the three written models on `rows` float32[n, 784] and compare their logits.
 
     Args:
-        saved_model: Folder of the SavedModel.
-        onnx_model: File of the ONNX model.
         checkpoint: Prefix of the TensorFlow 1 checkpoint.
         rows: The rows, all of them compared.
     """

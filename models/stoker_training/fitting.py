@@ -30,7 +30,6 @@ class Plan:
     """How a network is trained where the spec leaves it open.
 
     Attributes:
-        epochs: Most epochs.
         learning_rate: Adam's, at the start; it falls to 0 along a half cosine.
     """
 
@@ -109,7 +108,6 @@ class Fit:
         history: For each of `loss`, `accuracy`, `val_loss`, `val_accuracy`: one value an epoch.
         best_epoch: The epoch, from 1, whose weights were kept: the one of the lowest validation loss.
         batch_rows: Rows in one training step, over all devices.
-        train_rows: Rows that were trained on.
         validation_rows: Rows that were held back to choose the epoch.
         fit_s: Seconds that it took.
     """
@@ -133,10 +131,8 @@ def fit(
     """Fit `spec.network` on the training rows of `digits`; deterministic with `spec.seed`.
 
     Args:
-        spec: What to train.
         digits: The rows; their test part is not touched.
         strategy: A `tf.distribute` strategy; the rows of one step grow with its replicas.
-        say: Gets one line an epoch.
         log: Gets the name, value and epoch, from 1, of each metric of an epoch.
     """
     keras.utils.set_random_seed(spec.seed)

@@ -68,10 +68,8 @@ class Gpu:
     """One GPU as TensorFlow sees it; what neither TensorFlow nor NVML tells is None.
 
     Attributes:
-        name: Product name.
         compute_capability: For instance `9.0`.
         pci_bus: PCI bus id, for instance `00000000:18:00.0`.
-        total_bytes: Size of its memory.
         free_bytes: Memory that no process holds.
     """
 

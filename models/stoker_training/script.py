@@ -22,7 +22,6 @@ def arguments_of(spec: TrainingSpec, data: str) -> list[str]:
     """Return the command line of a spec: all but its output, which is `outputs/` of the run.
 
     Args:
-        spec: What to train.
         data: How the folder of its data is named there, if it has one.
     """
     arguments = ["--network", spec.network, "--seed", str(spec.seed)]

@@ -22,7 +22,6 @@ class TrainingSpec:
         network: `softmax` (784-10), `mlp` (784-300-100-10) or `cnn` (two convolutions and two dense layers).
         epochs: Most epochs to train; None takes the network's own number. Early stopping may end sooner.
         seed: Seed of the weights, the order of the rows, dropout and the validation split.
-        output: The run folder to write.
         data: Folder with the four IDX files of MNIST, gzip or raw; None has Keras download them.
 
     Raises:
@@ -51,7 +50,6 @@ class TrainingResult:
     Attributes:
         folder: The run folder, complete.
         source: Where the images came from, in words.
-        epochs: Epochs that were trained.
         accuracy: Share of the test images that the written model classifies rightly, 0..1.
         loss: Its mean cross-entropy on the test images, in nats.
         largest_logits_difference: Largest absolute difference between the logits of the SavedModel and of

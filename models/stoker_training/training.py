@@ -49,8 +49,6 @@ def train(
     """Train as `spec` says and publish the run folder, complete or not at all.
 
     Args:
-        spec: What to train, on what, and where to write it.
-        say: Gets each line that the operator should see.
         log: Gets the metrics, with their epoch where they have one.
         run_id: Id of the training run that this is, if it is one.
 

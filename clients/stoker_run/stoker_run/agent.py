@@ -36,9 +36,6 @@ class Member:
     """One process.
 
     Attributes:
-        rank: Its rank in the attempt.
-        pid: Its number.
-        log: What it prints.
         status: As `waitpid` has it, once it has ended.
     """
 
@@ -77,10 +74,6 @@ class Usage(NamedTuple):
 
 class Team:
     """The processes of an attempt on this machine.
-
-    Args:
-        folder: The folder of the attempt.
-        start: What is run.
 
     Attributes:
         members: The processes, by rank.
@@ -231,9 +224,6 @@ class Stop(NamedTuple):
 class Ending:
     """What is known of the end.
 
-    Args:
-        started_ms: When the attempt began.
-
     Attributes:
         left_over: How many processes the script had left running.
     """
@@ -248,7 +238,6 @@ class Ending:
 
         Args:
             team: The processes, all of them ended.
-            stop: Why they were ended, if they were.
             not_started: Why there are none, if so.
         """
         member = team.first_failed if stop is None else None
@@ -374,7 +363,6 @@ class Agent:
 
     Args:
         folder: The folder of the attempt, absolute.
-        start: What to run.
         lock_file: File descriptor of the lock.
     """
 

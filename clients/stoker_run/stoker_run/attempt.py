@@ -172,11 +172,7 @@ def variables(
     """All variables of one process.
 
     Args:
-        start: What is run.
-        folder: The folder of the attempt.
-        rank: Of the process.
         peers: `host:port` of all processes, in the order of their ranks; empty for a single one.
-        inherited: The agent's own.
     """
     found = dict(inherited)
     found.update(start.variables)

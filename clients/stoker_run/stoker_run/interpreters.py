@@ -55,7 +55,6 @@ def modules(site_packages: str, names: Iterable[str]) -> List[str]:
     """The modules at the top of packages with these names, as far as they say so and carry their names.
 
     Args:
-        site_packages: The folder of the packages.
         names: Their normalised names.
 
     Returns:

@@ -145,11 +145,7 @@ _FINDER = _FormerNames()
 
 
 def provide_former_names(say: Callable[[str], None]) -> None:
-    """Let former names be imported; a second call changes only `say`.
-
-    Args:
-        say: Is told in a line of each name that is imported, once.
-    """
+    """Let former names be imported; a second call changes only `say`."""
     _FINDER.say = say
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)

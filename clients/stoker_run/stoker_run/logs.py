@@ -21,9 +21,6 @@ class Log:
 
     Bytes pass through as they come, but for lines that are redrawn by a carriage return: of those one a second is
     kept, and the last.
-
-    Args:
-        path: The file, appended to.
     """
 
     def __init__(self, path: Path) -> None:

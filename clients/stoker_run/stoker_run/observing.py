@@ -44,7 +44,6 @@ def stop(folder: Path, grace_s: Optional[float] = None, reason: str = "canceled"
     """Ask the agent to end the script.
 
     Args:
-        folder: The folder of the attempt.
         grace_s: From SIGTERM to SIGKILL; by default what `start.json` says.
         reason: A word that `exit.json` repeats.
 

@@ -49,11 +49,7 @@ def sent_name(name: str) -> str:
 
 
 class Luggage:
-    """Everything of runs on a machine.
-
-    Args:
-        folder: Where.
-    """
+    """Everything of runs on a machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,7 +60,6 @@ class Luggage:
         """Note what a folder is made of; returns the contents that are not here, with how much of each is.
 
         Args:
-            tree: What it is known by.
             entries: Its entries, as `entries` has them; a file's third is its content.
         """
         self._sweep()
@@ -114,8 +109,6 @@ class Luggage:
         """Make a folder of what is kept; says whether all of it is here.
 
         Args:
-            tree: What it is known by.
-            place: Where the folder is to be.
             name: Its name there, of one or two parts. One that is there already stays as it is.
         """
         target = place / name
@@ -261,7 +254,6 @@ def prune(folder: Path, unused_s: float, remove: bool) -> List[List[Any]]:
     """Remove the environments that no run has been given for a time, and in which no process is.
 
     Args:
-        folder: Where everything of runs is on this machine.
         unused_s: The time in seconds; the machine's own clock counts.
         remove: Whether they are removed, or only told of.
 
@@ -355,11 +347,7 @@ class _Hungup(Exception):
 
 
 class Porter:
-    """Does what is asked for.
-
-    Args:
-        folder: Where everything of runs is on this machine.
-    """
+    """Does what is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -536,11 +524,7 @@ class Porter:
 
 
 class _Inlet:
-    """Frames of a file descriptor.
-
-    Args:
-        descriptor: Where they come from.
-    """
+    """Frames of a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -31,9 +31,6 @@ def start(command: List[str], directory: Path, variables: Mapping[str, str], out
     It is killed when the thread that starts it ends, which is to be the main one.
 
     Args:
-        command: Argument vector.
-        directory: Its current directory.
-        variables: Its environment.
         output: File descriptor of its stdout and stderr.
 
     Raises:
@@ -134,7 +131,6 @@ class Warden:
     It is forked before anything is started, and inherits the agent's lock, which is free when both are gone.
 
     Args:
-        key: Of the attempt.
         lock: File descriptor of the lock.
     """
 

@@ -107,10 +107,7 @@ class Recorder:
     """Writes the lines and files of one attempt.
 
     Args:
-        folder: The folder of the attempt.
         work: The working directory, whose `outputs/` and `logs/` are the run's.
-        attempt: The number of the attempt.
-        rank: Of this process among those of the attempt.
     """
 
     def __init__(self, folder: Path, work: Path, attempt: int = 1, rank: int = 0) -> None:
@@ -139,11 +136,8 @@ class Recorder:
         """Log a value of another kind: those of `y` in the contract.
 
         Args:
-            name: Of the metric.
             kind: `list`, `row`, `table`, `image` or one of Azure's schemas.
             value: A list; a dict of columns; a file's name; the JSON object of a schema.
-            step: Where the script is.
-            description: Kept with it.
         """
         if kind in ("list", "row", "table"):
             value = (

@@ -71,7 +71,6 @@ class RegisteredLater:
     """A model that is registered when the script has ended.
 
     Attributes:
-        name: Its name.
         model_path: Which of the run's files it is of.
     """
 
@@ -91,8 +90,6 @@ class LoggingFace:
         Args:
             name: Of the metric; logging it again makes it a list.
             value: The value. Anything else becomes its `repr`.
-            description: Kept with it.
-            step: Where the script is.
 
         Raises:
             UserErrorException: The value is a list.
@@ -135,10 +132,8 @@ class LoggingFace:
         """Log an image.
 
         Args:
-            name: Of the metric.
             path: A file; exactly one of it and `plot`.
             plot: matplotlib's `pyplot` or a figure of it.
-            description: Kept with it.
 
         Raises:
             UserErrorException: Both or none are given, or there is no such file.
@@ -229,7 +224,6 @@ class FilesFace:
         """Have files of the run registered as a model when the script has ended.
 
         Args:
-            model_name: The model's name.
             model_path: A file or folder of the run; by default one of the model's name.
             details: Azure's `tags`, `properties`, `description` and so on.
 
@@ -256,9 +250,6 @@ class Run(LoggingFace, FilesFace):
     lost when the script is killed. How the run has ended is told by its process, whatever the script says of itself.
 
     Args:
-        recorder: Writes the lines.
-        id: Of the run.
-        experiment: Of the run.
         inputs: Paths by name.
         parent: The run that this one is a child of.
         number: Of a child among those of its parent.
@@ -399,7 +390,6 @@ class Run(LoggingFace, FilesFace):
         """What was logged until now in this attempt: a value, or the list of all.
 
         Args:
-            name: Of one metric.
             recursive: With those of the children, below their ids.
         """
         found = self._recorder.metrics()

@@ -154,7 +154,6 @@ def remove_tree(path: Path, ignore_errors: bool = False) -> None:
     each level, so trees may be deeper than Python's stack and longer than the system's paths.
 
     Args:
-        path: The folder.
         ignore_errors: Whether what cannot be removed stays without a word.
 
     Raises:

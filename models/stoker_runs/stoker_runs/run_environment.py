@@ -73,8 +73,6 @@ class _Having:
 
     Args:
         folder: `environment/` of the run.
-        environments_dir: Where environments are kept.
-        say: Is told in a line what takes time, and what is not as asked for.
     """
 
     def __init__(self, folder: Path, environments_dir: Path, say: Say) -> None:
@@ -104,11 +102,7 @@ def prepared_for_run(
     """Have the environment of a run, and write down what it is.
 
     Args:
-        asked: What was asked for.
         folder: `environment/` of the run.
-        environments_dir: Where environments are kept.
-        say: Is told in a line what takes time, and what is not as asked for.
-        gpus: How many GPUs the run holds.
 
     Raises:
         EnvironmentUnusable: It cannot be had.
@@ -172,11 +166,7 @@ def _with_cuda(wanted: Requirement, asked: Requirement, gpus: int) -> tuple[Requ
 
 
 def relaxed_variables(written: Specification) -> tuple[dict[str, str], list[str]]:
-    """What a script finds in its environment where it gets today's packages, and the lines that say so.
-
-    Args:
-        written: What its file asks for.
-    """
+    """What a script finds in its environment where it gets today's packages, and the lines that say so."""
     variables: dict[str, str] = {}
     lines = ["relaxed: today's versions in place of those asked for"]
     names = {entry.requirement.name for entry in written.entries if entry.requirement is not None}

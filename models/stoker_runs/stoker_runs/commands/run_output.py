@@ -86,10 +86,6 @@ def stream(
     """Print what a run prints until it has ended; Ctrl-C leaves it to itself.
 
     Args:
-        folder: The run.
-        workspace: Where it is.
-        rank: Which of its processes.
-        attempt: With which attempt to begin.
         show: Shows the run in another way than by what it prints; called again and again.
 
     Returns:

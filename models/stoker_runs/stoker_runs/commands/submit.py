@@ -177,8 +177,6 @@ def request_of(
     """What the options and the configuration that they name ask for.
 
     Args:
-        args: The options.
-        workspace: Where the target is.
         cleanup: Removes the files that were made for it, once the run is submitted.
         settings: What the configuration says, where it is read already.
 
@@ -387,7 +385,6 @@ def _read_project_configuration(
     Args:
         path: Its name or path.
         target: The target that is named besides, which wins.
-        workspace: Where the target is, or becomes one.
         scratch: A folder for files whose content it has in itself.
 
     Returns:
@@ -421,11 +418,6 @@ def take_compute(
     project: Path, configuration: dict[str, Any], workspace: Workspace
 ) -> tuple[dict[str, Any], bool]:
     """Make the target that a project's `.compute` file describes one of the workspace.
-
-    Args:
-        project: The project's folder.
-        configuration: What is said of the run, its target among that.
-        workspace: Where the target becomes one.
 
     Returns:
         The same with what the file says of the runs on its target, where they do not say it; whether there is a file.

@@ -107,10 +107,7 @@ def board(terms: Terms, trials: Sequence[Trial], columns: int, lines: int) -> li
     Those that run come before those that have ended, the best of either first.
 
     Args:
-        terms: What was asked of it.
         trials: Its children, the best first.
-        columns: Characters of a line.
-        lines: Lines of the terminal.
     """
     room = max(0, lines - 3)
     ended = ("Completed", "Failed", "Canceled")

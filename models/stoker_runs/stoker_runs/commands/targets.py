@@ -59,7 +59,6 @@ def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser
 
     Args:
         parser: Of `attach`.
-        common: What every command about runs has.
     """
     from stoker_runs.targets.definitions import attachable, keys_of
 
@@ -76,7 +75,6 @@ def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser
 
     Args:
         parser: Of `create`.
-        common: What every command about runs has.
     """
     from stoker_runs.targets.definitions import LOCAL, keys_of
 

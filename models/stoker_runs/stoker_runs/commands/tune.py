@@ -99,10 +99,7 @@ def begin(request: Request, asked: Terms, workspace: Workspace, cleanup: ExitSta
 
     Args:
         request: The script, as each child runs it.
-        asked: How they differ.
-        workspace: Where they are.
         cleanup: Removes what was made for the request, once it is submitted.
-        detach: Whether it is not followed.
 
     Returns:
         The exit status of the command.

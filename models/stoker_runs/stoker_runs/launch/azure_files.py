@@ -148,7 +148,6 @@ class ComputeFile:
     """What a `.compute` file says.
 
     Attributes:
-        name: Of the target.
         settings: What the file of the target has to say, `type` among that.
         image: The image of its containers; empty for none.
         gpus: How many GPUs its runs hold where they do not say it; None leaves that to the target.
@@ -343,7 +342,6 @@ class RunConfigFile:
     """What a `.runconfig` file says.
 
     Attributes:
-        path: The file.
         project: The folder to which it belongs.
         configuration: The same as a run configuration of Stoker has it.
         in_container: Whether it asks for a container wherever it runs.
@@ -377,7 +375,6 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
     """Read a file of either form: one without the key `environment` is of Workbench.
 
     Args:
-        path: The file.
         scratch: A folder for files whose content it has in itself.
 
     Raises:

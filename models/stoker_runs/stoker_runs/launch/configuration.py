@@ -113,7 +113,6 @@ def settings_of(file: Path, said: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         file: The file; paths are taken from its folder.
-        said: Its keys with their values.
 
     Raises:
         InvalidSettings: A key or value is none; the message names the nearest key.

@@ -22,13 +22,7 @@ _BEFORE_THE_SCRIPT: Final = frozenset(
 
 
 class LogTail:
-    """Reads on in the log of a run's process, attempt after attempt.
-
-    Args:
-        folder: The run.
-        rank: Which of its processes.
-        attempt: With which attempt to begin.
-    """
+    """Reads on in the log of a run's process, attempt after attempt."""
 
     def __init__(self, folder: RunFolder, rank: int = 0, attempt: int = 1) -> None:
         self._folder = folder
@@ -80,13 +74,8 @@ def follow(
     """Pass on what a run prints until it has ended; returns its last state.
 
     Args:
-        folder: The run.
-        workspace: Where it is.
         write: Takes the bytes of the log.
         waits: Is told the state and how many seconds it lasts, until the script runs; then None.
-        rank: Which of its processes.
-        attempt: With which attempt to begin.
-        clock: The time.
         notes: Is told what was said while the run was prepared, a line each.
     """
     clock = clock or Clock()

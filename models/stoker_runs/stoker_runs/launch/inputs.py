@@ -122,8 +122,6 @@ def data_set_place(
     """The folder or file that a registered data set is; None where none is registered under this name.
 
     Args:
-        workspace: Where it is registered.
-        name: Its name.
         version: Its version; the latest for None.
         fetch: Returns the file or folder with the files of addresses of the web.
 
@@ -183,9 +181,7 @@ def find_input(
     Args:
         name: The input's name, by which the script finds it.
         where: What somebody has written; `:mount` or `:download` behind it is passed over, for nothing has to travel.
-        workspace: Whose data sets and stores are meant.
         base: From where relative paths are taken; by default the current folder.
-        say: Is told in a line what takes time.
 
     Raises:
         InvalidSettings: The name cannot be that of a variable.
@@ -266,7 +262,6 @@ def fetched_together(addresses: Sequence[str], workspace: Workspace, say: Callab
 
     Args:
         addresses: `http://…` or `https://…` each.
-        workspace: Where they are kept.
         say: As of `fetched`.
 
     Raises:
@@ -305,7 +300,6 @@ def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> P
 
     Args:
         address: `http://…` or `https://…`.
-        workspace: Where it is kept.
         say: Is told when it is fetched, when it has changed since the last time, and when its server does not answer.
 
     Raises:

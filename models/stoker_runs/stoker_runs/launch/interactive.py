@@ -28,17 +28,6 @@ __all__ = ["InteractiveRun"]
 class InteractiveRun:
     """A run whose state this process says. When it ends without a word, the run has failed as `Interrupted`.
 
-    Args:
-        workspace: Where its folder will be.
-        experiment: The experiment.
-        tags: Labels.
-        script: Name of the program.
-        clock: The time.
-
-    Attributes:
-        folder: Its folder.
-        recorder: Writes what is logged.
-
     Raises:
         InvalidSettings: The experiment cannot have this name.
     """

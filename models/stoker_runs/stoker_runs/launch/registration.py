@@ -84,13 +84,8 @@ def register_model(
     """Register what a run has written as the next version of a model.
 
     Args:
-        workspace: Whose models there are.
-        folder: The run.
-        name: Name of the model.
         path: Name of a file or folder among those of the run; None is the name of the model.
         framework: What it holds, where it could be several things.
-        description: Free text.
-        tags: Free labels.
         properties: Further labels, for good, beside those that say where the model came from.
 
     Raises:

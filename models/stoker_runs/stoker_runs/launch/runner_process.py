@@ -71,7 +71,6 @@ def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]
 
     Args:
         report: The content of `exit.json`.
-        limit_s: How long the script was allowed to take.
     """
     outcome = report.get("outcome")
     started_ms = report.get("started_ms") or None
@@ -176,13 +175,9 @@ class Runner:
 
     Args:
         folder: The run's folder, whose lock the caller holds.
-        store: The runs that it is one of.
-        engine: Of the run's compute target.
         slots: What it has to hold; None where the target has no such thing.
-        snapshots_dir: Where the snapshots of the workspace are.
         begin: Begins the preparation, so that a cancel is heard meanwhile.
         register: Registers the models that the script has asked to have registered.
-        clock: The time.
     """
 
     def __init__(

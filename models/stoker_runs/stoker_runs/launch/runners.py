@@ -98,8 +98,6 @@ def fork_runner(folder: RunFolder, workspace: Workspace, reap: Callable[[int], N
     bear, it is started as `spawn_runner` does.
 
     Args:
-        folder: The run.
-        workspace: Where it is.
         reap: Is told the number of the process, which somebody has to bury.
 
     Raises:
@@ -146,13 +144,7 @@ def _reap(pid: int) -> None:
 def adopt(
     folder: RunFolder, workspace: Workspace, spawn: Callable[[RunFolder, Workspace], None] = spawn_runner
 ) -> bool:
-    """Give a run a runner if it needs one; returns whether it did.
-
-    Args:
-        folder: The run.
-        workspace: Where it is.
-        spawn: Starts the runner.
-    """
+    """Give a run a runner if it needs one; returns whether it did."""
     try:
         if folder.state().is_terminal or folder.has_runner():
             return False
@@ -166,7 +158,6 @@ def adopt_all(workspace: Workspace, index: RunIndex | None = None) -> list[str]:
     """Give each run that needs one a runner; returns their ids.
 
     Args:
-        workspace: Where they are.
         index: Its index, where somebody will ask that for more.
     """
     store = RunStore(workspace.runs_dir)

@@ -28,12 +28,7 @@ __all__ = ["Ask", "Held", "Slots", "Wait", "check_ask", "choose", "slots_of"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a run wants.
-
-    Attributes:
-        cores: How many cores.
-        gpus: How many GPUs.
-    """
+    """What a run wants."""
 
     cores: int
     gpus: int
@@ -44,9 +39,6 @@ class Held:
     """What a run holds, or waits for.
 
     Attributes:
-        run: Its id.
-        since_ms: Since when.
-        cores: How many cores.
         gpus: The GPUs by name; of one that waits as many empty names as it wants.
     """
 
@@ -98,12 +90,6 @@ def choose(
     Those who came earlier and wait are served first: what they wait for is not given away. So a run for cores passes
     one that waits for a GPU, if the cores are enough for both.
 
-    Args:
-        ask: What it wants.
-        holders: Who holds what.
-        earlier: Who waits and came earlier, with what they want.
-        capacity: What there is.
-
     Returns:
         The GPUs by name, or what is waited for.
     """
@@ -134,13 +120,7 @@ def _counted(number: int, what: str) -> str:
 
 
 class Slots:
-    """The slots of one pool in a workspace; safe to use from several processes at once.
-
-    Args:
-        folder: Of the pool.
-        store: The runs that use it.
-        capacity: What there is.
-    """
+    """The slots of one pool in a workspace; safe to use from several processes at once."""
 
     def __init__(self, folder: Path, store: RunStore, capacity: Capacity) -> None:
         self._holders = folder / "holders"

@@ -132,8 +132,6 @@ class Request:
             of Stoker.
         environment_file: The file for `relaxed`, where there is one.
         python: The interpreter where there is no file; empty is that of Stoker.
-        as_of: Date for the packages.
-        tags: Labels.
         limit_bytes: How large the files may be together.
         parent: Id of the run that this is a part of.
         dockerfile: A file from which the image of its container is built.
@@ -159,11 +157,7 @@ class Plan:
     """What would be submitted.
 
     Attributes:
-        experiment: The experiment.
-        definition: With everything filled in.
-        target: The compute target.
         environment_file: The file that says which packages; None where there is none.
-        environment_content: What is in it.
     """
 
     experiment: str
@@ -216,11 +210,7 @@ def submit(
     """Create a run and start its runner.
 
     Args:
-        request: What is wanted.
-        workspace: Where its folder will be.
         progress: Called with the files that are kept so far, and the files in all.
-        clock: The time.
-        spawn: Starts the runner.
 
     Returns:
         The run's folder, and what was kept of the source.
@@ -409,12 +399,6 @@ def prepare(
     engine_of: Callable[[Target, Workspace], Engine] = engine_of,
 ) -> None:
     """Do for a run what is done before its script starts, so that the next one like it starts at once.
-
-    Args:
-        request: The run as it would be submitted.
-        workspace: Where environments are kept.
-        say: Is told in a line what takes time, and what is not as asked for.
-        engine_of: Makes the engine of the target.
 
     Raises:
         OperatorError: The run would be refused, or the target cannot have what it asks for.

@@ -23,7 +23,6 @@ class Difference:
 
     Attributes:
         group: `result`, `metric`, `parameter`, `package`, `code`, `data`.
-        name: What differs.
         values: Its value in each run, in order; empty if a run has none.
     """
 
@@ -36,7 +35,6 @@ def compare_runs(folders: Sequence[RunFolder], snapshots_dir: Path) -> list[Diff
     """List the differences between runs.
 
     Args:
-        folders: The runs.
         snapshots_dir: The folder of snapshots; without them only a difference of the code as a whole is reported.
 
     Raises:

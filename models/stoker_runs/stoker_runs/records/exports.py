@@ -76,7 +76,6 @@ def draw(folders: Sequence[RunFolder], metrics: Sequence[str], path: Path) -> li
     """Plot metrics of runs, one panel per metric and one line per run.
 
     Args:
-        folders: The runs.
         metrics: The metrics to plot; if empty, all that any of the runs has.
         path: The output file; its suffix determines the format.
 
@@ -197,9 +196,7 @@ def event_record(name: str, value: float, step: int, time_s: float) -> bytes:
     """Encode one value of a metric as a record.
 
     Args:
-        name: The metric's name.
         value: The value; stored as float32.
-        step: The step.
         time_s: When it was measured, in seconds since 1970.
     """
     # Event{wall_time = 1, step = 2, summary = 5}, Summary{value = 1}, Value{tag = 1, simple_value = 2}.
@@ -213,7 +210,6 @@ def write_logdir(folders: Sequence[RunFolder], place: Path) -> Path:
     """Make a folder for TensorBoard with each run's metrics, and the event files its script has written itself.
 
     Args:
-        folders: The runs.
         place: The folder; its previous content is removed.
     """
     shutil.rmtree(place, ignore_errors=True)

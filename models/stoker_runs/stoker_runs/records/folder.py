@@ -308,8 +308,6 @@ class RunFolder:
         """Request the runner to end the run; only the first request counts.
 
         Args:
-            reason: Who cancels the run, or why.
-            now_ms: The time.
             grace_s: Time between asking the script to end and killing it; None for the run's own setting.
         """
         path = self.path / "cancel.json"

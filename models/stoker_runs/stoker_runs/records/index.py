@@ -46,7 +46,6 @@ class RunIndex:
     """The index of a workspace's runs.
 
     Args:
-        store: The runs.
         once: Whether it looks for changes only once, for a command with several queries.
     """
 
@@ -62,7 +61,6 @@ class RunIndex:
         """List runs, the newest first.
 
         Args:
-            experiment: Only runs of this experiment.
             metrics: Names of the metrics to include; None for all.
             limit: Maximum number of runs; None for all.
         """

@@ -138,9 +138,7 @@ class RunRecord:
 
     Attributes:
         id: `EXPERIMENT_UNIXTIME_8HEX`; a child of a sweep has `_N` behind that of its parent.
-        experiment: Name of the experiment.
         created_ms: When it was submitted, in milliseconds since 1970.
-        definition: What was asked.
         kind: `script`, `interactive` or `sweep`.
         snapshot: Digest of its files; empty where there are none.
         data: Digest of each data set, by the name of the input.
@@ -219,8 +217,6 @@ def new_run_id(experiment: str, now_ms: int, token: str) -> str:
     """Return the id of a new run.
 
     Args:
-        experiment: The experiment.
-        now_ms: The time.
         token: Eight random hexadecimal digits.
     """
     return f"{experiment}_{now_ms // 1000}_{token}"

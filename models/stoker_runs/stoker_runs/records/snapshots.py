@@ -58,11 +58,7 @@ _REMEMBERED: Final = 100_000
 
 
 class SeenFiles:
-    """A cache of digests of files.
-
-    Args:
-        path: The file that stores the cache.
-    """
+    """A cache of digests of files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -134,7 +130,6 @@ def source_files(
     folder, with git's syntax.
 
     Args:
-        source: The folder.
         workspace: Folder of the workspace, which is excluded.
         skipped: Receives what was skipped without a pattern: links to folders, sockets.
 
@@ -196,8 +191,6 @@ class Snapshot:
 
     Attributes:
         digest: Digest of names, contents and executable bits.
-        files: Number of files.
-        size_bytes: Their total size.
         added_bytes: Total size of those that were not stored before.
         skipped: Skipped entries: links to folders, sockets.
         changed: Files that have changed while they were read; stored is what was read.
@@ -243,7 +236,6 @@ class SnapshotStore:
         """Store the files of a source folder.
 
         Args:
-            source: The folder.
             limit_bytes: Limit of their total size.
             progress: Called with the number of stored files, and of all files.
 
@@ -382,7 +374,6 @@ def data_digests(inputs: Mapping[str, str], kept: Path) -> dict[str, str]:
 
     Args:
         inputs: Path of each input, a file or a folder, by name.
-        kept: The file that caches digests.
 
     Raises:
         SubmissionRefused: A path does not exist, or cannot be read.

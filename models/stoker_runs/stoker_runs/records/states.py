@@ -227,16 +227,12 @@ class RunState:
     """The content of `state.json`.
 
     Attributes:
-        status: The status.
         since_ms: When it changed to that status. Times are milliseconds since 1970.
         attempt: Number of the current attempt, from 1.
         attempts: Maximum number of attempts.
         reason: What it waits for, why there is no news of it, or who ended it; else empty.
-        submitted_ms: When it was submitted.
         started_ms: When the script of the current attempt started.
-        ended_ms: When the run ended.
         exit_status: The script's exit status; negative for a signal.
-        error: Why it failed.
         outcome: The final status once its files have been collected; only in Finalizing.
         ending: Why it was asked to end: `canceled` or `timed out`; empty if it was not.
     """
@@ -304,13 +300,7 @@ class RunState:
 
 
 def next_state(state: RunState, observation: Observation, now_ms: int) -> RunState:
-    """Return the state after an observation; `state` itself if the observation changes nothing.
-
-    Args:
-        state: The state so far.
-        observation: What the runner has observed.
-        now_ms: The time of the observation.
-    """
+    """Return the state after an observation; `state` itself if the observation changes nothing."""
     if state.is_terminal:
         return state
     if state.status is Status.FINALIZING:

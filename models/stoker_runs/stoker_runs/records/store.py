@@ -46,8 +46,6 @@ class RunStore:
         """Create the folder of a run atomically.
 
         Args:
-            record: The record.
-            state: The initial state.
             complete: Adds further files to the folder.
         """
         staging = private_folder(self.runs_dir / _STAGING)

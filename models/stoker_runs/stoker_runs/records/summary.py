@@ -43,10 +43,8 @@ class Numbers:
     """Statistics of one metric.
 
     Attributes:
-        last: The latest value.
         least: The smallest finite value; NaN if there is none.
         most: The largest finite value; NaN if there is none.
-        count: Number of values.
     """
 
     last: float
@@ -78,17 +76,8 @@ class RunSummary:
     """One line of a list of runs.
 
     Attributes:
-        id: The run's id.
-        experiment: Its experiment.
-        status: Its status.
-        created_ms: When it was submitted.
-        started_ms: When its script started.
-        ended_ms: When it ended.
         target: Name of its compute target.
-        script: Its script.
         reason: What it waits for, or its error in one line.
-        parent: Id of its parent run.
-        tags: Its tags.
         metrics: Statistics of its numeric metrics, by name.
     """
 
@@ -226,8 +215,6 @@ class Condition:
 
     Attributes:
         name: The left-hand side: one of `FACTS`, a tag `tags.NAME`, or the name of a metric.
-        sign: The comparison operator.
-        value: The right-hand side.
     """
 
     name: str

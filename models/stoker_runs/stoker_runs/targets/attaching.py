@@ -30,8 +30,6 @@ def attach(
     """Write the file of a target; of one of the same name, type and address, what is not said stays as it is.
 
     Args:
-        workspace: The workspace of the target.
-        name: The target's name.
         content: The content of its file, including `type`.
         secrets: Values that only the owner may read. Earlier secrets are kept if the settings for connecting are
             unchanged.

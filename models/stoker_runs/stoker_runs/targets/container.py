@@ -65,7 +65,6 @@ class ContainerEngine:
     """Runs attempts in containers on this machine.
 
     Args:
-        target: The compute target.
         workspace: The workspace of the runs; its environments and data stores are used.
     """
 

@@ -69,11 +69,7 @@ class ContainerEnvironment:
     """Makes virtual environments in containers of one image.
 
     Args:
-        program: What starts them.
-        image: The image.
-        inside: What it has.
         arguments: Further arguments of `docker run`.
-        environments_dir: Where environments are kept.
     """
 
     def __init__(
@@ -96,10 +92,7 @@ class ContainerEnvironment:
         """Have the environment of a run, and write down what it is.
 
         Args:
-            asked: What was asked for.
             folder: `environment/` of the run.
-            say: Is told in a line what takes time, and what is not as asked for.
-            gpus: How many GPUs the run holds.
 
         Returns:
             Its folder here, and what it is in the container.

@@ -42,9 +42,7 @@ class ContainerProgram:
     """A program that starts containers, and answers.
 
     Attributes:
-        path: Where it is.
         kind: `docker` or `podman`; a `docker` that is podman by another name is `podman`.
-        version: Its version.
         rootless: Whether it belongs to a user, who is root in its containers.
     """
 
@@ -62,7 +60,6 @@ class ContainerProgram:
 
         Args:
             wanted: `docker` or `podman`; empty to use the environment variable, or else either.
-            environ: The environment variables.
 
         Raises:
             EngineFailure: There is none, or it does not answer.
@@ -80,7 +77,6 @@ class ContainerProgram:
         Args:
             wanted: `docker` or `podman`; empty is either.
             which: Finds a program there; None is nowhere.
-            asked: Runs a command there.
 
         Raises:
             EngineFailure: There is none, or it does not answer.
@@ -127,7 +123,6 @@ class ContainerProgram:
         """Run one of its commands.
 
         Args:
-            arguments: The command.
             timeout_s: How long it may take; None is for ever.
             environ: Its environment variables; None is those of this process.
             directory: Its current directory: podman's monitor notes there that a container was out of memory.

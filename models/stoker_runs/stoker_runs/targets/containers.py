@@ -73,9 +73,7 @@ class FailedPulls:
     """The images that could not be pulled lately: to try takes long, and most of them are nowhere any more.
 
     Attributes:
-        folder: Where that is kept.
         host: The machine that pulled; empty for this one.
-        now_s: The time.
     """
 
     folder: Path
@@ -106,7 +104,6 @@ class Image:
 
     Attributes:
         name: By which it was asked for.
-        id: Names its content.
     """
 
     name: str
@@ -124,10 +121,7 @@ class Image:
         """Find, pull or build the image of a run.
 
         Args:
-            program: What has it.
-            settings: Which one.
             environment: `environment/` of the run.
-            say: Is told in a line what takes time, and that another image is used than asked for.
             failed: The pulls that are not tried again where another image is used instead; None tries each.
 
         Raises:
@@ -214,8 +208,6 @@ class Inside:
     """What a container of an image has.
 
     Attributes:
-        python: The interpreter.
-        version: Its version.
         gpus: The GPUs that it sees, a line each.
         packages: The versions of its packages, by name.
     """
@@ -235,11 +227,8 @@ def look_inside(
     """Look for Python and for GPUs in a container, before the script is started in one.
 
     Args:
-        program: What starts it.
-        image: Of which image.
         arguments: Further ones of `docker run`.
         python: Which Python; empty is `python3`, else `python`.
-        gpus: How many GPUs it has to see.
 
     Raises:
         EngineFailure: There is no Python that can be used, or there are fewer GPUs.
@@ -290,9 +279,7 @@ def optional_container(
     known there.
 
     Args:
-        target: The target.
         workspace: Where pulls that failed are kept.
-        say: Is told in a line where the run does without.
         image: The image that is asked for; empty for none.
         dockerfile: Whether the image is built instead.
     """
@@ -312,13 +299,7 @@ def optional_container(
 
 @dataclass(frozen=True, slots=True)
 class ContainerBase:
-    """What is known of a container before there is one.
-
-    Attributes:
-        settings: How it is to be.
-        program: What starts it.
-        image: Of which image.
-    """
+    """What is known of a container before there is one."""
 
     settings: ContainerSettings
     program: ContainerProgram
@@ -365,7 +346,6 @@ class ContainerState:
     """How a container is.
 
     Attributes:
-        status: The word for it.
         exit_code: With which its first process has ended; 0 while it has not.
         out_of_memory: Whether it was killed for its memory.
     """
@@ -387,12 +367,6 @@ class ContainerState:
 
 def keep_record(place: Path, base: ContainerBase, name: str, command: Sequence[str]) -> None:
     """Write down how the container of an attempt is made.
-
-    Args:
-        place: The attempt's folder.
-        base: Its program and image.
-        name: What it is called.
-        command: What the program is told.
 
     Raises:
         OSError: It cannot be written.
@@ -416,9 +390,7 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
     """Start a container: created if it does not exist, started if it was only created, otherwise left alone.
 
     Args:
-        program: What starts it.
         record: Its name as `container`, and the `command` that makes it.
-        directory: The current directory of the command.
 
     Raises:
         EngineFailure: It cannot be started.
@@ -459,10 +431,7 @@ def sight_of_container(
     """The state of an attempt whose agent has left no report.
 
     Args:
-        program: What has its container.
         record: The container's name as `container`.
-        state: How the container is.
-        had_agent: Whether the agent had begun.
 
     Raises:
         EngineFailure: The program does not answer.

@@ -47,7 +47,6 @@ class Capacity:
     """The capacity of a machine.
 
     Attributes:
-        cores: Number of cores.
         gpus: Their names for CUDA_VISIBLE_DEVICES: numbers or UUIDs.
     """
 
@@ -235,7 +234,6 @@ class Target:
     """One compute target.
 
     Attributes:
-        name: Its name.
         type: What it is: `local`, `docker`, `ssh`, `amlcompute`.
         settings: What its file says besides.
     """
@@ -340,7 +338,6 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
 
     Args:
         path: The file, for messages.
-        content: What it holds.
 
     Raises:
         InvalidSettings: A key is none of its type's, or has a value that it cannot have.
@@ -403,7 +400,6 @@ class SshSettings:
     """How a machine is reached.
 
     Attributes:
-        name: The compute target.
         address: Its host name, an address, or an alias of the user's SSH configuration.
         port: Where its sshd listens; None leaves that to the user's SSH configuration, 22 where it says nothing.
         username: Who logs in; empty for what that says, and else for who submits.
@@ -411,9 +407,6 @@ class SshSettings:
         host_key: Its public key as in `known_hosts` (`ssh-ed25519 AAAA…`), or the fingerprint of that
             (`SHA256:…`); empty where the user's `known_hosts` decides.
         folder: Where everything of runs is there; `~` is the home of who logs in.
-        python: The interpreter there.
-        password: Of the user there.
-        passphrase: Of the private key.
     """
 
     name: str
@@ -432,7 +425,6 @@ class SshSettings:
         """Read the settings of a target.
 
         Args:
-            target: The target.
             targets_dir: Where its secrets are, `NAME.secret`.
 
         Raises:

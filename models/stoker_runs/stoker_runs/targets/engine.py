@@ -45,11 +45,7 @@ Say = Callable[[str], None]
 
 
 class EngineFailure(OperatorError):
-    """A target could not do what it was asked; `failure` is recorded for the run.
-
-    Args:
-        failure: The reason.
-    """
+    """A target could not do what it was asked; `failure` is recorded for the run."""
 
     code = "target_unusable"
 
@@ -69,8 +65,6 @@ class Job:
 
     Attributes:
         folder: The run's folder on this machine, to which `pull` brings everything.
-        record: The submitted run.
-        attempt: The number of the attempt.
         snapshots_dir: Where the snapshots of this workspace are.
         gpus: The GPUs assigned to it, for CUDA_VISIBLE_DEVICES; None sets nothing.
         resume_from: The folder on this machine from which it continues, or None.
@@ -111,7 +105,6 @@ class Sight:
     """The result of `observe`.
 
     Attributes:
-        presence: The state of the attempt.
         reason: What it waits for, why nothing is known, or the agent's complaint; empty for none.
         started_ms: When the script started, by the machine's clock; None before.
         exit: The content of `exit.json`, if it has ended.
@@ -137,10 +130,6 @@ class Engine(Protocol):
     def prepare(self, job: Job, say: Say) -> None:
         """Bring environment and files to the machine; `start.json` is written last.
 
-        Args:
-            job: The attempt.
-            say: Is told in a line what takes time.
-
         Raises:
             EngineFailure: They cannot be provided.
         """
@@ -162,7 +151,6 @@ class Engine(Protocol):
         """Copy new log lines and files to the attempt's folder on this machine.
 
         Args:
-            job: The attempt.
             final: Whether none of its processes is running any more: then everything is copied, with `outputs/` and
                 `logs/` to the run's folder.
 
@@ -209,9 +197,7 @@ class Building(Protocol):
         """Build an environment on the machine, for runs that ask for the same one.
 
         Args:
-            asked: What is asked for.
             folder: Has the file that says it; what there is, and what the installer said, is written there.
-            say: Is told in a line what takes time.
 
         Raises:
             EngineFailure: The machine cannot be used.
@@ -228,7 +214,6 @@ class Pruning(Protocol):
         """Remove environments that have not been used for some time, and in which no process is running.
 
         Args:
-            unused_s: That time.
             remove: Whether to remove them; False only lists them.
 
         Returns:
@@ -273,10 +258,6 @@ def start_content(
     """Return the content of `start.json` for an attempt whose processes all run on one machine.
 
     Args:
-        job: The attempt.
-        python: How the script's interpreter is called there.
-        directory: The script's working directory there.
-        resume_from: From which folder there it goes on.
         variables: Environment variables besides those that were asked for.
         lease_s: How long the script may go on without a word from the runner; None is for ever.
         shared_directory: The folder there that runs of one experiment share.

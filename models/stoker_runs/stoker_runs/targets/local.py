@@ -146,7 +146,6 @@ class LocalEngine:
     """Runs attempts on this machine.
 
     Args:
-        target: The compute target.
         workspace: Whose runs they are; its environments are used.
     """
 

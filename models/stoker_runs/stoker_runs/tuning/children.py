@@ -44,9 +44,6 @@ class Trial:
 
     Attributes:
         number: Which child it is, from 0 up.
-        id: Its id.
-        parameters: Its parameters.
-        status: What it is doing.
         reason: What it waits for, or why it was ended or failed.
         best: The best value of the primary metric that it has logged; None where there is none.
         count: How many values of it there are.
@@ -73,13 +70,7 @@ def terms_of(record: RunRecord) -> Terms:
 
 
 def child_folders(record: RunRecord, total: int, store: RunStore) -> dict[int, RunFolder]:
-    """Return the children of a sweep that have begun, by their numbers.
-
-    Args:
-        record: The sweep.
-        total: How many there may be.
-        store: Where the runs are.
-    """
+    """Return the children of a sweep that have begun, by their numbers."""
     home = store.runs_dir / record.experiment
     paths = {number: home / f"{record.id}_{number}" for number in range(total)}
     return {number: RunFolder(path) for number, path in paths.items() if path.is_dir()}
@@ -91,12 +82,7 @@ def create_child(
     """Create one child: the sweep's files, packages and data, with parameters of its own.
 
     Args:
-        sweep: The sweep's folder.
-        record: The sweep's record.
-        terms: What was asked of it.
         number: Which child, from 0 up.
-        store: Where the runs are.
-        now_ms: The time.
     """
     definition = record.definition
     asked = replace(
@@ -124,12 +110,7 @@ def create_child(
 
 
 class ChildReader:
-    """Reads what becomes of a child, again and again; of one that has ended no more.
-
-    Args:
-        folder: The child.
-        metric: The primary metric.
-    """
+    """Reads what becomes of a child, again and again; of one that has ended no more."""
 
     def __init__(self, folder: RunFolder, metric: str) -> None:
         self.folder = folder
@@ -185,13 +166,6 @@ class ChildReader:
 class Trials:
     """The children of a sweep, looked at again and again.
 
-    Args:
-        folder: The sweep.
-        store: Where the runs are.
-
-    Attributes:
-        terms: What was asked of it.
-
     Raises:
         UnknownRun: It is no sweep.
     """
@@ -234,8 +208,6 @@ def trials_of(folder: RunFolder, store: RunStore, *, with_earlier: bool = False)
     """Return the children of a sweep, the best first; those without a value come last, in their order.
 
     Args:
-        folder: The sweep.
-        store: Where the runs are.
         with_earlier: With those of the sweeps that it was compared with.
 
     Raises:
@@ -279,10 +251,7 @@ def submit_sweep(
 
     Args:
         request: The script, as each child runs it but for its parameters.
-        asked: How they differ.
-        workspace: Where its folder will be.
         progress: Called with the files that are kept so far, and the files in all.
-        spawn: Starts the runner.
 
     Returns:
         The sweep's folder, and what was kept of the source.
@@ -298,10 +267,6 @@ def submit_sweep(
 
 def going_on(runs: Sequence[str], store: RunStore) -> list[Again]:
     """Return children of earlier sweeps as those that go on in a new one, with their parameters.
-
-    Args:
-        runs: Their ids.
-        store: Where they are.
 
     Raises:
         UnknownRun: There is no such run.

@@ -225,7 +225,6 @@ def drawn(one: Expression, chance: Random) -> Value:
     """Draw one value.
 
     Args:
-        one: From what.
         chance: Where chance comes from; two that were made alike give the same.
     """
     if one.kind == "choice":
@@ -269,7 +268,6 @@ class Sampler:
 
     Attributes:
         kind: `random` or `grid`.
-        space: The parameters.
         seed: What a random one begins with.
     """
 
@@ -324,7 +322,6 @@ def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:
     Args:
         kind: `random` or `grid`, in any case.
         space: The expression of each parameter.
-        seed: What a random one begins with.
 
     Raises:
         InvalidSettings: There is no such way, or it cannot choose from this space.
@@ -374,12 +371,10 @@ class Terms:
     """One sweep; made by `terms`, which checks it.
 
     Attributes:
-        sampler: Chooses the parameters.
         metric: The primary metric: what children are compared by.
         goal: Which of its values are better.
         max_runs: How many children there are; of a grid no more than it has combinations.
         at_once: How many of them run at the same time.
-        policy: Ends poor ones early.
         max_duration_s: After how long no more begin, and those that run are ended; None for never.
         warm_start: Ids of earlier sweeps, with whose children those of this one are compared.
         again: Children of earlier sweeps that go on, as the first ones of this sweep.
@@ -456,14 +451,10 @@ def terms(
     """Return the terms of a sweep.
 
     Args:
-        sampler: Chooses the parameters.
-        metric: The primary metric.
         goal: `maximize` or `minimize`, in any case.
         max_runs: How many children there may be.
         at_once: How many at the same time; None for all.
         policy: Ends poor ones early; None ends none.
-        max_duration_s: After how long the sweep is ended.
-        warm_start: Ids of earlier sweeps.
         again: Children of earlier sweeps that go on.
 
     Raises:

@@ -21,11 +21,9 @@ class Child:
     """What is known of a child.
 
     Attributes:
-        status: What it is doing.
         curve: What it has logged of the primary metric.
         judged: The last interval at which the policy has looked at it.
         is_told: Whether it was told to end.
-        failure: Why it has failed.
         logged: Names of all numbers that it has logged, once it has ended.
     """
 
@@ -73,8 +71,6 @@ def next_step(
     """Return what a sweep does next.
 
     Args:
-        terms: What was asked.
-        children: Those that have begun, by their numbers.
         earlier: What children of earlier sweeps have logged, with which these are compared.
         ending: Why the whole sweep ends, by its user or its duration; empty while it goes on.
     """
@@ -115,7 +111,6 @@ def ending_of(terms: Terms, children: Mapping[int, Child], ending: str = "") -> 
     """Return how a sweep ends all of whose children have ended.
 
     Args:
-        terms: What was asked.
         children: All that have begun, by their numbers.
         ending: Why it ended before it had all.
     """

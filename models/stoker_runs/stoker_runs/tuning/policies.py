@@ -222,8 +222,6 @@ def verdict(policy: Policy, goal: Goal, run: Curve, others: Sequence[Curve], int
     """Say why a child is to be ended; empty where it is not.
 
     Args:
-        policy: The policy.
-        goal: Which values are better.
         run: What the child has logged, `interval` values or more.
         others: What the others have; those that have not come as far are not compared with it.
         interval: One that `due_interval` gave.

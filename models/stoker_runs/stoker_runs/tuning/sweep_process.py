@@ -59,10 +59,8 @@ class Sweep:
 
     Args:
         folder: The sweep's folder, whose lock the caller holds.
-        store: The runs that it is one of.
         begin: Starts the runner of a child.
         adopt: Starts that of one that goes on and has none.
-        clock: The time.
     """
 
     def __init__(

@@ -20,12 +20,7 @@ _TENSORFLOW_1_SAID = "STOKER_TENSORFLOW_1_SAID"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Adds them as soon as a module has been imported.
-
-    Args:
-        module: Its name.
-        change: What adds them to it.
-    """
+    """Adds them as soon as a module has been imported."""
 
     def __init__(self, module: str, change: Callable[[Any], None]) -> None:
         self._module = module

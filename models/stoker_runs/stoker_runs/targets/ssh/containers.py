@@ -58,7 +58,6 @@ class _RemoteProgram(ContainerProgram):
     """`docker` or `podman` of a machine that SSH reaches.
 
     Attributes:
-        link: To the machine.
         owner: Numbers of the user and the group who log in there.
     """
 
@@ -99,8 +98,6 @@ class RunContainer:
     """The container of an attempt, before there is one.
 
     Attributes:
-        base: Its program and image.
-        inside: What the image has.
         gpus: The arguments by which it sees GPUs.
         environment: The interpreter of the script, there.
         folder: Where everything of runs is there.
@@ -119,9 +116,6 @@ class RemoteContainers:
     """Containers on one machine.
 
     Args:
-        target: The compute target.
-        link: To its machine.
-        host: The machine as messages name it.
         environments_dir: Where environments are kept here, and dates as of which pins fit together.
     """
 
@@ -217,10 +211,6 @@ class RemoteContainers:
     def sight(self, job: Job, look: Callable[[], Sight]) -> Sight:
         """How an attempt is; only where its files on the machine say nothing, its container is asked.
 
-        Args:
-            job: The attempt.
-            look: Looks at the files.
-
         Raises:
             EngineFailure: The machine does not answer.
         """
@@ -261,9 +251,6 @@ def keep_container(
     """Write down how the container of an attempt is started.
 
     Args:
-        job: The attempt.
-        container: Its container.
-        place: The attempt's folder there.
         shared: The folder there that runs of its experiment share, or None.
 
     Raises:

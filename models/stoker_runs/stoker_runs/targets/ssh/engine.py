@@ -52,10 +52,6 @@ _AGAIN_S: Final = 2.0
 class SshEngine:
     """Runs attempts on a machine that SSH reaches.
 
-    Args:
-        target: The compute target.
-        workspace: Whose runs they are.
-
     Raises:
         InvalidSettings: The target's file or secrets are not as they have to be.
     """

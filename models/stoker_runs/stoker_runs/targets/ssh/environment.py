@@ -39,7 +39,6 @@ class RemoteEnvironment:
     """An environment that is ready there.
 
     Attributes:
-        interpreter: Its Python, there.
         variables: What scripts have to find in their environment besides.
         packages: The versions of its packages, by name.
     """
@@ -53,7 +52,6 @@ def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[
     """Choose the Python of an environment among those of a machine.
 
     Args:
-        specification: What is asked for.
         there: The machine's, the one that runs the agent first.
 
     Returns:
@@ -82,13 +80,9 @@ async def prepared_there(
     """Have the environment of a run there, and write down here what it is.
 
     Args:
-        porter: Of the machine.
-        asked: What was asked for.
         folder: `environment/` of the run.
         environments_dir: Where environments are kept here, and dates as of which pins fit together.
-        say: Is told in a line what takes time, and what is not as asked for.
         image: The image in whose container the porter is, for its environments fit no other one; empty for none.
-        gpus: How many GPUs the run holds.
 
     Raises:
         EnvironmentUnusable: It cannot be had.

@@ -37,11 +37,7 @@ _ALGORITHMS: Final = (
 
 
 class HostKeys:
-    """What is known of a machine's host key, and which one it has shown.
-
-    Args:
-        settings: The target.
-    """
+    """What is known of a machine's host key, and which one it has shown."""
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
@@ -174,7 +170,6 @@ class Link:
         """Have a porter of the machine do something; connects where that was not done, or the connection was cut.
 
         Args:
-            work: What.
             timeout_s: After how long without an end the connection counts as cut; None where only silence counts.
 
         Raises:
@@ -189,9 +184,7 @@ class Link:
         """Have a porter do something that is run by a command of the machine, and ends with the work.
 
         Args:
-            command: Runs its Python.
             folder: Where everything of runs is there, absolute.
-            work: What.
 
         Raises:
             Unreachable: The machine does not answer.

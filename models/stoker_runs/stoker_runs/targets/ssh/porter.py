@@ -122,10 +122,6 @@ class Cut(Exception):
 class Porter:
     """One process on the machine that does what it is asked.
 
-    Args:
-        process: Its channel.
-        settings: The target.
-
     Attributes:
         host: The machine as messages name it.
         folder: Where everything of runs is there, absolute.
@@ -150,8 +146,6 @@ class Porter:
         """Start one, and bring it the agent's zip where that is not there.
 
         Args:
-            connection: To the machine.
-            settings: The target.
             within: The command that runs Python there, in place of the target's Python.
 
         Raises:

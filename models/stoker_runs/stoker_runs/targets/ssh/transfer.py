@@ -49,7 +49,6 @@ class FolderListing:
     """What a folder is made of.
 
     Attributes:
-        digest: What it is known by.
         entries: As the porter wants them: `["d", name]`, `["l", name, target]`, `["f", name, content]`.
         paths: Where each content is here.
     """
@@ -98,11 +97,6 @@ async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
     """Have a copy of a folder among an attempt's files on the machine.
 
     Args:
-        porter: Of the machine.
-        job: The attempt.
-        folder: The folder here.
-        name: What the copy is called there.
-        say: Is told when much is sent.
         digest: What the folder is known by, if something is; then it is not read where the machine knows it too.
 
     Raises:
@@ -181,8 +175,6 @@ async def looked(porter: Porter, job: Job, renewal: int | None = None) -> tuple[
     """See how an attempt is, and append what is new of its logs and lines.
 
     Args:
-        porter: Of the machine.
-        job: The attempt.
         renewal: Renews its lease; another number than before.
 
     Returns:
@@ -247,7 +239,6 @@ class _File:
 
     Attributes:
         tree: The folder that it comes into.
-        inner: Its name in there.
         name: Its name among the attempt's files there.
         size: Its length in bytes.
         executable: Whether it may be executed.
