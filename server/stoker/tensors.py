@@ -322,7 +322,6 @@ class ModelTensors:
     """The inputs and outputs of a model, as it declares them.
 
     Attributes:
-        inputs: The inputs.
         outputs: The outputs; -1 for sizes that the model does not declare.
         batched: Whether the first axis of all of them is the batch axis, so that requests may be concatenated.
         sequences: Whether requests continue from the state of a sequence, which is not an input.
@@ -355,11 +354,7 @@ class ModelTensors:
                 for info in infos
             ]
             for side, infos in (("inputs", self.inputs), ("outputs", self.outputs))
-        } | {
-            "batched": self.batched,
-            "estimator": self.estimator,
-            "table": list(self.table),
-        }
+        } | {"batched": self.batched, "estimator": self.estimator, "table": list(self.table)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ModelTensors:
@@ -386,7 +381,6 @@ class NamedSignature:
     """One of the signatures of a SavedModel.
 
     Attributes:
-        name: Its name.
         tensors: Its inputs and outputs.
         method: Its kind: `classify` and `regress` take serialized `tf.train.Example`.
     """

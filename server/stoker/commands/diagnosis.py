@@ -58,7 +58,6 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        name: What it is.
         outcome: `ok`, worth a `note`, or `wrong`: it keeps a model from being served as asked for.
         text: One line about it.
         items: Further lines.
@@ -81,7 +80,6 @@ def diagnose(
 
     Args:
         settings: The server's settings.
-        workspace: Its workspace.
         build: Whether virtual environments that models ask for and that are not there are built.
         say: Is told in a line what takes time.
     """

@@ -39,9 +39,7 @@ _LIMITS: Final = {
 """What a caller may have in a second, by the names of `CallerTerms`."""
 
 
-def add_caller_actions(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> None:
+def add_caller_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the actions."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
@@ -93,9 +91,7 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
         help="how much of the device's time it gets beside others who wait (default 1)",
     )
     parser.add_argument(
-        "--max-tier",
-        choices=TIERS,
-        help="the highest tier that it may ask for (default normal)",
+        "--max-tier", choices=TIERS, help="the highest tier that it may ask for (default normal)"
     )
     for name, what in _LIMITS.items():
         parser.add_argument(

@@ -212,9 +212,7 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
     run_dir = Workspace.find(args.workspace).run_dir
     given = _given(args, ("image", "batching", "sample_input"))
     own = ModelSettings(
-        environment=args.environment,
-        environment_managed="system" if args.system_managed else "user",
-        **given,
+        environment=args.environment, environment_managed="system" if args.system_managed else "user", **given
     )
     return tuple(own.over(deployment.model(run_dir)) for deployment in deployments)
 

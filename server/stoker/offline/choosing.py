@@ -155,7 +155,6 @@ def load_here(servable: Servable, device: Device, threads: int) -> LoadedModel:
 
     Args:
         servable: The model.
-        device: Its device, of `device_here`.
         threads: Threads for one operation on the CPU.
 
     Raises:

@@ -62,7 +62,6 @@ def result_file(file: Path, kind: str) -> Iterator[Callable[[Columns], None]]:
     """Write a file; it is there when the body ends, and not at all if that raises.
 
     Args:
-        file: The file.
         kind: Its format.
 
     Yields:
@@ -287,7 +286,6 @@ def score_files(
         predictor: The model.
         inputs: Files and folders.
         output: The folder of the answers.
-        shard: The shard.
         kind: The format of the answers; None takes that of the rows.
         options: What else the answers depend on, for the records.
         progress: Told how many rows have been scored, or were before.
@@ -475,7 +473,6 @@ def pieces_of(
 
     Args:
         files: The files, by what their answers are called.
-        shard: The shard.
         unit_rows: Rows that stay together, because they are one request.
         count_rows: Counts the rows of a file.
     """

@@ -121,7 +121,6 @@ class Graph:
         """Follow the tensors of a pipeline.
 
         Args:
-            pipeline: The pipeline.
             links: What each of its steps takes and gives.
 
         Raises:

@@ -54,8 +54,6 @@ class SampleRequest:
 
     Attributes:
         path: The path it is posted to.
-        headers: Its headers.
-        body: Its body.
         note: A description for the operator.
         packed: For a model that takes whole requests, the row that it receives; empty for others.
     """

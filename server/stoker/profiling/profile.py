@@ -69,7 +69,6 @@ class Question:
         path: Where it is posted.
         headers: What goes with it.
         body: What it holds.
-        rows: Its rows.
         target_ms: How long an answer is worth something.
         rows_per_s: The load at which 99 % are expected to be in time.
     """

@@ -77,7 +77,6 @@ class Expected:
     """The simulated performance of a candidate.
 
     Attributes:
-        candidate: The candidate.
         peak_rows_per_s: Throughput in rows per second of the best batches within the target.
         load_rows_per_s: The highest load at which 99 % of the rows are in time; 0 if there is none.
         p50_ms, p99_ms: Latency at half of that load.
@@ -193,7 +192,6 @@ class _Judge:
         """The highest level at which 99 % of the rows are in time; 0 for none.
 
         Args:
-            candidate: The candidate.
             seeds: Random seeds.
             near: A level close to the result, if known.
         """
@@ -372,7 +370,6 @@ class MeasuredCurve:
         """Throughput in rows per second of the best batches within a target; 0 if no batch fits.
 
         Args:
-            target_ms: The target.
             max_batch_rows: Limit of rows per batch.
             instances: Number of instances of the model.
         """
@@ -392,7 +389,6 @@ class Sizes:
     """A curve with batches padded to certain sizes.
 
     Attributes:
-        curve: The curve.
         buckets: The sizes, ascending; empty for no padding.
     """
 

@@ -163,7 +163,6 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
     """Read a file that holds one mapping, or nothing.
 
     Args:
-        file: The file.
         kind: What the operator calls it, for messages.
         holds: What it must hold, for messages.
 

@@ -22,14 +22,7 @@ from stoker.pipelines.joined import check_names
 from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import SERVICE_RULE, is_service_name
-from stoker.settings.readers import (
-    number_of,
-    read_settings,
-    read_switch,
-    read_text,
-    setting,
-    settings_of,
-)
+from stoker.settings.readers import number_of, read_settings, read_switch, read_text, setting, settings_of
 from stoker.settings.server import ImportedSettings, ServerSettings
 
 __all__ = ["add_server_options", "load_settings", "read_pipelines"]
@@ -92,7 +85,6 @@ def load_settings(
 
     Args:
         arguments: Parsed command-line arguments; names that are no settings are ignored.
-        environ: The environment.
         file: The YAML deployment file, or None.
         models: Models named on the command line; they replace those of the file.
         imported: Settings of the lowest rank; of two, the former wins.

@@ -139,10 +139,7 @@ class ModelSettings:
         "time (default 1)",
     )
     default_tier: Tier = setting(
-        "normal",
-        choice_of(*TIERS),
-        "how urgent requests are that do not say so: high, normal or low",
-        "TIER",
+        "normal", choice_of(*TIERS), "how urgent requests are that do not say so: high, normal or low", "TIER"
     )
     tier_block_ms: float | None = setting(
         None,
@@ -204,10 +201,7 @@ class ModelSettings:
         None, number_of(int, 1, 1 << 24), "most GPU memory in MiB that it takes (default: no limit)"
     )
     provider: Provider = setting(
-        "cuda",
-        choice_of("cuda", "tensorrt"),
-        "what runs an ONNX model on a GPU: cuda, or tensorrt",
-        "WHAT",
+        "cuda", choice_of("cuda", "tensorrt"), "what runs an ONNX model on a GPU: cuda, or tensorrt", "WHAT"
     )
     precision: Precision = setting(
         "tf32",

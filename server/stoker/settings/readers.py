@@ -72,7 +72,6 @@ def setting(default: Any, read: Callable[[Any], Any], text: str, metavar: str = 
 
     Args:
         default: The value without a setting.
-        read: The reader.
         text: The help text of `--help`.
         metavar: The name of the value in `--help`.
     """
@@ -114,8 +113,6 @@ def read_value(
 
     Args:
         name: The setting, as its source calls it.
-        value: The value.
-        read: The reader.
         source: Where the value is from, for messages.
         is_secret: Whether messages must not show the value.
 

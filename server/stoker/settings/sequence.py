@@ -30,8 +30,6 @@ class StateTensor:
     """An output that is an input of the next request.
 
     Attributes:
-        input_name: The input.
-        output_name: The output.
         dims: Sizes of the state of one sequence, without the batch axis; None for those that the file says.
         batch_axis: Which axis of both has the sequences of a batch; None for the only one whose size the file leaves
             free, else the first.
@@ -53,7 +51,6 @@ class ControlInput:
     """An input that the server fills with what it knows of the sequence of a row.
 
     Attributes:
-        input_name: The input.
         kind: What it tells.
         off: What it holds where that is not so; nothing of an id.
         on: What it holds where it is.

@@ -77,7 +77,6 @@ class ImportedSettings:
         server: Values of server settings by name.
         model: Settings of each model that is served.
         primary_key: The service's primary key.
-        secondary_key: Its secondary key.
         notes: What the operator is told of them, one line each.
         endpoint: The endpoint whose deployments the models are.
         passed_over: What they say that has no effect, one line each.
@@ -138,10 +137,7 @@ class ServerSettings:
         "BOOL",
     )
     log_format: LogFormat = setting(
-        "text",
-        choice_of(*get_args(LogFormat)),
-        "form of the lines of the log: text or json",
-        "FORM",
+        "text", choice_of(*get_args(LogFormat)), "form of the lines of the log: text or json", "FORM"
     )
     access_log_sample: float = setting(
         0.0,

@@ -33,7 +33,6 @@ class VersionStatus:
 
     Attributes:
         slot: Its slot in the metrics.
-        state: Its state.
         reason: Why it is not available, was not reloaded, or was unloaded.
         error: The error code that belongs to `reason`; empty if it is no error.
     """

@@ -62,7 +62,6 @@ class AdmissionControl:
 
         Args:
             queue: The queued rows.
-            now_ns: The time.
             times: Expected batch times.
             running_rows: Rows of the batch of this model that is dispatched now; 0 if none is.
             free_ns: When the device will have finished another model's batch.
@@ -188,7 +187,6 @@ class Planned:
         """Publish the state of the device's other models to the admission control.
 
         Args:
-            now_ns: The time.
             free_ns: When the device will have finished its current batch.
             other_ns: The time of the longest batch that another model offers.
         """

@@ -95,7 +95,6 @@ class Outcome:
     """The outcome of all requests.
 
     Attributes:
-        requests: The requests.
         done_ns: When the last row of each was answered, `int64[requests]`; `NEVER_NS` if not all rows were.
         busy_ns: How long the device computed, by model.
         batches: Number of batches.
@@ -172,10 +171,8 @@ def run(
     """Simulate the requests, with one batch at a time, until all are done.
 
     Args:
-        requests: The requests.
         curves: The batch times of each model.
         tables: The rows of each model, from `row_tables`.
-        scheduler: The scheduler.
         jitter: Lengthens batch times.
     """
     arrivals = [table.at_ns.tolist() for table in tables]
@@ -212,7 +209,6 @@ def answered_ns(requests: Requests, tables: Sequence[RowTable], done: Sequence[n
     """When each request was answered, `int64[requests]`: when its last row was.
 
     Args:
-        requests: The requests.
         tables: The rows of each model.
         done: When each row was done, by model.
     """

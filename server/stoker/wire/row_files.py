@@ -85,7 +85,6 @@ def told_of_counted_names(file: Path, line: str) -> str | None:
     """A warning for a file whose first line numbers its columns, as pandas writes them; None otherwise.
 
     Args:
-        file: The file.
         line: Its first line, with numbers in all cells.
     """
     cells = [cell.strip() for cell in line.split(",")]

@@ -66,9 +66,7 @@ class Reference:
 
     Attributes:
         api_version: Its group and version, `apps/v1`, or `v1`.
-        kind: Its kind.
         namespace: Its namespace; None for those that are in none.
-        name: Its name.
     """
 
     api_version: str
@@ -188,7 +186,6 @@ class Cluster:
 
         Args:
             api_version: Their group and version.
-            kind: Their kind.
             namespace: Their namespace; None is all of the cluster.
             labels: A label selector, as for `kubectl --selector`.
             fields: A field selector, as for `kubectl --field-selector`.
@@ -249,7 +246,6 @@ class Cluster:
 
         Args:
             api_version: Their group and version.
-            kind: Their kind.
             namespace: Their namespace; None is all of the cluster.
             labels: What their labels are.
             within_s: When to stop, in whole seconds.
@@ -268,7 +264,6 @@ class Cluster:
         """Yield the lines of a pod's log.
 
         Args:
-            namespace: Its namespace.
             pod: Its name.
             lines: How many of the last lines at most.
             follow: Whether to continue with new lines.

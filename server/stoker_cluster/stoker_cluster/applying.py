@@ -72,8 +72,6 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
     nothing is done. Objects of the service that the plan no longer has are removed, except its keys.
 
     Args:
-        cluster: The cluster.
-        plan: The plan.
         force: Take over fields that others have changed.
 
     Raises:
@@ -285,7 +283,6 @@ def survey(cluster: Cluster, namespace: str) -> Iterator[str]:
     """Give what there is, a line each.
 
     Args:
-        cluster: The cluster.
         namespace: Where services are to be.
 
     Raises:
@@ -316,7 +313,6 @@ def said_of_machines(cluster: Cluster, size: str, wanted: int | None) -> str:
     """Return what is said where machines of a size are asked for: none are made, those that are there count.
 
     Args:
-        cluster: The cluster.
         size: Such as `Standard_NC6`.
         wanted: How many are asked for, if that is said.
     """

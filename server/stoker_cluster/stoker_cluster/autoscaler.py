@@ -45,7 +45,6 @@ class Autoscaler:
         deployment: The Deployment; asked on another thread, one thing at a time.
         loads: Asks its pods.
         leadership: Says whether this autoscaler is the one that acts.
-        clock_s: The time.
         wall: The time for people.
     """
 
@@ -188,8 +187,6 @@ class Leadership:
         """Return the change to the Lease that claims it; None while another autoscaler holds it.
 
         Args:
-            lease: The Lease as it is.
-            now_s: The time.
             wall: The same in words, for people.
         """
         version, spec = lease["metadata"]["resourceVersion"], lease.get("spec") or {}

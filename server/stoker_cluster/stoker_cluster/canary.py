@@ -129,7 +129,6 @@ def set_shares(
     """Give the versions of an endpoint other shares, at once; returns the weights in hundredths of a percent.
 
     Args:
-        cluster: The cluster.
         namespace: The endpoint's namespace.
         name: The endpoint.
         traffic: New percentages; those of other versions stay, and the default version gets what is left.

@@ -31,8 +31,6 @@ class ClusterService:
     """A service, or a version of an endpoint.
 
     Args:
-        cluster: Its cluster.
-        namespace: Its namespace.
         instance: What its Deployment is called: the service, or `NAME-VERSION`.
         clock: Gives the time, in UTC.
 
@@ -155,7 +153,6 @@ class ClusterService:
         """Replace a key, have the nodes look at the Secret at once, and wait until all that can score take it.
 
         Args:
-            slot: Which one.
             value: The new key; a random one by default.
             within_s: Give up waiting after this time.
 

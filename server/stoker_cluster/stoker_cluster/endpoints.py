@@ -36,7 +36,6 @@ class Server:
 
     Attributes:
         ip: Its address.
-        port: Its port.
         ready: Whether it gets new requests; a terminating server finishes the requests that it has.
     """
 
@@ -162,7 +161,6 @@ class PodSliceReader:
 
         Args:
             host: Address of the API server.
-            port: Its port.
             account: Folder with the token of the pod, its namespace, and the certificate of the API server.
 
         Raises:

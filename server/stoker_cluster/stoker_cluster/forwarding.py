@@ -28,7 +28,6 @@ class Forwarded(Protocol):
     """Whose pods a port leads to, such as `stoker_cluster.cluster_service.ClusterService`.
 
     Attributes:
-        namespace: Their namespace.
         instance: What messages call it.
     """
 
@@ -42,20 +41,13 @@ class Forwarded(Protocol):
 
 @contextlib.contextmanager
 def forwarding(
-    cluster: Cluster,
-    service: Forwarded,
-    port: int,
-    say: Callable[[str], object],
-    pod_port: int = HTTP_PORT,
+    cluster: Cluster, service: Forwarded, port: int, say: Callable[[str], object], pod_port: int = HTTP_PORT
 ) -> Iterator[int]:
     """Listen on a port of the loopback interface while the body runs; each connection goes to the next ready pod.
 
     Args:
-        cluster: The cluster.
-        service: The service.
         port: The port; 0 is a free one.
         say: Takes why a connection could not be made.
-        pod_port: The port of the pods.
 
     Yields:
         The port.
@@ -74,11 +66,7 @@ def forwarding(
 
 
 def _accept(
-    listener: socket.socket,
-    cluster: Cluster,
-    service: Forwarded,
-    say: Callable[[str], object],
-    pod_port: int,
+    listener: socket.socket, cluster: Cluster, service: Forwarded, say: Callable[[str], object], pod_port: int
 ) -> None:
     for number in count():
         try:
@@ -156,8 +144,6 @@ def push_to_cluster(
     """Bring a folder to the store of a namespace; returns its address as pods have it.
 
     Args:
-        cluster: The cluster.
-        namespace: The namespace.
         base: The folder that becomes the root of the tree.
         path: What of it is brought there.
         say: Takes lines for the user.

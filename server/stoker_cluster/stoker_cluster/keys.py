@@ -195,7 +195,6 @@ def await_generation(
     """Wait until all pods that can score have shown these keys, or later ones.
 
     Args:
-        cluster: Their cluster.
         pods: Gives them, as they are now.
         generation: The number of the keys.
         key: A key, for metrics that need one.

@@ -75,10 +75,7 @@ class _Files:
 
 
 def plan_from(
-    arguments: Mapping[str, Any],
-    paths: Sequence[str],
-    file: Path | None,
-    azure: Path | None,
+    arguments: Mapping[str, Any], paths: Sequence[str], file: Path | None, azure: Path | None
 ) -> ClusterPlan:
     """Merge and check.
 

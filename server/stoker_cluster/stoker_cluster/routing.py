@@ -378,11 +378,7 @@ def _unknown_version() -> str:
 
 
 def _backend(settings: RouterSettings, version: str) -> str:
-    lines = [
-        "option httpchk",
-        f"http-check send meth GET uri {_READY}",
-        "http-check expect status 200",
-    ]
+    lines = ["option httpchk", f"http-check send meth GET uri {_READY}", "http-check expect status 200"]
     if {"503", "empty-response"} & set(settings.retry_on):
         lines += [
             "stick-table type integer size 1 expire 10s store gpc0_rate(1s)",

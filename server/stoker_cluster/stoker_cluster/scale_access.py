@@ -62,9 +62,7 @@ class ClusterDeployment:
     """A Deployment in a cluster, with the Service before its pods and the Lease of its autoscalers.
 
     Args:
-        cluster: The cluster.
         name: Its name; the Lease is called NAME-autoscaler.
-        namespace: Its namespace.
         service: The Service; None is the one that is called as the Deployment.
     """
 

@@ -232,14 +232,10 @@ class PodLoads:
     Args:
         timeout_s: How long pods may take to answer; of more than 500, longer as they are more.
         key_file: A file with a key of the service, for pods whose metrics need one; read at each look.
-        clock_s: The time.
     """
 
     def __init__(
-        self,
-        timeout_s: float,
-        key_file: Path | None = None,
-        clock_s: Callable[[], float] = time.monotonic,
+        self, timeout_s: float, key_file: Path | None = None, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._timeout_s = timeout_s
         self._key_file = key_file
@@ -280,7 +276,7 @@ class PodLoads:
                 ) from None
             self._session = aiohttp.ClientSession(
                 # As many connections as there are pods, each of them kept.
-                connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
+                connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False)
             )
         return self._session
 

@@ -52,8 +52,6 @@ class StoredFile:
 
     Attributes:
         path: Where it is in the tree; relative, without `..`.
-        digest: Its digest.
-        size_bytes: Its size.
     """
 
     path: str

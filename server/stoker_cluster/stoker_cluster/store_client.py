@@ -186,11 +186,7 @@ def _bring_in(files: Sequence[StoredFile], incoming: Path, there: Tree) -> None:
 
 
 def follow(
-    file: Path,
-    folder: Path,
-    say: Callable[[str], object],
-    stop: threading.Event,
-    look_s: float = 2.0,
+    file: Path, folder: Path, say: Callable[[str], object], stop: threading.Event, look_s: float = 2.0
 ) -> None:
     """Fetch whatever tree a file names, each time that it names another one, until `stop` is set.
 
@@ -198,7 +194,6 @@ def follow(
 
     Args:
         file: Has the address of a tree, as `push` returns it.
-        folder: The folder.
         say: Told what is got, and what is wrong, a line each.
         stop: Ends it.
         look_s: How often the file is looked at.

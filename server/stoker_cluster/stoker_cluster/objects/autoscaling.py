@@ -148,11 +148,7 @@ def autoscaler(plan: ClusterPlan) -> list[dict[str, Any]]:
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": plan.namespace}],
     }
     # Empty: who holds it writes the rest, which no later apply may take away.
-    lease = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": own_metadata(plan, name),
-    }
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": own_metadata(plan, name)}
     return [account, role, binding, lease, _deployment(plan)]
 
 

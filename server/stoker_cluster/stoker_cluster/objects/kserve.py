@@ -34,7 +34,6 @@ def kserve(
     port that the container names.
 
     Args:
-        image: The image.
         gpu_name: What the cluster calls the GPU of each pod; None serves on the CPU.
         scripts: Whether it is for entry scripts, score.py beside their model, instead of ONNX and SavedModels.
         protocol: `http`, or `grpc`.

@@ -225,7 +225,6 @@ def workload(plan: ClusterPlan, fingerprint: str) -> list[dict[str, Any]]:
     """Return the Deployment, and what its pods claim GPUs by.
 
     Args:
-        plan: The plan.
         fingerprint: What changes when the deployment file of the pods does: new pods read a new one.
     """
     spec: dict[str, Any] = {}

@@ -34,7 +34,6 @@ def router(plan: ClusterPlan, settings_file: str) -> list[dict[str, Any]]:
     the Service that is called as the service.
 
     Args:
-        plan: The plan.
         settings_file: What `router_file` gives, as text.
     """
     if not plan.router:

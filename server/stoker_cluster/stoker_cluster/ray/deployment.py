@@ -40,12 +40,7 @@ def connected(address: str | None) -> Iterator[Any]:
     named = address or os.environ.get("RAY_ADDRESS") or "auto"
     _check_reachable(named)
     try:
-        ray.init(
-            address=named,
-            namespace=_NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
+        ray.init(address=named, namespace=_NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise OperatorError(
             f"no Ray cluster answers ({error}); start one with ray start --head, or give its --address"

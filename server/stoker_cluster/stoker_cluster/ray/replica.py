@@ -166,7 +166,6 @@ class ServerProcess:
         Args:
             arguments: Arguments of `stoker serve`, without host and port.
             host: The address that it listens on.
-            port: The port.
             folder: The folder for its log.
             environ: Environment variables in addition to those of this process.
         """
