@@ -122,7 +122,6 @@ class Control:
 
     Attributes:
         name: The input.
-        kind: What it tells the model.
         dtype: Its numpy dtype, or `string`.
         off: Its value for false; unused for an id.
         on: Its value for true; unused for an id.
@@ -381,7 +380,6 @@ class NamedSignature:
     """One of the signatures of a SavedModel.
 
     Attributes:
-        tensors: Its inputs and outputs.
         method: Its kind: `classify` and `regress` take serialized `tf.train.Example`.
     """
 

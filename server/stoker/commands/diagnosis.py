@@ -59,8 +59,6 @@ class Check:
 
     Attributes:
         outcome: `ok`, worth a `note`, or `wrong`: it keeps a model from being served as asked for.
-        text: One line about it.
-        items: Further lines.
     """
 
     name: str
@@ -79,7 +77,6 @@ def diagnose(
     """Look at everything that `stoker serve` with these settings would use. No model is loaded.
 
     Args:
-        settings: The server's settings.
         build: Whether virtual environments that models ask for and that are not there are built.
         say: Is told in a line what takes time.
     """

@@ -390,7 +390,6 @@ def chosen_keyring(args: argparse.Namespace, *, signing: bool = False) -> Keyrin
     """The keyring that `--name` and `--workspace` mean, or the only one.
 
     Args:
-        args: The parsed options.
         signing: Whether it has to be of a service that signs tokens.
 
     Raises:

@@ -50,8 +50,6 @@ def chosen(
     Args:
         model: A path, a registered model `NAME[:VERSION]`, or the name of a model in `config`.
         workspace: Where registered models are; None finds it.
-        config: A deployment file, or None.
-        settings: Settings of the model by name.
         leases: Receives what holds registered versions.
 
     Raises:
@@ -136,7 +134,6 @@ def device_here(servable: Servable, setting: str) -> Device:
     """Find the device of a model, and confine the process to it unless it is the CPU.
 
     Args:
-        servable: The model.
         setting: Its device, as settings name one.
 
     Raises:
@@ -154,7 +151,6 @@ def load_here(servable: Servable, device: Device, threads: int) -> LoadedModel:
     """Load a model on the calling thread.
 
     Args:
-        servable: The model.
         threads: Threads for one operation on the CPU.
 
     Raises:

@@ -61,9 +61,6 @@ def format_for(asked: str | None, source: str, columns: Columns) -> str:
 def result_file(file: Path, kind: str) -> Iterator[Callable[[Columns], None]]:
     """Write a file; it is there when the body ends, and not at all if that raises.
 
-    Args:
-        kind: Its format.
-
     Yields:
         What takes the next rows.
 
@@ -261,8 +258,6 @@ class Done:
     """What a shard has done.
 
     Attributes:
-        files: Files of answers that were written.
-        rows: Rows that were scored.
         before: Pieces that were done already.
     """
 
@@ -283,9 +278,6 @@ def score_files(
     """Score what a shard has to of some files.
 
     Args:
-        predictor: The model.
-        inputs: Files and folders.
-        output: The folder of the answers.
         kind: The format of the answers; None takes that of the rows.
         options: What else the answers depend on, for the records.
         progress: Told how many rows have been scored, or were before.
@@ -387,7 +379,6 @@ class Shard:
 
     Attributes:
         number: Which one, from 0.
-        count: How many there are.
     """
 
     number: int = 0
@@ -413,9 +404,7 @@ class Piece:
     """Rows of one file, whose answers become one file.
 
     Attributes:
-        source: The file.
         name: What the file of the answers is called, without its ending.
-        start: The first row.
         stop: The row behind the last one; None for the end of the file.
     """
 
@@ -494,7 +483,6 @@ class Record:
     """What was scored, by what; it lies beside the answers, and tells that they are there.
 
     Attributes:
-        model: Name and version.
         fingerprint: What changes when the model's files do.
         options: What else the answers depend on.
         source: Name, length in bytes and time of change of the file with the rows.

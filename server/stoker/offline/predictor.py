@@ -39,7 +39,6 @@ class TensorRequests:
         """Take a loaded model.
 
         Args:
-            loaded: The model.
             batch_rows: Rows of a request, where the caller says so.
         """
         self._runtime = loaded.runtime
@@ -317,7 +316,6 @@ def in_form_of(table: Any, kept: Columns, outputs: Any) -> Any:
     """Return outputs as the same kind of table that the inputs came in.
 
     Args:
-        table: What came.
         kept: Columns that stay as they are.
         outputs: Arrays by name; or one array, of a script whose answer has no names.
     """

@@ -35,12 +35,7 @@ class RowBatches:
     """Runs the rows of a model whose signature takes `rows`; belongs to the thread that has loaded it."""
 
     def __init__(self, loaded: LoadedModel, name: str) -> None:
-        """Take a loaded model.
-
-        Args:
-            loaded: The model.
-            name: Its name, for messages.
-        """
+        """Take a loaded model."""
         signature = loaded.signature
         self._runtime = loaded.runtime
         self._name = name
@@ -150,7 +145,6 @@ def failure_of(error: BaseException, what: str) -> StokerError:
 
     Args:
         error: What the model raised.
-        what: Which rows.
     """
     if isinstance(error, InvalidInput):
         return InvalidInput(f"{what}: {error}")
@@ -207,7 +201,6 @@ class ScriptBodies:
         """Take a loaded script.
 
         Args:
-            loaded: The script.
             batch_rows: See `request_rows`.
         """
         form = loaded.signature.script

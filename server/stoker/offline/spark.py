@@ -23,11 +23,6 @@ def spark(
     The model is loaded once in each Python worker, which Spark keeps for further tasks. It has to be found there: a
     registered model in a workspace that all nodes see, or a path. Where a task has been given a GPU, it uses that.
 
-    Args:
-        model: As for `Predictor`.
-        device: As for `Predictor`.
-        **options: Further arguments of `Predictor`.
-
     Returns:
         A function from data frames to data frames.
     """

@@ -49,7 +49,6 @@ def read_tables(file: Path, start: int, stop: int | None, rows: int) -> Iterator
     """Read rows of a file as tables that a Predictor takes.
 
     Args:
-        start: The first row.
         stop: The row behind the last one; None for the end of the file.
         rows: Rows of a table; the last one may have fewer.
 

@@ -50,7 +50,6 @@ class Pipeline:
         inputs: The tensors that callers send, in their order; None for those that no step makes.
         outputs: The tensors that callers get, in their order; None for those that no step takes.
         timeout_ms: A request that is not answered by then gets 504; None for the server's.
-        description: The operator's words for its Swagger.
         optional: Whether the server starts though it cannot be asked, as those do that find it in a model repository.
     """
 

@@ -68,11 +68,6 @@ class SampleRequest:
 def request_of(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequest:
     """Make a request for a model.
 
-    Args:
-        loaded: The model.
-        servable: Its files and settings.
-        rows: Number of rows of the request.
-
     Raises:
         InvalidSettings: A sample is needed, or the sample determines the number of rows.
         LoadFailed: The sample cannot be read, or the model fails on it.
@@ -109,8 +104,6 @@ def batches_of(
     """Return a function that, for a runtime of the model and a batch size, returns a function that runs one batch.
 
     Args:
-        loaded: The model.
-        servable: Its files and settings.
         request: The request that fills batches of whole requests.
     """
 
@@ -197,8 +190,6 @@ class Order:
 
     Attributes:
         model: A path, or a registered model; with `config` one of its models.
-        workspace: The workspace; None finds it.
-        config: A deployment file, or None.
         settings: Further settings of the model.
         device: Its device, in the notation of settings; `auto` for the configured one.
         target_ms: Batches that take longer than this are not measured further.

@@ -66,9 +66,6 @@ class Question:
     """A request, and what is expected of answers to many of it.
 
     Attributes:
-        path: Where it is posted.
-        headers: What goes with it.
-        body: What it holds.
         target_ms: How long an answer is worth something.
         rows_per_s: The load at which 99 % are expected to be in time.
     """
@@ -101,7 +98,6 @@ def measure_model(order: Order, say: Say = lambda _: None) -> Measured:
     """Load a model in a process of its own and time its batches; on a GPU with each kind of execution.
 
     Args:
-        order: What to measure.
         say: Called with a report of each step.
 
     Raises:
@@ -303,7 +299,6 @@ def write_deployment(output: Path, content: dict[str, Any], lines: list[str]) ->
     """Write a deployment file.
 
     Args:
-        output: The file.
         content: The deployment.
         lines: Comment lines for its head.
     """

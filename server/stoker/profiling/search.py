@@ -238,7 +238,6 @@ def simulated(
     """Simulate Poisson arrivals to a server with these settings.
 
     Args:
-        curve: The batch times.
         candidate: The settings.
         load: The expected requests.
         rows_per_s: The rate of arriving rows.

@@ -41,9 +41,7 @@ def check_acceleration(name: str, framework: str, acceleration: Acceleration) ->
     """Refuse settings that a model's framework does not have, and combinations that contradict each other.
 
     Args:
-        name: The model's name, for the message.
         framework: `onnx`, `tensorflow`, `script`, or one that is not served by itself, of which nothing is known.
-        acceleration: Its settings.
 
     Raises:
         InvalidSettings: What to change.

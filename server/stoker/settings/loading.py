@@ -272,7 +272,6 @@ def read_pipelines(content: Any, file: Path) -> tuple[Pipeline, ...]:
 
     Args:
         content: What stands there.
-        file: The file, for messages.
 
     Raises:
         InvalidSettings: It is something else, or a pipeline is wrong whatever its models are.

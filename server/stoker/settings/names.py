@@ -64,10 +64,6 @@ def is_service_name(name: str) -> bool:
 def checked_service(name: str, kind: str = "model") -> str:
     """Return `name` if it is a valid name of a service.
 
-    Args:
-        name: The name to check.
-        kind: What the name names, for the message.
-
     Raises:
         InvalidSettings: It is not.
     """
@@ -78,10 +74,6 @@ def checked_service(name: str, kind: str = "model") -> str:
 
 def checked_name(name: str, kind: str = "model") -> str:
     """Return `name` if it is a valid name of a model or service.
-
-    Args:
-        name: The name to check.
-        kind: What the name names, for the message.
 
     Raises:
         InvalidSettings: It is not.
@@ -118,7 +110,6 @@ def parse_reference(reference: str, check: Callable[[str], str] = checked_name) 
     """Split `NAME[:VERSION]`; no version means the latest, and is returned as None.
 
     Args:
-        reference: What to split.
         check: Which names it may have: by default those of registered models.
 
     Raises:

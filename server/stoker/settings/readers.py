@@ -89,8 +89,6 @@ def read_settings(
     """Read the values of settings of a class.
 
     Args:
-        kind: The class.
-        values: The values by the names of settings.
         source: Where the values are from, for messages.
         also: Further names that are known where the values come from, for messages.
 
@@ -159,8 +157,6 @@ def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") 
     """Check the keys of a setting that is a mapping.
 
     Args:
-        value: The mapping.
-        known: The allowed keys.
         where: The mapping within the setting, as the message names it.
 
     Raises:

@@ -32,7 +32,6 @@ class AdmissionControl:
 
     Attributes:
         board: The state of the device, as published to frontends.
-        refused: Number of refused rows.
     """
 
     def __init__(
@@ -133,8 +132,6 @@ class Planned:
     """One model with targets, scheduled by the planner.
 
     Args:
-        table: The model's rows.
-        policy: Its batching policy.
         times: Initial knowledge of its batch times.
         admission: Its admission control; None admits everything.
     """
@@ -265,7 +262,6 @@ def run_instances(
         requests: The requests, for one model.
         times: Batch times without concurrency.
         table: The rows of the requests.
-        planned: The scheduler.
         jitter: Lengthens batch times.
         most: Limit of concurrent batches.
         speed: Returns the relative speed of a batch of this many rows beside one other; beside more it is lower.

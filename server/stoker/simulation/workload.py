@@ -49,7 +49,6 @@ class Stream:
         most_rows: With more than 1, the rows of requests follow a Pareto distribution of `alpha` up to it.
         alpha: Parameter of the Pareto distribution.
         tier: 0 for high, 1 for normal, 2 for low.
-        caller: Number of the caller.
     """
 
     rows_per_s: float

@@ -44,7 +44,6 @@ class RowTable:
         due_ns: Until when an answer is useful.
         request: Index of its request among those of all models.
         tier: 0 for high, 1 for normal, 2 for low.
-        caller: Number of the caller.
     """
 
     at_ns: np.ndarray
@@ -60,7 +59,6 @@ class Batch(NamedTuple):
     """The decision of a scheduler.
 
     Attributes:
-        model: Index of the model.
         rows: The rows to run, as indices into its table, `int64[rows]`; empty to run nothing now.
         look_again_ns: When to ask again if nothing arrives before; None to wait for an arrival.
     """
@@ -97,9 +95,7 @@ class Outcome:
     Attributes:
         done_ns: When the last row of each was answered, `int64[requests]`; `NEVER_NS` if not all rows were.
         busy_ns: How long the device computed, by model.
-        batches: Number of batches.
         end_ns: When the simulation ended.
-        refused_rows: Number of refused rows.
     """
 
     requests: Requests

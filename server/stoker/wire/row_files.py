@@ -29,7 +29,6 @@ def find_idx(folder: Path, stem: str, suffix: str, takes: str) -> Path:
     """Find a file of MNIST under one of its usual names: some mirrors write a dot for the last dash.
 
     Args:
-        folder: Where it is.
         stem: What its name begins with, such as `train-images`.
         suffix: What it ends with, such as `idx3-ubyte`; a compressed file has `.gz` behind that.
         takes: Ends the error: which option takes what.

@@ -264,7 +264,6 @@ class Cluster:
         """Yield the lines of a pod's log.
 
         Args:
-            pod: Its name.
             lines: How many of the last lines at most.
             follow: Whether to continue with new lines.
         """

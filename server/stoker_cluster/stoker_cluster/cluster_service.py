@@ -75,7 +75,6 @@ class ClusterService:
 
         Args:
             say: Takes what is waited for, a line whenever that changes.
-            within_s: Give up after this time.
 
         Returns:
             How it stands then.

@@ -35,7 +35,6 @@ class Server:
     """A server.
 
     Attributes:
-        ip: Its address.
         ready: Whether it gets new requests; a terminating server finishes the requests that it has.
     """
 
@@ -106,7 +105,6 @@ class EndpointSlices:
         """Follow a Service.
 
         Args:
-            reader: Asks the API server.
             service: The Service, as NAME or NAMESPACE/NAME.
             versions: The versions, whose Services are called NAME-VERSION; one without a name is NAME.
         """

@@ -198,9 +198,6 @@ def await_generation(
         pods: Gives them, as they are now.
         generation: The number of the keys.
         key: A key, for metrics that need one.
-        within_s: Give up after this time.
-        clock_s: Gives the time.
-        sleep: Lets time pass.
 
     Returns:
         Those that have not; none if all have.

@@ -40,7 +40,6 @@ class Router:
         """Prepare a router; nothing is started.
 
         Args:
-            program: HAProxy's program.
             read_settings: Returns the settings as they are now; raises OperatorError where they cannot be.
             source_of: Returns who knows the servers, for settings.
             look_s: How often it looks at both.

@@ -212,7 +212,6 @@ def effective_weights(traffic: Mapping[str, float], default: str | None) -> dict
     Percentages need not add up to 100: what is left goes to the default version, as on Azure.
 
     Args:
-        traffic: The percentages.
         default: The default version; None is the first.
 
     Raises:

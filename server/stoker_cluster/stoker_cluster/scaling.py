@@ -151,10 +151,8 @@ def decide(pods: Pods, now_s: float, state: ScalingState, policy: ScalingPolicy)
     """Decide how many pods there should be.
 
     Args:
-        pods: What is known of them.
         now_s: The time, on the clock of `PodLoad.read_s`.
         state: What the last decision left; a fresh one at the beginning.
-        policy: What is wanted.
     """
     stale_s = max(_STALE_S, _STALE_PERIODS * period_s(policy, len(pods.ready)))
     fresh = {

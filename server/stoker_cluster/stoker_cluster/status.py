@@ -70,7 +70,6 @@ def service_status(
 
     Args:
         objects: What the API says of it; None if it has no Deployment.
-        now: The time.
         patience_s: How long a pod may wait before that counts as failure.
     """
     if objects is None:

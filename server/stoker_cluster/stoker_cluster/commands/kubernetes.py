@@ -238,7 +238,6 @@ def add_plan_actions(actions: _Actions, plan: argparse.ArgumentParser) -> None:
 
     Args:
         actions: Where they are declared.
-        plan: The arguments that make up a plan.
     """
     text = "make the objects of a service in a cluster what the plan says, and wait until its pods can score"
     apply = actions.add_parser("apply", parents=[plan, _context()], help=text, description=sentence(text))

@@ -118,8 +118,6 @@ def fetching(place: str, image: str, *, followed: bool = False) -> list[dict[str
     """Return the containers that get models from a store, every file verified; none for other places.
 
     Args:
-        place: Where the models are.
-        image: The image of the pods.
         followed: Whether they go on looking for another address, beside the server; else they end before it starts.
     """
     if store_port(place) is None:
@@ -163,7 +161,6 @@ def model_volumes(place: str, followed: str | None = None) -> list[dict[str, Any
     """Return the volumes that they are in; none where they are in the image.
 
     Args:
-        place: Where the models are.
         followed: The ConfigMap with the address that is followed, if one is.
     """
     if place == "image":

@@ -40,7 +40,6 @@ def metadata(plan: ClusterPlan, name: str, *, described: bool = False) -> dict[s
     """Return the metadata of an object of the service.
 
     Args:
-        name: What the object is called.
         described: Whether it carries what is said of the service: tags, properties and its description.
     """
     labels = {

@@ -29,7 +29,6 @@ def store(
     """Return the objects of the store.
 
     Args:
-        image: The image of its pod.
         namespace: Where it is; None is that of the context.
         size_gb: What its disk has, in GB of 10⁹ bytes; the store takes a twentieth less.
         storage_class: Of which class that is; None is the default one.

@@ -32,7 +32,6 @@ def app(model: str | Path, *options: str) -> ServerApp:
     """Make the application of a model, for `ray.serve.ingress`.
 
     Args:
-        model: A path that all nodes see.
         *options: Further arguments of `stoker serve`, such as `--no-auth`.
     """
     return ServerApp((str(Path(model).absolute()), *options))

@@ -30,13 +30,11 @@ class ServiceSpec:
     """The configuration of a service's replicas.
 
     Attributes:
-        name: The service.
         arguments: Arguments of `stoker serve`, without host and port.
         port: Replica N listens on `port` + N, on any node.
         num_gpus: GPUs that Ray allocates to a replica.
         num_cpus: CPUs that Ray allocates to a replica.
         ready_within_s: Time limit for loading.
-        host: The address to listen on; None for the node's address.
         environ: Environment variables of the server: its keys, which are the same for all replicas.
     """
 
@@ -55,10 +53,8 @@ class ReplicaStatus:
     """The state of a replica.
 
     Attributes:
-        number: The replica's number.
         state: `ready`, `starting` (or waiting for resources), or `lost`.
         uri: Its scoring URI; empty before it is ready.
-        node: The node that it runs on.
         pid: The process id of its actor; the server ends with that process.
         gpus: The GPUs that Ray has allocated to it.
         restarted: Whether Ray has restarted it.
@@ -81,12 +77,7 @@ class Replica:
     """The actor, created once its server is ready; if the server ends unexpectedly, it exits and Ray restarts it."""
 
     def __init__(self, spec: ServiceSpec, number: int) -> None:
-        """Start the server on this node, and wait until it is ready.
-
-        Args:
-            spec: The service.
-            number: The replica's number.
-        """
+        """Start the server on this node, and wait until it is ready."""
         import ray
 
         context = ray.get_runtime_context()
@@ -155,7 +146,6 @@ class ServerProcess:
 
     Attributes:
         base_uri: Its root: `http://HOST:PORT`.
-        process: Its supervisor.
     """
 
     def __init__(
