@@ -18,7 +18,7 @@ from stoker.errors import StokerError
 from stoker.extensions import command_names, find_command
 from stoker.system.extras import how_to_install
 from stoker.system.processes import flushed_output, open_standard_streams
-from stoker.system.resources import tell_libraries
+from stoker.system.resources import limit_library_threads
 
 __all__ = ["run"]
 
@@ -62,7 +62,7 @@ def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
     """
     open_standard_streams()
     # Before any command imports NumPy.
-    tell_libraries(os.environ)
+    limit_library_threads(os.environ)
     arguments = _joined(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]

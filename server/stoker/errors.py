@@ -1,15 +1,15 @@
 """The error tree. Each error has an HTTP status and a stable code that clients may match on.
 
 StokerError                     500 internal
-├─ RequestError                 the caller can mend it
+├─ RequestError                 the caller can fix it
 │  ├─ MalformedBody             400 malformed_body      not JSON, not UTF-8, NaN, an incomplete body
 │  ├─ InvalidInput              422 invalid_input       JSON of the wrong shape or type
-│  ├─ SequenceRequired          400 sequence_required   the model keeps state: no sequence was named
-│  ├─ UnknownSequence           400 unknown_sequence    none was started, or it has ended
+│  ├─ SequenceRequired          400 sequence_required   the model keeps state, and no sequence was named
+│  ├─ UnknownSequence           400 unknown_sequence    it was not started, or has ended
 │  ├─ Unauthorized              401 unauthorized
-│  ├─ Forbidden                 403 forbidden           no key would help: this server does not do that
+│  ├─ Forbidden                 403 forbidden           refused for every key
 │  │  ├─ OutOfScope             403 out_of_scope        the key is not for this model
-│  │  └─ HostNotAllowed         403 host_not_allowed    without keys: the Host is none of allowed_hosts
+│  │  └─ HostNotAllowed         403 host_not_allowed    without keys: the Host is not in allowed_hosts
 │  ├─ NotFound                  404 not_found           no such path
 │  ├─ UnknownService            404 unknown_service
 │  ├─ MethodNotAllowed          405 method_not_allowed
@@ -17,16 +17,16 @@ StokerError                     500 internal
 │  ├─ RequestTimeout            408 request_timeout     the request did not arrive in time
 │  ├─ BodyTooLarge              413 body_too_large
 │  ├─ ImageTooLarge             413 image_too_large     too many pixels to decode
-│  ├─ RequestOverQuota          413 request_over_quota  more rows than the caller may ever send at once
+│  ├─ RequestOverQuota          413 request_over_quota  more rows than the quota ever allows at once
 │  ├─ TargetTooLong             414 target_too_long     path and query
 │  ├─ UnsupportedEncoding       415 unsupported_encoding
 │  ├─ ExpectationFailed         417 expectation_failed  an Expect other than 100-continue
 │  ├─ QuotaExceeded             429 quota_exceeded      the caller's own limit; Retry-After
 │  └─ HeaderTooLarge            431 header_too_large
 ├─ ServingError                 the server cannot answer this request
-│  ├─ NotSupported              501 not_supported       a part of a protocol that is not spoken here
+│  ├─ NotSupported              501 not_supported       a part of a protocol that this server lacks
 │  ├─ Overloaded                503 overloaded          no row, or no memory; Retry-After
-│  ├─ TooManySequences          503 too_many_sequences  as many are kept as may be; Retry-After
+│  ├─ TooManySequences          503 too_many_sequences  the limit is reached; Retry-After
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
 │  ├─ DeviceOutOfMemory         503 device_out_of_memory  the device had no memory for the rows
@@ -35,25 +35,25 @@ StokerError                     500 internal
 │  ├─ ScoringTimeout            500 scoring_timeout     run() had begun and did not return in time
 │  ├─ OutputTooLarge            500 output_too_large    the answer does not fit its row
 │  └─ NonFiniteOutput           500 non_finite_output   NaN or infinity, where non_finite is error
-└─ OperatorError                the operator can mend it: settings, files, devices; exit code 2
+└─ OperatorError                the operator can fix it: settings, files, devices; exit code 2
    ├─ InvalidSettings
    ├─ RepositoryError
    │  ├─ UnknownModel
    │  ├─ ModelInUse
    │  └─ CorruptModel
    ├─ DeviceUnavailable
-   ├─ EnvironmentUnusable          a file of a model's packages cannot be read or installed
-   ├─ BatchFailed               exit code 1: rows that are scored without a server have no answer
-   ├─ ReloadFailed              the new server did not start, and the old one goes on
-   ├─ ClusterError              a cluster cannot be asked, or has not become what was wanted
+   ├─ EnvironmentUnusable          a model's environment file is unreadable, or its packages cannot be installed
+   ├─ BatchFailed               exit code 1: rows scored without a server have no answer
+   ├─ ReloadFailed              the new server did not start; the old one continues
+   ├─ ClusterError              a cluster cannot be reached, or did not reach the wanted state
    │  └─ ClusterRefusal
-   │     └─ FieldConflict       others have changed fields that belong to what is applied
+   │     └─ FieldConflict       another owner has changed applied fields
    ├─ UnknownRun
-   ├─ SubmissionRefused         a training run cannot be begun, continued or ended as it was asked
-   ├─ RunFailed                 exit code 1: a training run that was waited for has failed
+   ├─ SubmissionRefused         a training run cannot be started, continued or ended as requested
+   ├─ RunFailed                 exit code 1: an awaited training run has failed
    └─ LoadFailed                exit code 3, as the Azure inference server has it
       ├─ LoadTimeout            it took longer than load_timeout_s
-      └─ ParityFailed           it was not shown to answer as the version that it would take over from
+      └─ ParityFailed           it did not prove to answer like the version that it would replace
 """
 
 from __future__ import annotations
@@ -123,23 +123,23 @@ __all__ = [
     "json_beginning",
     "quoted",
     "quoted_names",
-    "unforeseen",
+    "unexpected_error",
 ]
 
 _MS_NS: Final = 1_000_000
 
 
 class Refusal(NamedTuple):
-    """What is known where a request is refused: for its caller, and for what is counted.
+    """Why a request was refused, and when it may come back: for its caller, and for the counters.
 
     Attributes:
-        status: Of HTTP.
-        code: Of the error.
-        retry_after_ms: In how long another try makes sense, at least 1.
-        expected_ns: How long its answer was expected to take; 0 if nothing was.
+        status: The HTTP status.
+        code: The error's code.
+        retry_after_ms: After which time a retry makes sense, at least 1.
+        expected_ns: How long the answer was expected to take; 0 if unknown.
         rows_ahead: How many rows would have been served before it.
-        reason: In a word: `target`, `deadline` or `rows`, or which limit of its caller's.
-        target_ns: How long its answer might take; 0 if nobody said.
+        reason: In a word: `target`, `deadline` or `rows`, or which quota of the caller.
+        target_ns: The latency target; 0 without one.
     """
 
     status: int
@@ -157,15 +157,15 @@ class Refusal(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """What the header `Stoker-Refused` says: the reason, and what is known of the rest."""
-        said = [f"reason={self.reason}"]
+        """The value of the header `Stoker-Refused`: the reason, and what else is known."""
+        parts = [f"reason={self.reason}"]
         if self.expected_ns:
-            said.append(f"expected-ms={-(-self.expected_ns // _MS_NS)}")
+            parts.append(f"expected-ms={-(-self.expected_ns // _MS_NS)}")
         if self.target_ns:
-            said.append(f"target-ms={self.target_ns // _MS_NS}")
+            parts.append(f"target-ms={self.target_ns // _MS_NS}")
         if self.rows_ahead:
-            said.append(f"rows-ahead={self.rows_ahead}")
-        return ", ".join(said)
+            parts.append(f"rows-ahead={self.rows_ahead}")
+        return ", ".join(parts)
 
 
 class StokerError(Exception):
@@ -174,25 +174,25 @@ class StokerError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal"
     run_failed: ClassVar[bool] = False
-    """Whether the model or script is to blame: what the header `x-ms-run-function-failed` says."""
+    """Whether the model or script failed, for the header `x-ms-run-function-failed`."""
     error_id: str | None = None
-    """What the log has more under, or None."""
+    """The id under which the log has details, or None."""
 
     def __init__(
         self, message: str, *, retry_after_s: int | None = None, refusal: Refusal | None = None
     ) -> None:
         super().__init__(message)
         self.refusal = refusal
-        """What is known of a request that might be taken at another time, or None."""
+        """Why the request was refused and when to retry, or None."""
         self.retry_after_s = retry_after_s if refusal is None else refusal.retry_after_s
         """Whole seconds after which a retry makes sense, or None."""
 
     def within(self, place: str) -> Self:
-        """The same error, whose message says first where it has happened."""
-        told = type(self).__new__(type(self))
-        told.__dict__.update(self.__dict__)
-        told.args = (f"{place}: {self}",)
-        return told
+        """Return the same error with the place in front of its message."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.args = (f"{place}: {self}",)
+        return copy
 
     @property
     def retry_after_ms(self) -> int | None:
@@ -203,7 +203,7 @@ class StokerError(Exception):
 
 
 class RequestError(StokerError):
-    """The caller can mend the request."""
+    """The caller can fix the request."""
 
     status, code = 400, "bad_request"
 
@@ -266,7 +266,7 @@ class UnknownSequence(RequestError):
 
 
 class Unauthorized(RequestError):
-    """No key or token, or not a valid one; `challenge` is what `WWW-Authenticate` says."""
+    """No valid key or token; `challenge` is the value of `WWW-Authenticate`."""
 
     status, code = 401, "unauthorized"
 
@@ -276,7 +276,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """This server, as it was started, does not do that for anybody who asks in this way."""
+    """This server, as it was started, refuses such requests from everybody."""
 
     status, code = 403, "forbidden"
 
@@ -288,7 +288,7 @@ class OutOfScope(Forbidden):
 
 
 class HostNotAllowed(Forbidden):
-    """The request was sent to a host that this server does not answer for, perhaps by a page of that host."""
+    """The request names a host that this server does not answer for; perhaps a page of that host sent it."""
 
     status, code = 403, "host_not_allowed"
 
@@ -300,7 +300,7 @@ class NotFound(RequestError):
 
 
 class RegionTaken(RequestError):
-    """A region of shared memory has this name already, or there are as many as there may be."""
+    """A region of shared memory has this name already, or the limit of regions is reached."""
 
     status, code = 409, "region_taken"
 
@@ -312,7 +312,7 @@ class UnknownService(RequestError):
 
 
 class MethodNotAllowed(RequestError):
-    """The path exists, but not with this method; `allowed` are the methods that it has."""
+    """The path exists, but not with this method; `allowed` has its methods."""
 
     status, code = 405, "method_not_allowed"
 
@@ -340,13 +340,13 @@ class ImageTooLarge(RequestError):
 
 
 class RequestOverQuota(RequestError):
-    """The request has more rows than its caller may ever send at once."""
+    """The request has more rows than its caller's quota ever allows at once."""
 
     status, code = 413, "request_over_quota"
 
 
 class QuotaExceeded(RequestError):
-    """The caller has had as many rows, or as much device time, as their key allows for now."""
+    """The caller has used up the rows or the device time that the key allows for now."""
 
     status, code = 429, "quota_exceeded"
 
@@ -363,7 +363,7 @@ class TargetTooLong(RequestError):
 
 
 class UnsupportedEncoding(RequestError):
-    """The content encoding or media type is not one that the server reads; `accepted` are the encodings it does."""
+    """The server does not read this content encoding or media type; `accepted` has the encodings that it does."""
 
     status, code = 415, "unsupported_encoding"
 
@@ -373,7 +373,7 @@ class UnsupportedEncoding(RequestError):
 
 
 class ExpectationFailed(RequestError):
-    """The header `Expect` asks for something else than `100-continue`."""
+    """The header `Expect` is not `100-continue`."""
 
     status, code = 417, "expectation_failed"
 
@@ -394,7 +394,7 @@ class ServingError(StokerError):
 
 
 class NotSupported(ServingError):
-    """A part of a protocol that this server does not have."""
+    """A part of a protocol that this server lacks."""
 
     status, code = 501, "not_supported"
 
@@ -406,7 +406,7 @@ class Overloaded(ServingError):
 
 
 class TooManySequences(ServingError):
-    """The model keeps the state of as many sequences as it may; one more can start when others have ended."""
+    """The limit of sequences with state is reached; another one can start when others have ended."""
 
     status, code = 503, "too_many_sequences"
 
@@ -430,7 +430,7 @@ class DeviceLost(ServingError):
 
 
 class DeviceOutOfMemory(ServingError):
-    """The device had no memory for the rows, not even alone; the log has more under `error_id`."""
+    """The device had no memory for the rows, even alone; the log has details under `error_id`."""
 
     status, code = 503, "device_out_of_memory"
 
@@ -484,7 +484,7 @@ class OutputTooLarge(ServingError):
 
 
 class NonFiniteOutput(ServingError):
-    """The answer has numbers that JSON cannot hold, and `non_finite` says that this is an error."""
+    """The answer has numbers that JSON cannot hold, and `non_finite` is `error`."""
 
     status, code = 500, "non_finite_output"
     run_failed = True
@@ -493,10 +493,10 @@ class NonFiniteOutput(ServingError):
         super().__init__("The model's answer holds NaN or infinity.")
 
 
-def unforeseen(error: BaseException) -> StokerError:
-    """Return what a caller is told of an error that nobody raised on purpose; the log says more.
+def unexpected_error(error: BaseException) -> StokerError:
+    """Return the caller's error for an exception that was not raised on purpose; the log has the details.
 
-    A request that there was no memory for may be answered when others have ended.
+    A request for which there was no memory may be answered when others have ended.
     """
     if isinstance(error, MemoryError):
         return Overloaded("There is no memory for this request now.", retry_after_s=1)
@@ -504,7 +504,7 @@ def unforeseen(error: BaseException) -> StokerError:
 
 
 class OperatorError(StokerError):
-    """The operator can mend it: settings, files, devices. The command line prints it and exits."""
+    """The operator can fix it: settings, files, devices. The command line prints it and exits."""
 
     exit_code: ClassVar[int] = 2
 
@@ -575,7 +575,7 @@ class LoadTimeout(LoadFailed):
 
 
 class ParityFailed(LoadFailed):
-    """A version was not shown to answer as the one that it would take over from, and `parity` requires that."""
+    """A version did not prove to answer like the one that it would replace, as `parity` requires."""
 
     code = "parity_failed"
 
@@ -588,23 +588,19 @@ class BatchFailed(OperatorError):
 
 
 class ReloadFailed(OperatorError):
-    """A server could not be replaced by a new one, and goes on."""
+    """A server could not be replaced by a new one, and continues."""
 
     code = "reload_failed"
 
 
 class ClusterError(OperatorError):
-    """A cluster cannot be asked, or has not become what was wanted."""
+    """A cluster cannot be reached, or did not reach the wanted state."""
 
     code = "cluster_error"
 
 
 class ClusterRefusal(ClusterError):
-    """The API server of a cluster refuses.
-
-    Attributes:
-        http_status: Its status, for instance 403.
-    """
+    """The API server of a cluster refuses, with an HTTP status such as 403."""
 
     code = "cluster_refusal"
 
@@ -614,10 +610,10 @@ class ClusterRefusal(ClusterError):
 
 
 class FieldConflict(ClusterRefusal):
-    """Others have changed fields of an object that belong to what is applied.
+    """Another owner has changed fields of an object that are applied.
 
     Attributes:
-        fields: Who has changed each of them, as the API server says it, by its path.
+        fields: Who changed each field, as the API server reports it, by path.
     """
 
     code = "field_conflict"
@@ -634,13 +630,13 @@ class UnknownRun(OperatorError):
 
 
 class SubmissionRefused(OperatorError):
-    """A training run cannot be begun, continued or ended as it was asked; nothing was changed."""
+    """A training run cannot be started, continued or ended as requested; nothing was changed."""
 
     code = "submission_refused"
 
 
 class RunFailed(OperatorError):
-    """A training run that was waited for has failed or was cancelled; the message has its error."""
+    """An awaited training run has failed or was cancelled; the message has its error."""
 
     code = "run_failed"
     exit_code = 1

@@ -15,7 +15,7 @@ from tests.http.raw_http import Answer, Headers, bearer, request, scoring
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.tiny_models import Gate, write_doubler
 
-from stoker.keys.credentials import issue
+from stoker.keys.credentials import issue_token
 from stoker.keys.keyring import Keyring, read_signing_secret
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
@@ -66,7 +66,7 @@ class Deployed:
     def token(self, *, age_s: float = 0, valid_s: int = 600) -> str:
         """A token that was signed some time ago."""
         secret = read_signing_secret(self.keyring.keys_dir, "azure")
-        return issue(secret, "azure", now_s=time.time() - age_s, valid_s=valid_s).text
+        return issue_token(secret, "azure", now_s=time.time() - age_s, valid_s=valid_s).text
 
     def score(self, credential: str, body: object = "x", headers: Headers = ()) -> Answer:
         """Score on a connection of its own."""

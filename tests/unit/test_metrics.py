@@ -327,7 +327,7 @@ def test_processes_may_start_while_the_counters_are_read(written_memory: MetricM
         written_memory.capacities_rows_s(0)
         written_memory.batch_times(0)
         written_memory.busy_s()
-        usage.look_for_processes()
+        usage.include_new_processes()
         usage.all_rows()
 
 

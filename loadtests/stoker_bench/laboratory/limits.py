@@ -31,7 +31,7 @@ def let_in(requests: Requests, rows_per_s: float, burst_s: float) -> Requests:
         bucket = buckets.get(caller)
         if bucket is None:
             bucket = buckets[caller] = Bucket(rows_per_s, burst_s, 0, at_ns)
-        bucket.look(at_ns, drawn.get(caller, 0))
+        bucket.update(at_ns, drawn.get(caller, 0))
         if not bucket.wait_ns(rows):
             bucket.draw(rows)
             drawn[caller] = drawn.get(caller, 0) + rows

@@ -35,12 +35,12 @@ class CollectionSettings:
     collections: tuple[Collects, ...] = ("inputs", "outputs")
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in JSON types: the mapping that `read_collection` accepts."""
+        """Return the mapping that `read_collection` accepts."""
         return {**dataclasses.asdict(self), "collections": list(self.collections)}
 
 
 def is_sampled(request_id: bytes, sample_rate: float) -> bool:
-    """Whether a request is sampled: the same id gives the same result, in every process and server."""
+    """Return whether a request is sampled: the same id gives the same result in every process and server."""
     digest = hashlib.blake2b(request_id, digest_size=8).digest()
     return int.from_bytes(digest, "big") < round(sample_rate * 2**64)
 
@@ -48,12 +48,8 @@ def is_sampled(request_id: bytes, sample_rate: float) -> bool:
 def read_collection(value: Any) -> CollectionSettings | Literal[False]:
     """Validate the setting `collect`: true, false, or a mapping of the attributes of `CollectionSettings`.
 
-    Args:
-        value: The setting's value.
-
     Raises:
-        ValueError: It has unknown keys or bad values. The message is the end of a sentence whose subject is
-            the setting.
+        ValueError: It has unknown keys or bad values. The message is the end of a sentence about the setting.
     """
     if isinstance(value, str) and value.lower() in ("true", "false"):
         value = value.lower() == "true"

@@ -43,8 +43,8 @@ class Series:
 
     Attributes:
         model: Name of the model.
-        version: Its version.
-        designation: What the rows are: `inputs`, `predictions` and so on.
+        version: The model's version.
+        designation: The kind of rows: `inputs`, `predictions` and so on.
         collection: The prefix of the files' names.
         header: The header line.
     """
@@ -56,7 +56,7 @@ class Series:
     header: bytes
 
     def folder(self, time_s: float) -> Path:
-        """The folder for a time in seconds since 1970, relative to the service's folder."""
+        """Return the folder for a time in seconds since 1970, relative to the service's folder."""
         day = datetime.fromtimestamp(time_s, UTC)
         names = (_name(part) for part in (self.model, self.version, self.designation))
         return Path(*names, day.strftime("%Y/%m/%d"))
@@ -77,12 +77,7 @@ class ModelDataFiles:
         self._open: dict[Series, tuple[int, BinaryIO]] = {}
 
     def write(self, series: Series, time_s: float, lines: bytes) -> None:
-        """Append lines to the file of a day; they are passed to the kernel before this returns.
-
-        Args:
-            series: The kind of rows.
-            time_s: A time on that day, seconds since 1970.
-            lines: Complete lines.
+        """Append complete lines to the file of a day (seconds since 1970); the kernel has them when this returns.
 
         Raises:
             OSError: The lines cannot be written.
@@ -98,7 +93,7 @@ class ModelDataFiles:
         try:
             write_all(file, lines)
         except OSError:
-            # Its last line may be incomplete: nothing may be appended.
+            # The last line may be incomplete: nothing may be appended.
             self._open.pop(series)[1].close()
             raise
 
@@ -115,7 +110,7 @@ class ModelDataFiles:
 
 
 def _by_age(folder: Path) -> list[Path]:
-    """The files of all series, the least recently written first."""
+    """Return the files of all series, the least recently written first."""
     written: list[tuple[int, int, Path]] = []
     for path in folder.rglob("*.csv"):
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it
@@ -129,7 +124,7 @@ class ModelData:
 
     Attributes:
         name: Name of the served model.
-        version: Its version.
+        version: The model's version.
         settings: What is collected.
     """
 
@@ -141,15 +136,7 @@ class ModelData:
         files: ModelDataFiles,
         clock_s: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare it; `start` starts the thread.
-
-        Args:
-            name: Name of the served model.
-            version: Its version.
-            settings: What is collected.
-            files: Writes the rows.
-            clock_s: Seconds since 1970.
-        """
+        """Prepare it; `start` starts the thread. `clock_s` returns seconds since 1970."""
         self.name = name
         self.version = version
         self.settings = settings
@@ -173,7 +160,7 @@ class ModelData:
         if self._thread.is_alive():
             self._thread.join(_END_WITHIN_S)
 
-    def offer(self, series: Series, time_s: float, lines: bytes) -> None:
+    def enqueue(self, series: Series, time_s: float, lines: bytes) -> None:
         """Queue lines for writing; if 64 MiB are queued already, they are dropped."""
         with self._lock:
             fits = self._queued_bytes + len(lines) <= _MAX_QUEUED_BYTES
@@ -214,13 +201,9 @@ class _Process:
 
 
 def open_model_data(name: str, version: int, collection: CollectionSettings, folder: Path) -> None:
-    """Enable collection for the entry script of this process; called before it is loaded.
+    """Enable collection for the entry script of this process, of a service with this name, before it is loaded.
 
-    Args:
-        name: Name of its service.
-        version: Its version.
-        collection: What is collected.
-        folder: The service's folder.
+    All processes of the service share `folder`.
     """
     files = ModelDataFiles(folder, collection.max_mb << 20)
     _Process.model_data = ModelData(name, version, collection, files)
@@ -228,10 +211,10 @@ def open_model_data(name: str, version: int, collection: CollectionSettings, fol
 
 
 def model_data() -> ModelData | None:
-    """The collector for the entry script of this process; None if its service collects nothing."""
+    """Return the collector for the entry script of this process; None if its service collects nothing."""
     return _Process.model_data
 
 
 def _name(text: str) -> str:
-    """A valid name of a folder or file, similar to this text from a script."""
+    """Return a valid name of a folder or file, similar to this text from a script."""
     return _NOT_IN_NAMES.sub("_", text) or "_"

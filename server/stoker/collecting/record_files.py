@@ -54,7 +54,7 @@ class RecordFiles:
         self._version = version
         self._parquet = record_format == "parquet"
         if self._parquet:
-            # Imported now and not while requests wait: it takes a fifth of a second.
+            # Imported now, not while requests wait: it takes a fifth of a second.
             from pyarrow import json, parquet  # noqa: F401
         # Each writer may fill one further file after room has been made.
         self._part_bytes = min(_LARGEST_PART_BYTES, max_bytes // (8 * writers))
@@ -65,11 +65,7 @@ class RecordFiles:
         self._written_bytes = 0
 
     def write(self, time_s: float, lines: Sequence[bytes]) -> None:
-        """Append lines (with line ends) to the file of an hour; they are passed to the kernel before this returns.
-
-        Args:
-            time_s: A time in that hour, seconds since 1970.
-            lines: The records.
+        """Append lines (with line ends) to the file of `time_s`'s hour; the kernel has them when this returns.
 
         Raises:
             OSError: The lines cannot be written.
@@ -82,7 +78,7 @@ class RecordFiles:
         try:
             write_all(file, content)
         except OSError:
-            # Its last line may be incomplete: nothing may be appended.
+            # The last line may be incomplete: nothing may be appended.
             self._file = None
             file.close()
             raise
@@ -118,7 +114,7 @@ class RecordFiles:
 
 
 def _by_age(folder: Path) -> list[Path]:
-    """The files of all versions, the oldest first."""
+    """Return the files of all versions, the oldest first."""
     paths = [path for hour in folder.glob(_HOURS) for path in hour.iterdir()]
     return sorted(paths, key=lambda path: path.parts[-5:])
 
@@ -157,13 +153,7 @@ def _to_parquet(journal: Path) -> None:
 
 
 def last_records(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Return the last records in a model's folder, in the order of their time.
-
-    Incomplete lines of killed writers are skipped.
-
-    Args:
-        folder: The model's folder.
-        count: How many records, at most.
+    """Return the last records in a model's folder, at most `count`, by time; incomplete lines are skipped.
 
     Raises:
         OSError: A file cannot be read.
@@ -201,7 +191,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """A record in the form of JSON lines, from one whose inputs and outputs are JSON texts."""
+    """Return a record as in JSON lines, from one whose inputs and outputs are JSON texts."""
     return {
         name: json.loads(value) if name in _JSON_COLUMNS else value
         for name, value in record.items()
@@ -210,7 +200,7 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Create a new file, readable by the owner alone (mode 0600) and unbuffered."""
+    """Create a new unbuffered file, readable only by the owner (mode 0600)."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "wb", buffering=0)
 
@@ -223,13 +213,7 @@ def write_all(file: BinaryIO, content: bytes) -> None:
 
 
 def make_room(oldest_first: Iterable[Path], room_bytes: int, folders: int) -> None:
-    """Remove the oldest files until the others fit into a limit.
-
-    Args:
-        oldest_first: All files.
-        room_bytes: The limit.
-        folders: Number of parent folders to remove with a file if they become empty.
-    """
+    """Remove the oldest files until the others fit into a limit, with up to `folders` parents that become empty."""
     sizes: dict[Path, int] = {}
     for path in oldest_first:
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from stoker.commands.keys import chosen_keyring
     from stoker.keys.callers import CallerBook
-    from stoker.keys.credentials import issue
+    from stoker.keys.credentials import issue_token
     from stoker.keys.keyring import read_signing_secret
 
     valid_s = _duration_s(args.valid)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     secret = read_signing_secret(keyring.keys_dir, keyring.service)
     if args.caller is not None:
         CallerBook(keyring.keys_dir).check_known(args.caller)
-    token = issue(secret, keyring.service, now_s=time.time(), valid_s=valid_s, caller=args.caller)
+    token = issue_token(secret, keyring.service, now_s=time.time(), valid_s=valid_s, caller=args.caller)
     sys.stdout.write((json.dumps(token.to_json(), indent=2) if args.json else token.text) + "\n")
     return 0
 

@@ -19,7 +19,7 @@ from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
-from stoker.takeover.traffic_split import Turns
+from stoker.takeover.traffic_split import RoundRobin
 
 if TYPE_CHECKING:
     from stoker.errors import StokerError
@@ -51,7 +51,7 @@ class Traffic:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._turns = Turns(endpoint.shares)
+        self._turns = RoundRobin(endpoint.shares)
         self._mirrors = dict.fromkeys(endpoint.mirrors, 0)
 
     @property

@@ -352,4 +352,4 @@ def _split(route: Route, known: Split | None) -> Split | None:
         return None
     header = b"authorization" if route.by == "key" else route.by.encode("latin-1")
     split = Split(route.shares, header)
-    return known if known is not None and split.alike(known) else split
+    return known if known is not None and split.equals(known) else split

@@ -11,20 +11,18 @@ _ROUNDING: Final = 1e-6
 
 
 class Bucket:
-    """A token bucket.
+    """A token bucket, full at the start.
 
-    The amount drawn is passed in as a total over all processes that draw. So each of them may have its own bucket for
-    one
-    rate: as they all see the same total, together they admit no more than a single bucket would.
+    The total drawn by all processes is passed in. So each process may have its own bucket for one rate: as they all
+    see the same total, together they admit no more than a single bucket would.
 
     Args:
         per_s: The rate at which the bucket fills, per second.
         burst_s: Its size in seconds of that rate; the size is at least 1.
-        drawn: The total drawn so far. The bucket starts full.
+        drawn: The total drawn so far.
         now_ns: The time.
 
     Attributes:
-        per_s: The current rate.
         size: The maximum level.
         level: The level at the last update; negative if more was drawn than available.
     """
@@ -42,16 +40,11 @@ class Bucket:
         self.size = max(1.0, per_s * burst_s)
         self.level = min(self.level, self.size)
 
-    def look(self, now_ns: int, drawn: float) -> float:
-        """Update the level.
+    def update(self, now_ns: int, drawn: float) -> float:
+        """Update the level to a time and the total drawn by then, and return it.
 
-        What others have drawn since the last update is deducted after refilling up to the size: if the bucket
-            overflowed, the
-        level is too low rather than too high, by at most what flows in between two updates.
-
-        Args:
-            now_ns: The time.
-            drawn: The total drawn by then.
+        Others' draws since the last update are deducted after refilling up to the size: if the bucket overflowed
+        meanwhile, the level is too low rather than too high, by at most the inflow between two updates.
         """
         flown = max(0, now_ns - self._at_ns) * self.per_s / 1e9
         self.level = min(self.size, self.level + flown) - (drawn - self._drawn)

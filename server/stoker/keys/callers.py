@@ -46,14 +46,13 @@ _MOST_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class CallerTerms:
-    """A caller, and the caller's rights and limits.
+    """A caller, with rights and limits.
 
     Attributes:
-        name: The caller's name.
         number: The caller's number within the server, below `MOST_CALLERS`; 0 for callers without a name.
         models: The models that the caller may use; None for all.
         expires_s: When the key expires, in seconds of the epoch; None for never.
-        weight: Share of the device's time relative to other waiting callers; 1 by default.
+        weight: Share of the device's time relative to other waiting callers.
         max_tier: The highest tier that the caller may request.
         rows_per_s: Quota of rows per second; None for no limit.
         device_ms_per_s: Quota of device time per second, in milliseconds; None for no limit.
@@ -76,7 +75,7 @@ class CallerTerms:
         return self.rows_per_s is not None or self.device_ms_per_s is not None
 
     def may_ask(self, model: str) -> bool:
-        """Whether the caller may use a model."""
+        """Return whether the caller may use a model."""
         return self.models is None or model in self.models
 
 
@@ -86,14 +85,16 @@ DEFAULT: Final = CallerTerms("default", 0)
 
 ONLY_DEFAULT: Final[Mapping[int, str]] = {DEFAULT.number: DEFAULT.name}
 """Caller names by number, if only the default caller exists."""
+_STORED_DEFAULTS: Final = {
+    field.name: field.default
+    for field in dataclasses.fields(CallerTerms)
+    if field.default is not dataclasses.MISSING
+}
+"""The attributes that are stored if they differ from their defaults."""
 
 
 class CallerBook:
-    """The named keys of a workspace, for administration.
-
-    Args:
-        keys_dir: The workspace's folder of keys.
-    """
+    """The named keys of a workspace, for administration."""
 
     def __init__(self, keys_dir: Path) -> None:
         self.keys_dir = keys_dir
@@ -129,8 +130,7 @@ class CallerBook:
             The key, which is not stored anywhere.
 
         Raises:
-            InvalidSettings: The name is taken or invalid, the key is invalid or belongs to another caller, or there
-                are too many callers.
+            InvalidSettings: The name or the key is taken or invalid, or there are too many callers.
         """
         checked_name(name, "caller")
         if name == DEFAULT.name:
@@ -156,11 +156,7 @@ class CallerBook:
         return text
 
     def change(self, name: str, changes: Mapping[str, Any]) -> CallerTerms:
-        """Change a caller's terms, from the next request on.
-
-        Args:
-            name: The caller's name.
-            changes: Attributes of `CallerTerms` by name, except `name` and `number`.
+        """Change a caller's terms from the next request on: attributes except `name` and `number`.
 
         Raises:
             InvalidSettings: There is no such caller.
@@ -198,7 +194,7 @@ class CallerBook:
 
 
 def read_callers(keys_dir: Path) -> dict[bytes, CallerTerms]:
-    """The callers of a workspace by the SHA-256 of their keys; empty if there are none.
+    """Return the callers of a workspace by the SHA-256 of their keys; empty if there are none.
 
     Raises:
         InvalidSettings: The file is malformed, or cannot be read.
@@ -232,20 +228,10 @@ def _unknown(name: str, there: Sequence[str]) -> InvalidSettings:
 
 def _stored(hashed: bytes, terms: CallerTerms) -> dict[str, Any]:
     stored: dict[str, Any] = {"name": terms.name, "number": terms.number, "sha256": hashed.hex()}
-    if terms.models is not None:
-        stored["models"] = sorted(terms.models)
-    if terms.expires_s is not None:
-        stored["expires_s"] = terms.expires_s
-    if terms.weight != 1:
-        stored["weight"] = terms.weight
-    if terms.max_tier != "normal":
-        stored["max_tier"] = terms.max_tier
-    if terms.rows_per_s is not None:
-        stored["rows_per_s"] = terms.rows_per_s
-    if terms.device_ms_per_s is not None:
-        stored["device_ms_per_s"] = terms.device_ms_per_s
-    if terms.burst_s != _DEFAULT_BURST_S:
-        stored["burst_s"] = terms.burst_s
+    for name, default in _STORED_DEFAULTS.items():
+        value = getattr(terms, name)
+        if value != default:
+            stored[name] = sorted(value) if name == "models" else value
     return stored
 
 
@@ -294,11 +280,7 @@ def _path(keys_dir: Path) -> Path:
 
 
 class KnownCallers:
-    """The callers with named keys.
-
-    Args:
-        keys_dir: The workspace's folder of keys.
-        generation: Changes when they do.
+    """The current callers with named keys, for a process that follows changes of the `generation`.
 
     Attributes:
         names: Caller names by number, including the default caller.

@@ -26,7 +26,7 @@ from stoker.keys.verifier import KeyVerifier
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DEFAULT_VALID_S", "LONGEST_VALID_S", "Access", "Token", "TokenVerifier", "issue"]
+__all__ = ["DEFAULT_VALID_S", "LONGEST_VALID_S", "Access", "Token", "TokenVerifier", "issue_token"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +49,7 @@ _FLAWS: Final[dict[_Flaw, str]] = {
 
 
 class _Claims(NamedTuple):
-    """The content of a token.
-
-    Attributes:
-        expires_s: When it expires, in seconds of the epoch.
-        caller: Name of the caller; None for holders of the service's keys.
-    """
+    """The content of a token: expiry in seconds of the epoch; caller, or None for holders of the service's keys."""
 
     expires_s: int
     caller: str | None
@@ -88,7 +83,7 @@ class Token:
         }
 
 
-def issue(
+def issue_token(
     secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_VALID_S, caller: str | None = None
 ) -> Token:
     """Sign a token.
@@ -121,7 +116,7 @@ class TokenVerifier:
     Args:
         keys_dir: The workspace's folder of keys, after `Keyring.ensure_signing_secret`.
         service: Name of the service.
-        keys: The keys that entitle callers to fresh tokens.
+        keys: Verifies the keys whose holders get fresh tokens.
         clock_s: The time, in seconds of the epoch.
         generation: Changes when the secret does.
 
@@ -153,14 +148,13 @@ class TokenVerifier:
         self._load()
 
     def verify(self, authorization: bytes) -> bool:
-        """Whether the value of an `Authorization` header carries a valid token; see `holder`."""
+        """Return whether the value of an `Authorization` header carries a valid token; see `holder`."""
         return self.holder(authorization) is not None
 
     def holder(self, authorization: bytes) -> CallerTerms | None:
-        """Return the caller of the token in the value of an `Authorization` header; None if it is not valid.
+        """Return the caller of a token, or None if it is not valid.
 
-        Args:
-            authorization: The header's value, `Bearer TOKEN` with the scheme in any case; empty if absent.
+        `authorization` is the header's value, `Bearer TOKEN` with the scheme in any case; empty if absent.
         """
         if self._generation[0] != self._loaded_generation:
             self._reload()
@@ -173,12 +167,7 @@ class TokenVerifier:
         return self._whose(accepted)
 
     def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
-        """The error for a request whose header `verify` refused: the reason, and where to get a token.
-
-        Args:
-            authorization: The header's value.
-            sent_as: How callers send a token in the request's protocol, worded like `BEARER_HEADER`.
-        """
+        """Return the error for a refused header: the reason, and where to get a token; see `Access.refusal`."""
         where = (
             f"fetch one from /api/v1/service/{quote(self._service)}/token with a key of the service, and send it as "
             f"{sent_as.format('token')}"
@@ -186,9 +175,9 @@ class TokenVerifier:
         flaw = self._flaw(authorization)
         if flaw is None:
             return Unauthorized(f"A valid token is needed: {where}.")
-        said = _FLAWS[flaw]
+        reason = _FLAWS[flaw]
         return Unauthorized(
-            f"{said}; {where}.", challenge=f'Bearer error="invalid_token", error_description="{said}"'
+            f"{reason}; {where}.", challenge=f'Bearer error="invalid_token", error_description="{reason}"'
         )
 
     def fresh(self, authorization: bytes) -> Token:
@@ -210,7 +199,7 @@ class TokenVerifier:
                 f"The signing secret of {self._service} cannot be read; the server's log says why."
             )
         caller = None if holder is DEFAULT else holder.name
-        return issue(self._secret, self._service, now_s=self._clock_s(), caller=caller)
+        return issue_token(self._secret, self._service, now_s=self._clock_s(), caller=caller)
 
     def _by_signature(self, authorization: bytes) -> CallerTerms | None:
         claims = self._claims(authorization)
@@ -282,7 +271,7 @@ def _token_of(authorization: bytes) -> bytes:
 
 
 class Access:
-    """The credential required from callers: a key, a token, either, or none.
+    """The credential that callers need: a key, a token, either, or none.
 
     Args:
         keys: Verifies keys; None if keys are not accepted.
@@ -292,7 +281,6 @@ class Access:
     Attributes:
         holder: Returns the caller for a value of the `Authorization` header; None if access is denied.
         open: Whether no credential is required.
-        tokens: As given; issues new tokens to holders of a key.
     """
 
     __slots__ = ("_keys", "_needs", "holder", "open", "tokens")
@@ -310,15 +298,11 @@ class Access:
         self._needs = needs
 
     def allows(self, authorization: bytes) -> bool:
-        """Whether the value of the `Authorization` header grants access."""
+        """Return whether the value of the `Authorization` header grants access."""
         return self.holder(authorization) is not None
 
     def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> CallerTerms:
-        """Return the caller for a value of the `Authorization` header.
-
-        Args:
-            authorization: The header's value; empty if there is none.
-            sent_as: As for `refusal`.
+        """Return the caller for an `Authorization` header, which may be empty; `sent_as` is as for `refusal`.
 
         Raises:
             Unauthorized: It carries no valid credential.
@@ -330,10 +314,10 @@ class Access:
         return holder
 
     def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> StokerError:
-        """Return the error for a request that is denied.
+        """Return the error for a denied request.
 
         Args:
-            authorization: The value of the request's `Authorization` header.
+            authorization: The value of its `Authorization` header.
             sent_as: How callers send credentials in the request's protocol, worded like `BEARER_HEADER`.
         """
         if self._keys is not None and self._keys.out_of_scope(authorization):

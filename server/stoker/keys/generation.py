@@ -5,9 +5,8 @@ keys/.followers/ID         the socket of a running server
 
 Frontends compare the generation before every verification, so it has to be a read of memory. That memory belongs to
 the server alone, because a mapped file ends its readers by SIGBUS as soon as anyone truncates it. The `Follower` of a
-supervisor writes it. Whoever changes a key calls `raise_generation`, which waits for the word of every follower: when
-a command returns, all frontends see its change. What changes otherwise, as by a restored backup, is seen within a
-second.
+supervisor writes it. Commands that change a key call `raise_generation`, which waits for every follower: when
+a command returns, all frontends see its change. Other changes, such as a restored backup, are seen within a second.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -47,21 +46,17 @@ class Generation(Protocol):
     """A number at index 0 that changes when a key or a signing secret does."""
 
     def __getitem__(self, index: int, /) -> int:
-        """The number."""
+        """Return the number."""
 
 
 class FileGeneration:
-    """The generation by the file alone, for processes that have no follower.
-
-    Args:
-        keys_dir: The workspace's folder of keys.
-    """
+    """The generation from the file alone, for processes that have no follower."""
 
     def __init__(self, keys_dir: Path) -> None:
         self._path = keys_dir / _FILE
 
     def __getitem__(self, index: int, /) -> int:
-        """The number; 0 where there is no such file."""
+        """Return the number; 0 without a file."""
         try:
             return int.from_bytes(read_regular(self._path, _BYTES), sys.byteorder)
         except OSError:
@@ -72,7 +67,7 @@ def raise_generation(keys_dir: Path) -> None:
     """Increment the counter and wait for the running servers; the caller holds the folder's lock.
 
     Raises:
-        OSError: The counter cannot be written; the servers have been told all the same.
+        OSError: The counter cannot be written; the servers have been notified all the same.
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
@@ -86,16 +81,16 @@ def raise_generation(keys_dir: Path) -> None:
         finally:
             os.close(descriptor)
     finally:
-        _tell_followers(keys_dir)
+        _notify_followers(keys_dir)
 
 
-def _tell_followers(keys_dir: Path) -> None:
+def _notify_followers(keys_dir: Path) -> None:
     with _sockets(keys_dir) as (folder, names):
         for name in names:
             try:
                 _connect(folder, name)
             except (ConnectionRefusedError, FileNotFoundError):
-                # Its server has ended, or is one of another machine, which looks by itself.
+                # Its server has ended, or runs on another machine and checks the file by itself.
                 continue
             except OSError as error:
                 _log.warning(
@@ -104,7 +99,7 @@ def _tell_followers(keys_dir: Path) -> None:
 
 
 def _connect(folder: int, name: str) -> None:
-    """Tell one follower, and wait until its frontends see the change."""
+    """Notify one follower, and wait until its frontends see the change."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as follower:
         follower.settimeout(_WORD_S)
         # Addresses of sockets have 107 bytes at most, paths of workspaces more.
@@ -114,14 +109,14 @@ def _connect(folder: int, name: str) -> None:
 
 @contextlib.contextmanager
 def _sockets(keys_dir: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the folder of the followers' sockets, and the names in it; none where there is no folder."""
+    """Yield the folder of the followers' sockets and their names; no names without a folder."""
     try:
         folder = os.open(keys_dir / _FOLLOWERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         yield -1, []
         return
     try:
-        # One that is made has a dot before its name until it listens.
+        # A new socket has a dot before its name until it listens.
         yield folder, [name for name in os.listdir(folder) if not name.startswith(".")]  # noqa: PTH208
     finally:
         os.close(folder)
@@ -131,9 +126,9 @@ class Follower:
     """Follows the keys of a workspace on a thread, and raises a number in memory at each change.
 
     Args:
-        keys_dir: The workspace's folder of keys, which may come later.
-        number: Memory of one number that nobody else writes.
-        look_s: Seconds between two looks for changes that nobody tells.
+        keys_dir: The workspace's folder of keys, which may be created later.
+        number: Memory of one number that only this object writes.
+        look_s: Seconds between two checks for changes without notification.
     """
 
     def __init__(self, keys_dir: Path, number: memoryview, look_s: float = _LOOK_S) -> None:
@@ -156,8 +151,8 @@ class Follower:
         self._ending.close()
         self._close_socket()
 
-    def look(self) -> None:
-        """Raise the number if a file of the folder has changed since the last look."""
+    def check(self) -> None:
+        """Raise the number if a file of the folder has changed since the last check."""
         mark = self._mark()
         if mark != self._seen:
             self._raise(mark)
@@ -165,7 +160,7 @@ class Follower:
             self._listen()
 
     def _raise(self, mark: object) -> None:
-        # What changes after the mark was taken is found by the next look.
+        # Later changes are found by the next check.
         self._seen = mark
         self._number[0] += 1
 
@@ -183,7 +178,7 @@ class Follower:
                 if ready:
                     self._answer()
                 else:
-                    self.look()
+                    self.check()
             except OSError as error:
                 _log.warning("the keys in %s cannot be looked at: %s", self._keys_dir, error)
 
@@ -196,7 +191,7 @@ class Follower:
                 asker.send(b"\n")
 
     def _mark(self) -> object:
-        """What changes with every file of the folder, however it is written."""
+        """Return a value that changes with every file of the folder, however it is written."""
         found = []
         with contextlib.suppress(OSError), os.scandir(self._keys_dir) as entries:
             for entry in entries:
@@ -206,7 +201,7 @@ class Follower:
         return sorted(found)
 
     def _listen(self) -> None:
-        """Make the socket, and remove those of servers that have ended."""
+        """Create the socket, and remove those of servers that have ended."""
         self._close_socket()
         if not self._keys_dir.is_dir():
             return

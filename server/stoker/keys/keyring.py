@@ -6,7 +6,7 @@ while the first is replaced. Two files hold them, both readable by the owner alo
 tokens has a third file, `SERVICE.signing`, with the secret that signs them; see `stoker.keys.credentials`.
 
 A replaced key takes effect at once in every running frontend, without checking files for each request: after the
-files are replaced, the number is raised that frontends look at; see `stoker.keys.generation`.
+files are replaced, the number that frontends compare is raised; see `stoker.keys.generation`.
 
 The module is imported by frontends, so it needs nothing beyond the standard library.
 """
@@ -59,7 +59,7 @@ MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 512
 _KEY = re.compile(r"[!-~]*", re.ASCII)
 MOST_BYTES: Final = 1 << 16
-"""Of a file of keys; longer ones are none."""
+"""The maximum size of a file of keys."""
 _SECRET_BYTES = 32
 
 
@@ -86,7 +86,7 @@ class Keys:
 
     @classmethod
     def given(cls, primary: str | None, secondary: str | None) -> Keys | None:
-        """Keys given by the operator (STOKER_PRIMARY_KEY, STOKER_SECONDARY_KEY), None if there are none.
+        """Return keys given by the operator (STOKER_PRIMARY_KEY, STOKER_SECONDARY_KEY), None if there are none.
 
         If only one is given, it is the only valid key: given keys are never combined with those of the files.
 
@@ -99,21 +99,16 @@ class Keys:
         return cls(one, secondary if secondary is not None else one)
 
     def replaced(self, slot: Slot, key: str) -> Keys:
-        """A copy with another key in the slot."""
+        """Return a copy with another key in the slot."""
         return Keys(key, self.secondary) if slot == "primary" else Keys(self.primary, key)
 
     def digests(self) -> tuple[bytes, bytes]:
-        """SHA-256 of each key, primary first."""
+        """Return the SHA-256 of each key, primary first."""
         return digest(self.primary.encode()), digest(self.secondary.encode())
 
 
 class Keyring:
-    """The stored keys of one service.
-
-    Args:
-        keys_dir: The workspace's folder of keys.
-        service: Name of the service.
-    """
+    """The stored keys of one service, in the workspace's folder of keys."""
 
     def __init__(self, keys_dir: Path, service: str) -> None:
         self.service = _checked(service)
@@ -304,12 +299,12 @@ def _unreadable(what: str, path: Path, error: OSError) -> InvalidSettings:
 
 
 def services_with_keys(keys_dir: Path) -> list[str]:
-    """Names of the services that have keys in the folder, sorted."""
+    """Return the names of the services that have keys in the folder, sorted."""
     return sorted(_services(keys_dir, ".keys"))
 
 
 def services_that_sign(keys_dir: Path) -> list[str]:
-    """Names of the services that have a signing secret in the folder, sorted."""
+    """Return the names of the services that have a signing secret in the folder, sorted."""
     return sorted(_services(keys_dir, ".signing"))
 
 

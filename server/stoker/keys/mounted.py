@@ -51,11 +51,7 @@ class MountedKeys:
 
     @classmethod
     def read(cls, folder: Path, *, signs: bool) -> MountedKeys:
-        """Read the files.
-
-        Args:
-            folder: The folder.
-            signs: Whether the secret for signing tokens is required.
+        """Read the files of a folder; with `signs`, the secret for signing tokens is required.
 
         Raises:
             InvalidSettings: A required file is missing, or a key is invalid.
@@ -83,7 +79,7 @@ class MountedKeys:
 
 
 class KeysFolder:
-    """The keys of a server's services, read from such a folder. Thread-safe."""
+    """The keys of a server's services, read from such a folder and followed. Thread-safe."""
 
     def __init__(self, folder: Path, keys_dir: Path, *, signs: bool) -> None:
         """Read the keys.
@@ -102,7 +98,7 @@ class KeysFolder:
         self._owners: set[str] = set()
         self._lock = Lock()
         self._seen: object = _mark(folder)
-        self._complained: set[str] = set()
+        self._reported: set[str] = set()
         self._unwritten = ""
         self._keys = MountedKeys.read(folder, signs=signs)
         self._texts, _ = _texts(folder)
@@ -137,11 +133,11 @@ class KeysFolder:
         if self._keys.admin is not None:
             AdminKey(self._keys_dir).adopt(self._keys.admin)
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Publish the keys again if the files have changed since the last call; invalid files change nothing.
 
-        A file that cannot be read or is empty is logged and counts as it was until the next call; others hold. If the
-        keys of a service cannot be written, the next call tries it again.
+        A file that cannot be read or is empty is reported, and its last content counts until the next call; the
+        others apply. If the keys of a service cannot be written, the next call tries again.
         """
         mark = _mark(self._folder)
         if mark == self._seen:
@@ -154,9 +150,9 @@ class KeysFolder:
             self._seen = None
             texts |= {name: self._texts[name] for name in (*problems, _GENERATION) if name in self._texts}
         for problem in problems.values():
-            if problem not in self._complained:
+            if problem not in self._reported:
                 logger.warning("a key stays as it is: %s", problem)
-        self._complained = set(problems.values())
+        self._reported = set(problems.values())
         try:
             keys = MountedKeys.of(texts, self._folder, signs=self._signs)
         except InvalidSettings as error:
@@ -200,11 +196,9 @@ class KeysFolder:
 def _texts(
     folder: Path, before: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The texts of the files by name, and what is wrong with those that cannot be read.
+    """Return the texts of the files by name, and what is wrong with those that cannot be read.
 
-    Args:
-        folder: The folder.
-        before: The texts of before: a file that had one is not to be empty, which it is while it is being written.
+    A file that had a text in `before` must not be empty: it is while it is being written.
     """
     texts, problems = {}, {}
     # The number first: if files change meanwhile, the keys are newer than their number, never older.
@@ -227,7 +221,7 @@ def _texts(
 
 
 def _text(file: Path) -> str:
-    """The content of a file without the line end that editors and `kubectl create secret --from-file` leave."""
+    """Return the content of a file without the line end that editors and `kubectl create secret --from-file` add."""
     return read_regular(file, MOST_BYTES).decode("utf-8").strip()
 
 
@@ -248,7 +242,7 @@ def _secret(text: str, folder: Path) -> bytes:
 
 
 def _mark(folder: Path) -> object:
-    """A value that changes whenever the files change."""
+    """Return a value that changes whenever the files change."""
     try:
         return os.readlink(folder / _ALL_AT_ONCE)  # noqa: PTH115  # the text of the link, not a path
     except OSError:

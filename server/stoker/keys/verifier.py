@@ -44,9 +44,9 @@ class KeyVerifier:
         keys_dir: The workspace's folder of keys, after `Keyring.ensure`.
         service: Name of the service.
         override: Keys given by the operator; then no file is read.
-        model: The model; named keys are accepted only if given, and if the model is in their scope.
+        model: The model; named keys are accepted only with one that is in their scope.
         clock_s: The time, in seconds of the epoch.
-        generation: Changes when the keys do; by default what their folder says, which takes longer to read.
+        generation: Changes when the keys do; by default the number in their folder, which takes longer to read.
 
     Raises:
         FileNotFoundError: The folder has no keys, so `Keyring.ensure` did not run.
@@ -74,7 +74,7 @@ class KeyVerifier:
         # Headers with named keys. The time of a dictionary lookup reveals nothing: Python's hash of bytes is keyed
         # with a random number, and a match is compared completely.
         self._known: dict[bytes, CallerTerms] = {}
-        self._said_expired: set[str] = set()
+        self._reported_expired: set[str] = set()
         if override is not None:
             self._digests = override.digests()
             self._generation: Generation = memoryview(bytes(8)).cast("Q")
@@ -87,7 +87,7 @@ class KeyVerifier:
             self._reload()
 
     def verify(self, authorization: bytes) -> bool:
-        """Whether the value of an `Authorization` header carries a valid key; see `holder`."""
+        """Return whether the value of an `Authorization` header carries a valid key; see `holder`."""
         return self.holder(authorization) is not None
 
     def holder(self, authorization: bytes) -> CallerTerms | None:
@@ -95,10 +95,7 @@ class KeyVerifier:
 
         The time taken does not reveal how much of a wrong key is right: every comparison covers the whole value, and
             both keys
-        are always compared.
-
-        Args:
-            authorization: The header's value, `Bearer KEY` with the scheme in any case; empty if absent.
+        are always compared. The value is `Bearer KEY` with the scheme in any case; empty if absent.
         """
         if self._generation[0] != self._loaded_generation:
             self._reload()
@@ -111,16 +108,16 @@ class KeyVerifier:
         return self._by_digest(authorization) if known is None else self._admitted(known)
 
     def caller_named(self, name: str) -> CallerTerms | None:
-        """The caller with this name if allowed to use the model now, for tokens, which contain the name."""
+        """Return the caller with this name, which tokens contain, if allowed to use the model now."""
         if self._generation[0] != self._loaded_generation:
             self._reload()
         found = next((terms for terms in self._callers.values() if terms.name == name), None)
         return None if found is None else self._admitted(found)
 
     def out_of_scope(self, authorization: bytes) -> bool:
-        """Whether a header carries a named key that is valid, but not for this model."""
+        """Return whether a header carries a named key that is valid, but not for this model."""
         known = self._known.get(authorization)
-        return known is not None and not self._over(known) and not known.may_ask(str(self._model))
+        return known is not None and not self._has_expired(known) and not known.may_ask(str(self._model))
 
     def _by_digest(self, authorization: bytes) -> CallerTerms | None:
         scheme, _, key = authorization.partition(b" ")
@@ -148,14 +145,14 @@ class KeyVerifier:
         """The caller, if allowed to use the model now."""
         if terms.expires_s is None and terms.models is None:
             return terms
-        if self._over(terms):
-            if terms.name not in self._said_expired:
-                self._said_expired.add(terms.name)
+        if self._has_expired(terms):
+            if terms.name not in self._reported_expired:
+                self._reported_expired.add(terms.name)
                 _log.warning("the key of the caller %s has expired; it is refused from now on", terms.name)
             return None
         return terms if terms.may_ask(str(self._model)) else None
 
-    def _over(self, terms: CallerTerms) -> bool:
+    def _has_expired(self, terms: CallerTerms) -> bool:
         return terms.expires_s is not None and self._clock_s() >= terms.expires_s
 
     def _reload(self) -> None:
@@ -164,7 +161,7 @@ class KeyVerifier:
         generation = self._generation[0]
         self._last_primary = self._last_secondary = _NO_HEADER
         self._known.clear()
-        self._said_expired.clear()
+        self._reported_expired.clear()
         self._callers, self._loaded_generation = {}, generation
         try:
             stored = json.loads(read_regular(self._path, MOST_BYTES))

@@ -85,12 +85,7 @@ _PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(STAGES))
 
 
 class ModelMetrics:
-    """Counters of one model in one process. Times are nanoseconds.
-
-    Args:
-        words: The model's slot in the page of the process.
-        callers: The process's counters by caller.
-    """
+    """Counters of one model in one process: its slot in the page of the process. Times are nanoseconds."""
 
     __slots__ = (
         "_callers",
@@ -116,14 +111,12 @@ class ModelMetrics:
 
     def clear_gauges(self) -> None:
         """Zero the gauges; a process does this when it takes over the page of a predecessor."""
-        self._words[IN_FLIGHT_BLOCK.offset] = self._words[QUEUED_BLOCK.offset] = self._words[
-            BATCH_CAP_BLOCK.offset
-        ] = 0
-        self._words[CACHE_BLOCK.offset + _CACHE_BYTES] = 0
-        self._words[SEQUENCES_BLOCK.offset] = 0
+        gauges = [IN_FLIGHT_BLOCK, QUEUED_BLOCK, BATCH_CAP_BLOCK, SEQUENCES_BLOCK]
+        words = [CACHE_BLOCK.offset + _CACHE_BYTES, *(block.offset for block in gauges)]
         for block in (BATCH_TIMES_BLOCK, HELD_REQUESTS_BLOCK):
-            for word in range(block.offset, block.end):
-                self._words[word] = 0
+            words += range(block.offset, block.end)
+        for word in words:
+            self._words[word] = 0
 
     def count_request(self, status: int) -> None:
         """Count an answered request."""
@@ -213,13 +206,7 @@ class ModelMetrics:
         self._words[NON_FINITE_BLOCK.offset] += rows
 
     def count_answers(self, tier: int, rows: int, in_time: int) -> None:
-        """Count answered rows of a model with targets.
-
-        Args:
-            tier: Their tier.
-            rows: Number of answered rows.
-            in_time: Number of those that were answered within their targets.
-        """
+        """Count answered rows of a model with targets, and those of them that were in time."""
         word = TARGETS_BLOCK.offset + 2 * tier
         self._words[word] += in_time
         self._words[word + 1] += rows
@@ -246,12 +233,7 @@ class ModelMetrics:
         self._words[CACHE_BLOCK.offset + _CACHE_EVICTIONS] += evicted
 
     def count_busy(self, elapsed_ns: int, caller_rows: Mapping[int, int]) -> None:
-        """Count device time of a batch, in total and by caller.
-
-        Args:
-            elapsed_ns: How long the batch occupied the device.
-            caller_rows: Number of its rows by caller number.
-        """
+        """Count device time of a batch, in total and by caller; `caller_rows` has the rows by caller number."""
         self._words[BUSY_BLOCK.offset] += elapsed_ns
         self._callers.count_times(elapsed_ns, caller_rows)
 
@@ -275,12 +257,7 @@ class ModelMetrics:
         self._words[block.end - 1] += elapsed_ns // 1000
 
     def count_comparison(self, result: str, *, flipped: bool) -> None:
-        """Count a request whose answers by this version and another one were compared.
-
-        Args:
-            result: One of `COMPARISONS`.
-            flipped: Whether the predicted classes differ.
-        """
+        """Count a request whose answers by this version and another one were compared, by one of `COMPARISONS`."""
         self._words[COMPARISONS_BLOCK.offset + COMPARISONS.index(result)] += 1
         self._words[FLIPS_BLOCK.offset] += flipped
 
@@ -349,11 +326,7 @@ class ModelMetrics:
 
 
 class CallerCounts:
-    """The counters of one process by caller number.
-
-    Args:
-        words: The page of the process.
-    """
+    """The counters of one process by caller number, in its page."""
 
     __slots__ = ("_counting", "_rows", "_times_ns")
 
@@ -364,12 +337,7 @@ class CallerCounts:
         self._counting = threading.Lock()
 
     def count_times(self, elapsed_ns: int, rows: Mapping[int, int]) -> None:
-        """Attribute the device time of a batch to callers by their rows.
-
-        Args:
-            elapsed_ns: How long the batch occupied the device.
-            rows: Number of its rows by caller number.
-        """
+        """Attribute the device time of a batch to callers, in proportion to `rows` by caller number."""
         total = sum(rows.values())
         with self._counting:
             for caller, count in rows.items():
@@ -381,12 +349,7 @@ class CallerCounts:
 
 
 class CallerUsage:
-    """Counts per caller, summed over all processes.
-
-    Args:
-        pages: The pages of all processes, `int64[pages, words]`.
-        pages_in_use: Returns the numbers of the pages that processes use.
-    """
+    """Counts per caller, summed over the pages of all processes, `int64[pages, words]`."""
 
     __slots__ = ("_pages", "_pages_in_use", "_seen")
 
@@ -395,7 +358,7 @@ class CallerUsage:
         self._pages_in_use = pages_in_use
         self._seen = pages_in_use()
 
-    def look_for_processes(self) -> None:
+    def include_new_processes(self) -> None:
         """Include the pages of processes that have started since the last call."""
         self._seen = self._pages_in_use()
 
@@ -409,14 +372,12 @@ class CallerUsage:
 
     def all_rows(self) -> np.ndarray:
         """Number of rows that frontends have admitted, by caller: `int64[callers]`."""
-        total: np.ndarray = self._pages[self._seen, CALLER_ROWS_BLOCK.offset : CALLER_ROWS_BLOCK.end].sum(
-            axis=0
-        )
-        return total
+        return self._sum(CALLER_ROWS_BLOCK)
 
     def all_device_ns(self) -> np.ndarray:
         """Device time in nanoseconds, by caller: `int64[callers]`."""
-        total: np.ndarray = self._pages[self._seen, CALLER_TIMES_BLOCK.offset : CALLER_TIMES_BLOCK.end].sum(
-            axis=0
-        )
+        return self._sum(CALLER_TIMES_BLOCK)
+
+    def _sum(self, block: Block) -> np.ndarray:
+        total: np.ndarray = self._pages[self._seen, block.offset : block.end].sum(axis=0)
         return total

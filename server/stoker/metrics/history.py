@@ -15,19 +15,7 @@ from typing import Final
 import numpy as np
 
 from stoker.gpu.facts import GpuReading
-from stoker.metrics.layout import (
-    DEVICE_SLOTS,
-    HELD_REQUESTS_BLOCK,
-    MEMORY_BYTES,
-    MODEL_SLOTS,
-    PADDING_BLOCK,
-    PAGES,
-    READY_REPLICAS_BLOCK,
-    REJECTED_BLOCK,
-    ROW_COMPUTE_BLOCK,
-    SLOT_WORDS,
-    TARGET_REASONS_BLOCK,
-)
+from stoker.metrics import layout
 
 __all__ = ["PAST_END", "STEPS", "Past", "ProcessReading", "Steps"]
 
@@ -38,10 +26,15 @@ _RING: Final = STEPS + 60
 
 _KEPT: Final = np.concatenate(
     [
-        np.arange(READY_REPLICAS_BLOCK.end),
+        np.arange(layout.READY_REPLICAS_BLOCK.end),
         *(
             np.arange(block.offset, block.end)
-            for block in (ROW_COMPUTE_BLOCK, PADDING_BLOCK, HELD_REQUESTS_BLOCK, TARGET_REASONS_BLOCK)
+            for block in (
+                layout.ROW_COMPUTE_BLOCK,
+                layout.PADDING_BLOCK,
+                layout.HELD_REQUESTS_BLOCK,
+                layout.TARGET_REASONS_BLOCK,
+            )
         ),
     ]
 )
@@ -50,7 +43,7 @@ _GPU_FIELDS: Final = (
     "utilization_percent", "memory_used_bytes", "memory_total_bytes", "power_mw", "power_limit_mw", "temperature_c",
 )  # fmt: skip
 _GPU_WORDS: Final = 1 + len(_GPU_FIELDS)
-_SERVER_WORDS: Final = 3 + DEVICE_SLOTS * _GPU_WORDS
+_SERVER_WORDS: Final = 3 + layout.DEVICE_SLOTS * _GPU_WORDS
 _PROCESS_WORDS: Final = 3
 _UNKNOWN: Final = -1
 
@@ -62,8 +55,8 @@ def _pages(words: int) -> int:
 _SERVER_BYTES: Final = _pages(1) + _pages(_RING * _SERVER_WORDS)
 _MODEL_BYTES: Final = _pages(_RING * len(_KEPT))
 _PROCESS_BYTES: Final = _pages(_RING * _PROCESS_WORDS)
-_PAST_BYTES: Final = _SERVER_BYTES + MODEL_SLOTS * _MODEL_BYTES + PAGES * _PROCESS_BYTES
-PAST_END: Final = MEMORY_BYTES + _PAST_BYTES
+_PAST_BYTES: Final = _SERVER_BYTES + layout.MODEL_SLOTS * _MODEL_BYTES + layout.PAGES * _PROCESS_BYTES
+PAST_END: Final = layout.MEMORY_BYTES + _PAST_BYTES
 """Offset of the end of the history in the metrics file."""
 
 
@@ -93,7 +86,7 @@ class Steps:
         time_ms: The time of each step, in milliseconds since 1970: `int64[steps]`.
         restarts: Cumulative restarts of device processes and frontends: `int64[steps, 2]`.
         slots: The counters, summed over the requested slots; 0 for words that the history does not keep:
-            `int64[steps, SLOT_WORDS]`.
+            `int64[steps, layout.SLOT_WORDS]`.
     """
 
     last: int
@@ -114,7 +107,7 @@ class Steps:
     def gpus(self) -> dict[int, dict[str, list[int | None]]]:
         """Readings of each GPU present in the last step, by index and quantity; None where a value is missing."""
         found = {}
-        for index in range(DEVICE_SLOTS):
+        for index in range(layout.DEVICE_SLOTS):
             words = self._gpus[:, index]
             if len(words) and words[-1, 0]:
                 found[index] = {
@@ -129,14 +122,16 @@ class Past:
 
     def __init__(self, fd: int) -> None:
         """Map the metrics file; `fd` may be closed afterwards."""
-        self._memory = mmap.mmap(fd, _PAST_BYTES, offset=MEMORY_BYTES)
+        self._memory = mmap.mmap(fd, _PAST_BYTES, offset=layout.MEMORY_BYTES)
         words = np.frombuffer(self._memory, np.int64)
         self._head = words[:1]
         self._server = words[_pages(1) // 8 :][: _RING * _SERVER_WORDS].reshape(_RING, _SERVER_WORDS)
-        models = words[_SERVER_BYTES // 8 :][: MODEL_SLOTS * _MODEL_BYTES // 8].reshape(MODEL_SLOTS, -1)
-        self._models = models[:, : _RING * len(_KEPT)].reshape(MODEL_SLOTS, _RING, len(_KEPT))
-        processes = words[-(PAGES * _PROCESS_BYTES // 8) :].reshape(PAGES, -1)
-        self._processes = processes[:, : _RING * _PROCESS_WORDS].reshape(PAGES, _RING, _PROCESS_WORDS)
+        models = words[_SERVER_BYTES // 8 :][: layout.MODEL_SLOTS * _MODEL_BYTES // 8].reshape(
+            layout.MODEL_SLOTS, -1
+        )
+        self._models = models[:, : _RING * len(_KEPT)].reshape(layout.MODEL_SLOTS, _RING, len(_KEPT))
+        processes = words[-(layout.PAGES * _PROCESS_BYTES // 8) :].reshape(layout.PAGES, -1)
+        self._processes = processes[:, : _RING * _PROCESS_WORDS].reshape(layout.PAGES, _RING, _PROCESS_WORDS)
         self._slots: set[int] = set()
         self._pages: set[int] = set()
 
@@ -157,7 +152,7 @@ class Past:
 
         Args:
             time_ms: The time, in milliseconds since 1970.
-            slots: The counters of all slots: `int64[MODEL_SLOTS, SLOT_WORDS]`.
+            slots: The counters of all slots: `int64[layout.MODEL_SLOTS, layout.SLOT_WORDS]`.
             restarts: Cumulative restarts of device processes and of frontends.
             gpus: The latest readings of the GPUs.
             processes: The processes of the server.
@@ -167,7 +162,7 @@ class Past:
         server[:] = 0
         server[:3] = (time_ms, *restarts)
         for gpu in gpus:
-            if gpu.index < DEVICE_SLOTS:
+            if gpu.index < layout.DEVICE_SLOTS:
                 values = (getattr(gpu, name) for name in _GPU_FIELDS)
                 start = 3 + gpu.index * _GPU_WORDS
                 known = (_UNKNOWN if value is None else value for value in values)
@@ -176,7 +171,8 @@ class Past:
         self._slots.update(np.flatnonzero(slots.any(axis=1)).tolist())
         for slot in self._slots:
             if (
-                slots[slot, : REJECTED_BLOCK.end] < self._models[slot, place - 1, : REJECTED_BLOCK.end]
+                slots[slot, : layout.REJECTED_BLOCK.end]
+                < self._models[slot, place - 1, : layout.REJECTED_BLOCK.end]
             ).any():
                 # Counters never decrease: the slot was given to another version, which does not share this history.
                 self._models[slot] = 0
@@ -202,8 +198,8 @@ class Past:
         first = max(1, last - STEPS, min(since, last))
         places = np.arange(first if last else 1, last + 1) % _RING
         server = self._server[places]
-        counters = np.zeros((len(places), SLOT_WORDS), np.int64)
+        counters = np.zeros((len(places), layout.SLOT_WORDS), np.int64)
         for slot in slots:
             counters[:, _KEPT] += self._models[slot, places]
-        gpus = server[:, 3:].reshape(-1, DEVICE_SLOTS, _GPU_WORDS)
+        gpus = server[:, 3:].reshape(-1, layout.DEVICE_SLOTS, _GPU_WORDS)
         return Steps(last, server[:, 0], server[:, 1:3], counters, gpus, self._processes[:, places])

@@ -46,18 +46,12 @@ RECORD_BYTES: Final = _ENTRY_BYTES - _HEAD.size
 
 
 def ring_bytes(records: int) -> int:
-    """The size of a ring with this many records."""
+    """Return the size of a ring with this many records."""
     return records * _ENTRY_BYTES
 
 
 class Ring:
-    """A ring.
-
-    Args:
-        memory: The memory that holds it.
-        start: Its offset there.
-        records: Number of records that it keeps.
-    """
+    """A ring of short records in shared memory, numbered from 1: one process writes, any may read."""
 
     __slots__ = ("_memory", "_records", "_start")
 
@@ -130,15 +124,10 @@ JOURNAL_END: Final = PAST_END + _JOURNAL_BYTES
 
 
 class Journal:
-    """Reads the records of all frontends, and writes those of one frontend."""
+    """The latest failed and slow requests: reads those of all frontends, writes those of one."""
 
     def __init__(self, fd: int, page: int) -> None:
-        """Map the metrics file; `fd` may be closed afterwards.
-
-        Args:
-            fd: The file descriptor.
-            page: The page of the frontend that writes.
-        """
+        """Map the metrics file `fd`, which may be closed afterwards; `page` is that of the frontend that writes."""
         self._memory = mmap.mmap(fd, _JOURNAL_BYTES, offset=PAST_END)
         self._own = {kind: self._ring(page, kind) for kind in _KINDS}
         # A restarted frontend continues after the records of its predecessor.
@@ -186,7 +175,9 @@ class Remarkable(Protocol):
 
 
 class Remarks:
-    """Records the remarkable requests of one frontend to one version.
+    """Records the failed requests of one frontend to one version, and the slowest of each half minute.
+
+    A request that is not slow costs one comparison.
 
     Attributes:
         slow_ns: Requests that take longer are among the slowest of the current half minute.
@@ -199,16 +190,9 @@ class Remarks:
         version: str,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Start with no requests recorded.
-
-        Args:
-            journal: Where records are written.
-            name: The model's name.
-            version: Its version.
-            clock_ms: Milliseconds since 1970.
-        """
         self.slow_ns = 0
-        self._journal, self._clock_ms = journal, clock_ms
+        self._journal = journal
+        self._clock_ms = clock_ms
         self._names = {"model": name, "version": version}
         self._slowest: list[int] = []
         self._begun_ms = self._second = self._failures = 0
@@ -227,8 +211,8 @@ class Remarks:
         times = {"total": total_ns, **call.stages_ns}
         rounded = {f"{name}_ms": round(value / 1e6, 3) for name, value in times.items()}
         batch = call.batch
-        told = {} if batch is None else {"batch": batch._asdict()}
-        self._write("slow", call, now_ms, {"rows": call.rows, **rounded, **told})
+        facts = {} if batch is None else {"batch": batch._asdict()}
+        self._write("slow", call, now_ms, {"rows": call.rows, **rounded, **facts})
 
     def begin_anew(self) -> None:
         """Reset the threshold at the end of a half minute; called regularly."""
@@ -312,12 +296,7 @@ class TraceWriter:
     """Writes the traced requests of one frontend."""
 
     def __init__(self, fd: int, page: int) -> None:
-        """Map the metrics file; `fd` may be closed afterwards.
-
-        Args:
-            fd: The file descriptor.
-            page: The page of the frontend.
-        """
+        """Map the metrics file `fd`, which may be closed afterwards; `page` is that of the frontend."""
         memory = mmap.mmap(fd, _TRACE_RING_BYTES, offset=JOURNAL_END + page * _TRACE_RING_BYTES)
         self._ring = Ring(memory, 0, _TRACE_RING_RECORDS)
         # A restarted frontend continues after the records of its predecessor.

@@ -55,13 +55,7 @@ class LoadMeter:
         clock_s: Callable[[], float] = time.monotonic,
         slot: int | None = None,
     ) -> None:
-        """Start with the counters as they are now.
-
-        Args:
-            memory: The counters.
-            clock_s: Monotonic time in seconds.
-            slot: The only slot that will be read, which takes a tenth of the time; None for any.
-        """
+        """Start with the counters as they are now; reading only one `slot` takes a tenth of the time."""
         self._memory = memory
         self._slot = slot
         self._clock_s = clock_s
@@ -120,14 +114,14 @@ def _load(now: ModelTotals, before: ModelTotals, span_s: float, capacity_rows_s:
 
 def _offered_rows(now: ModelTotals, before: ModelTotals) -> float:
     come = now.dispatched_rows - before.dispatched_rows + now.rows_in_flight - before.rows_in_flight
-    return come + max(0, _turned_away(now) - _turned_away(before)) * _rows_of_a_request(now)
+    return come + max(0, _refused_requests(now) - _refused_requests(before)) * _rows_per_request(now)
 
 
-def _turned_away(totals: ModelTotals) -> int:
+def _refused_requests(totals: ModelTotals) -> int:
     rejections = totals.rejections()
     return rejections["overloaded"] + rejections["deadline"]
 
 
-def _rows_of_a_request(totals: ModelTotals) -> float:
+def _rows_per_request(totals: ModelTotals) -> float:
     answered = totals.requests()[200]
     return totals.rows / answered if answered else 1.0

@@ -16,41 +16,15 @@ from typing import Final
 import numpy as np
 
 from stoker.gpu.facts import GpuReading
+from stoker.metrics import layout
 from stoker.metrics.counters import CallerCounts, CallerUsage, ModelMetrics
 from stoker.metrics.journal import TRACES_END
-from stoker.metrics.layout import (
-    ACCEPT_FAILURES_BLOCK,
-    BATCH_CAP_BLOCK,
-    BATCH_SIZES_BLOCK,
-    BATCH_TIMES_BLOCK,
-    BEATS_BLOCK,
-    BUSY_BLOCK,
-    CERTIFICATES_BLOCK,
-    CONNECTIONS_BLOCK,
-    DEVICE_BLOCK,
-    DEVICE_SLOTS,
-    GPUS_BLOCK,
-    HANDSHAKE_FAILURES,
-    HANDSHAKES_BLOCK,
-    KEYS_GENERATION_BLOCK,
-    LARGE_BODIES_BLOCK,
-    LAST_SCORED_BLOCK,
-    MEMORY_BYTES,
-    MODEL_SLOTS,
-    PAGE_BYTES,
-    PAGES,
-    PAGES_BYTES,
-    PROTOCOLS,
-    RESTARTS_BLOCK,
-    SLOT_WORDS,
-    TRACES_BLOCK,
-)
 from stoker.metrics.totals import ModelTotals, Totals
 
 __all__ = ["MetricMemory", "MetricPage"]
 
 _NO_CAP: Final = (1 << 63) - 1
-_SIZES: Final = np.arange(BATCH_TIMES_BLOCK.words)
+_SIZES: Final = np.arange(layout.BATCH_TIMES_BLOCK.words)
 
 
 class MetricMemory:
@@ -65,11 +39,11 @@ class MetricMemory:
 
     def __init__(self, fd: int) -> None:
         """Map a file made by `create`; `fd` may be closed afterwards."""
-        self._memory = mmap.mmap(fd, MEMORY_BYTES)
+        self._memory = mmap.mmap(fd, layout.MEMORY_BYTES)
         words = np.frombuffer(self._memory, np.int64)
-        self._pages = words[: PAGES_BYTES // 8].reshape(PAGES, -1)
-        self._taken = words[PAGES_BYTES // 8 :][:PAGES]
-        self.key_changes = memoryview(self._memory)[MEMORY_BYTES - 8 : MEMORY_BYTES].cast("q")
+        self._pages = words[: layout.PAGES_BYTES // 8].reshape(layout.PAGES, -1)
+        self._taken = words[layout.PAGES_BYTES // 8 :][: layout.PAGES]
+        self.key_changes = memoryview(self._memory)[layout.MEMORY_BYTES - 8 : layout.MEMORY_BYTES].cast("q")
 
     @staticmethod
     def create() -> int:
@@ -80,10 +54,10 @@ class MetricMemory:
 
     def page(self, index: int) -> MetricPage:
         """The page of the process with this index."""
-        if not 0 <= index < PAGES:
-            raise ValueError(f"there are {PAGES} metric pages, got index {index}")
+        if not 0 <= index < layout.PAGES:
+            raise ValueError(f"there are {layout.PAGES} metric pages, got index {index}")
         self._taken[index] = 1
-        words = memoryview(self._memory)[index * PAGE_BYTES :][:PAGE_BYTES].cast("q")
+        words = memoryview(self._memory)[index * layout.PAGE_BYTES :][: layout.PAGE_BYTES].cast("q")
         return MetricPage(words, self.key_changes)
 
     def _pages_in_use(self) -> np.ndarray:
@@ -95,37 +69,35 @@ class MetricMemory:
         """The sum of all pages at this moment; of times the latest, of caps and of what expires the lowest."""
         words = self._pages[self._pages_in_use()]
         totals = words.sum(axis=0)
-        latest = LAST_SCORED_BLOCK.offset + np.arange(MODEL_SLOTS) * SLOT_WORDS
+        latest = layout.LAST_SCORED_BLOCK.offset + np.arange(layout.MODEL_SLOTS) * layout.SLOT_WORDS
         totals[latest] = words[:, latest].max(axis=0, initial=0)
-        cap = BATCH_CAP_BLOCK.offset + np.arange(MODEL_SLOTS) * SLOT_WORDS
-        lowest = np.append(cap, np.arange(CERTIFICATES_BLOCK.offset, CERTIFICATES_BLOCK.end))
+        cap = layout.BATCH_CAP_BLOCK.offset + np.arange(layout.MODEL_SLOTS) * layout.SLOT_WORDS
+        lowest = np.append(cap, np.arange(layout.CERTIFICATES_BLOCK.offset, layout.CERTIFICATES_BLOCK.end))
         # 0 is of pages whose process has none.
         lows = np.where(words[:, lowest], words[:, lowest], _NO_CAP).min(axis=0, initial=_NO_CAP)
         totals[lowest] = np.where(lows == _NO_CAP, 0, lows)
         return Totals(totals)
 
     def model_totals(self, slot: int) -> ModelTotals:
-        """The sum of one slot over all pages, like `totals` but without timestamps and caps; much faster."""
+        """Return the sum of one slot over all pages, like `totals` but much faster, without timestamps and caps."""
         return ModelTotals(self._slot(slot).sum(axis=0))
 
     def _slot(self, slot: int) -> np.ndarray:
-        return self._pages[self._pages_in_use(), slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS]
+        return self._pages[self._pages_in_use(), slot * layout.SLOT_WORDS : (slot + 1) * layout.SLOT_WORDS]
 
     def capacities_rows_s(self, slot: int | None = None) -> np.ndarray:
-        """Throughput of the device processes with full batches, by slot, in rows per second: `float64[slots]`.
+        """Return the throughput of the device processes with full batches, in rows per second: `float64[slots]`.
 
-        0 where no batch has run. Where no full batch has run, it is that of the largest one, which is too low.
-
-        Args:
-            slot: The only slot to compute: returns `float64[1]`.
+        It is 0 where no batch has run. Where no full batch has run, it is that of the largest one, which is too low.
+        With `slot`, only that slot is computed: `float64[1]`.
         """
         if slot is None:
-            pages = self._pages[self._pages_in_use(), : MODEL_SLOTS * SLOT_WORDS]
-            slots = pages.reshape(-1, MODEL_SLOTS, SLOT_WORDS)
+            pages = self._pages[self._pages_in_use(), : layout.MODEL_SLOTS * layout.SLOT_WORDS]
+            slots = pages.reshape(-1, layout.MODEL_SLOTS, layout.SLOT_WORDS)
         else:
             slots = self._slot(slot)[:, np.newaxis]
-        times_ns = slots[..., BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
-        caps = slots[..., BATCH_CAP_BLOCK.offset, np.newaxis]
+        times_ns = slots[..., layout.BATCH_TIMES_BLOCK.offset : layout.BATCH_TIMES_BLOCK.end]
+        caps = slots[..., layout.BATCH_CAP_BLOCK.offset, np.newaxis]
         # The fewest rows that a batch of each size class can have; the class of the cap counts as full.
         below_cap = np.frexp(caps)[1] - _SIZES
         rows = np.where(below_cap == 0, caps, (1 << _SIZES) >> 1)
@@ -138,8 +110,8 @@ class MetricMemory:
     def batch_times(self, slot: int) -> dict[int, tuple[float, float]]:
         """Learned batch times of a slot: mean rows and seconds, by the fewest rows of each power of two."""
         pages = self._slot(slot)
-        times_ns = pages[:, BATCH_TIMES_BLOCK.offset : BATCH_TIMES_BLOCK.end]
-        sizes = pages[:, BATCH_SIZES_BLOCK.offset : BATCH_SIZES_BLOCK.end]
+        times_ns = pages[:, layout.BATCH_TIMES_BLOCK.offset : layout.BATCH_TIMES_BLOCK.end]
+        sizes = pages[:, layout.BATCH_SIZES_BLOCK.offset : layout.BATCH_SIZES_BLOCK.end]
         known = times_ns > 0
         return {
             1 << (size - 1): (
@@ -156,9 +128,11 @@ class MetricMemory:
         That of a process that sees several GPUs counts for each of them.
         """
         words = self._pages[self._pages_in_use()]
-        devices = words[:, DEVICE_BLOCK.offset]
-        slots = words[:, : MODEL_SLOTS * SLOT_WORDS].reshape(-1, MODEL_SLOTS, SLOT_WORDS)
-        busy_s = slots[..., BUSY_BLOCK.offset] / 1e9
+        devices = words[:, layout.DEVICE_BLOCK.offset]
+        slots = words[:, : layout.MODEL_SLOTS * layout.SLOT_WORDS].reshape(
+            -1, layout.MODEL_SLOTS, layout.SLOT_WORDS
+        )
+        busy_s = slots[..., layout.BUSY_BLOCK.offset] / 1e9
         used = int(np.bitwise_or.reduce(devices)) if len(devices) else 0
         return {
             "cpu" if bit == 0 else f"cuda:{bit - 1}": busy_s[(devices >> bit) & 1 == 1].sum(axis=0)
@@ -173,7 +147,7 @@ class MetricMemory:
     def clear_model(self, slot: int) -> None:
         """Zero the counters of a slot in all pages; no process may write to them any more."""
         for index in self._pages_in_use():
-            self._pages[index, slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS] = 0
+            self._pages[index, slot * layout.SLOT_WORDS : (slot + 1) * layout.SLOT_WORDS] = 0
 
 
 class MetricPage:
@@ -191,17 +165,19 @@ class MetricPage:
 
     def model(self, slot: int) -> ModelMetrics:
         """The counters of the model with this slot."""
-        if not 0 <= slot < MODEL_SLOTS:
-            raise ValueError(f"at most {MODEL_SLOTS} models can be served at once")
-        return ModelMetrics(self._words[slot * SLOT_WORDS : (slot + 1) * SLOT_WORDS], self.callers)
+        if not 0 <= slot < layout.MODEL_SLOTS:
+            raise ValueError(f"at most {layout.MODEL_SLOTS} models can be served at once")
+        return ModelMetrics(
+            self._words[slot * layout.SLOT_WORDS : (slot + 1) * layout.SLOT_WORDS], self.callers
+        )
 
     def count_restart(self, what: str) -> None:
         """Count a restart of a `device` or `frontend` process."""
-        self._words[RESTARTS_BLOCK.offset + ("device", "frontend").index(what)] += 1
+        self._words[layout.RESTARTS_BLOCK.offset + ("device", "frontend").index(what)] += 1
 
     def count_accept_failure(self) -> None:
         """Count a connection that was not accepted for lack of file descriptors."""
-        self._words[ACCEPT_FAILURES_BLOCK.offset] += 1
+        self._words[layout.ACCEPT_FAILURES_BLOCK.offset] += 1
 
     def set_connections(self, protocol: str, count: int, *, takes: bool) -> None:
         """Set a frontend's number of open connections, and whether it accepts those of other frontends."""
@@ -219,55 +195,57 @@ class MetricPage:
 
     def clear_connections(self) -> None:
         """Zero the connections of a process that has ended."""
-        for protocol in PROTOCOLS:
+        for protocol in layout.PROTOCOLS:
             self.set_connections(protocol, 0, takes=False)
 
     def set_certificate_expiry(self, protocol: str, expires_s: int) -> None:
         """Set when the certificate that this frontend shows expires, in seconds since 1970."""
-        self._words[CERTIFICATES_BLOCK.offset + PROTOCOLS.index(protocol)] = expires_s
+        self._words[layout.CERTIFICATES_BLOCK.offset + layout.PROTOCOLS.index(protocol)] = expires_s
 
     def count_handshake_failure(self, protocol: str, reason: str) -> None:
         """Count a TLS handshake that failed, for one of `HANDSHAKE_FAILURES`."""
-        start = HANDSHAKES_BLOCK.offset + PROTOCOLS.index(protocol) * len(HANDSHAKE_FAILURES)
-        self._words[start + HANDSHAKE_FAILURES.index(reason)] += 1
+        start = layout.HANDSHAKES_BLOCK.offset + layout.PROTOCOLS.index(protocol) * len(
+            layout.HANDSHAKE_FAILURES
+        )
+        self._words[start + layout.HANDSHAKE_FAILURES.index(reason)] += 1
 
     def set_large_bodies(self, held_bytes: int, budget_bytes: int) -> None:
         """Set how many bytes of large bodies this frontend holds, and its limit."""
-        start = LARGE_BODIES_BLOCK.offset
+        start = layout.LARGE_BODIES_BLOCK.offset
         self._words[start], self._words[start + 1] = held_bytes, budget_bytes
 
     def set_keys_generation(self, generation: int) -> None:
         """Set the generation of the current keys."""
-        self._words[KEYS_GENERATION_BLOCK.offset] = generation
+        self._words[layout.KEYS_GENERATION_BLOCK.offset] = generation
 
     def count_traces(self, sent: int, dropped: int) -> None:
         """Count requests whose spans were sent, and those whose spans were dropped."""
-        start = TRACES_BLOCK.offset
+        start = layout.TRACES_BLOCK.offset
         self._words[start] += sent
         self._words[start + 1] += dropped
 
     def set_device(self, *gpus: int) -> None:
         """Set the GPUs on which this process computes; none for the CPU. Each has a bit above that of the CPU."""
-        self._words[DEVICE_BLOCK.offset] = sum(2 << gpu for gpu in gpus) or 1
+        self._words[layout.DEVICE_BLOCK.offset] = sum(2 << gpu for gpu in gpus) or 1
 
     def beat(self) -> None:
         """Count a heartbeat of the process's event loop."""
-        self._words[BEATS_BLOCK.offset] += 1
+        self._words[layout.BEATS_BLOCK.offset] += 1
 
     @property
     def beats(self) -> int:
         """Number of heartbeats, over all processes that have had the page."""
-        return int(self._words[BEATS_BLOCK.offset])
+        return int(self._words[layout.BEATS_BLOCK.offset])
 
     def set_gpus(self, readings: Sequence[GpuReading]) -> None:
         """Set the gauges of GPUs; those that were not read are cleared, and GPUs beyond the 16th are ignored."""
-        words = array("q", bytes(8 * GPUS_BLOCK.words))
+        words = array("q", bytes(8 * layout.GPUS_BLOCK.words))
         for reading in readings:
-            if reading.index < DEVICE_SLOTS:
+            if reading.index < layout.DEVICE_SLOTS:
                 start = reading.index * GpuReading.WORDS
                 words[start : start + GpuReading.WORDS] = array("q", reading.to_words())
-        self._words[GPUS_BLOCK.offset : GPUS_BLOCK.end] = memoryview(words)
+        self._words[layout.GPUS_BLOCK.offset : layout.GPUS_BLOCK.end] = memoryview(words)
 
 
 def _connections_word(protocol: str) -> int:
-    return CONNECTIONS_BLOCK.offset + 2 * PROTOCOLS.index(protocol)
+    return layout.CONNECTIONS_BLOCK.offset + 2 * layout.PROTOCOLS.index(protocol)

@@ -23,7 +23,7 @@ from stoker.errors import (
     RequestError,
     ScoringTimeout,
     StokerError,
-    unforeseen,
+    unexpected_error,
 )
 from stoker.scripts.forms import (
     NO_HEAD,
@@ -361,7 +361,7 @@ class ScriptCalls:
             return ScriptAnswer(contain(lambda: encode_result(result)), exec_ns=exec_ns)
         except Exception as error:  # noqa: BLE001  # a script's object may raise anything when it is looked at
             error_id = _log_failure("the result of run() cannot be sent", error)
-            return _told(unforeseen(error), failed=True, error_id=error_id)
+            return _told(unexpected_error(error), failed=True, error_id=error_id)
 
     def refusal(self, error: BaseException, request: ScriptRequest) -> ScriptAnswer:
         """Return the answer for a request that failed; what the script is to blame for goes to the log.

@@ -47,7 +47,7 @@ _known: Final = threading.local()
 
 @contextlib.contextmanager
 def known_json(body: bytes) -> Iterator[None]:
-    """Say that `body` has passed `wire.merging.row_count`, or was merged from such bodies, on this thread."""
+    """Say that `body` has passed `wire.script_requests.row_count`, or was merged from such bodies, on this thread."""
     _known.texts = {str: body.decode(), bytes: body}
     try:
         yield

@@ -167,7 +167,7 @@ class SharedLoop:
         self._closing = False
         self._turning = threading.Thread(target=self._live, name="coroutines", daemon=True)
         self._turning.start()
-        CHILDREN.tell(self)
+        CHILDREN.notify(self)
 
     def _live(self) -> None:
         while not self._closing:

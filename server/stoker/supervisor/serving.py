@@ -187,7 +187,7 @@ class Stock:
     def look_at_keys(self) -> None:
         """Read the operator's folder of keys again if it has changed."""
         if self._keys_folder is not None:
-            self._keys_folder.look()
+            self._keys_folder.reload_if_changed()
 
     @property
     def keys_generation(self) -> int:

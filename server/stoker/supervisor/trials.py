@@ -62,7 +62,7 @@ class Trials:
                 continue
             trial = self._trials.setdefault(key, Trial(served.terms.rollback, STAGE_BOUNDS_S))
             old, new = (_counters(totals.model(slot)) for slot in (old_slot, new_slot))
-            if (reason := trial.look(now_s, old, new)) is not None:
+            if (reason := trial.check(now_s, old, new)) is not None:
                 self._rollout.roll_back(model, label, number, reason)
         return True
 

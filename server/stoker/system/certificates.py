@@ -1,4 +1,4 @@
-"""Certificates of the ports of a server: read and checked, and followed while others are put in their place."""
+"""Certificates of a server's ports: read, checked, and reloaded when their files are replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Certificate", "FollowedCertificate", "TlsFiles", "read_certificate"]
 
 logger = logging.getLogger(__name__)
 
-# X509_V_FLAG_NO_CHECK_TIME of OpenSSL: an expired certificate can be looked at too.
+# X509_V_FLAG_NO_CHECK_TIME of OpenSSL, to read expired certificates too.
 _NO_CHECK_TIME: Final = 0x200000
 # A handshake is two messages each way; each turn moves one of them.
 _HANDSHAKE_TURNS: Final = 4
@@ -26,12 +26,12 @@ _Mark: TypeAlias = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What a port speaks TLS with: PEM files.
+    """The PEM files of a port with TLS.
 
     Attributes:
-        certificate: The certificate, with those that lead from it to an authority behind it.
+        certificate: The certificate, followed by those that lead to an authority.
         key: Its private key, without a password.
-        client_ca: The authorities whose certificates callers have to show; None if they show none.
+        client_ca: The authorities that must have signed callers' certificates; None if callers need none.
     """
 
     certificate: Path
@@ -40,20 +40,20 @@ class TlsFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All of them."""
+        """All files."""
         pair = (self.certificate, self.key)
         return pair if self.client_ca is None else (*pair, self.client_ca)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate that was read.
+    """A loaded certificate.
 
     Attributes:
-        context: Speaks TLS with it.
+        context: The TLS context with the certificate.
         expires_s: When it expires, in seconds since 1970; 0 if that cannot be read.
-        names: The host names and IP addresses that it is for.
-        self_signed: Whether it vouches for itself, so that callers need the file itself.
+        names: Its host names and IP addresses.
+        self_signed: Whether it is self-signed, so that callers need the file itself.
     """
 
     context: ssl.SSLContext
@@ -63,11 +63,11 @@ class Certificate:
 
 
 def read_certificate(files: TlsFiles, protocols: Sequence[str] = ()) -> Certificate:
-    """Read a certificate and its key, and make what speaks TLS with them: 1.2 or newer, with OpenSSL's ciphers.
+    """Load a certificate and its key into a TLS context: 1.2 or newer, with OpenSSL's ciphers.
 
     Args:
-        files: Where they are.
-        protocols: What is spoken over it, as ALPN names it; none to look at the certificate only.
+        files: The PEM files.
+        protocols: Protocols for ALPN; none to only read the certificate.
 
     Raises:
         InvalidSettings: A file cannot be used; the message says why.
@@ -95,20 +95,20 @@ def read_certificate(files: TlsFiles, protocols: Sequence[str] = ()) -> Certific
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
-    asked = []
+    password_asked = []
 
     def password() -> str:
-        asked.append(True)
+        password_asked.append(True)
         return ""
 
     try:
         for path in (files.certificate, files.key):
-            # OpenSSL does not say which one it is.
+            # OpenSSL does not name the file that is missing.
             path.open("rb").close()
         context.load_cert_chain(files.certificate, files.key, password)
     except OSError as error:
         reason = f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror or error)
-        if asked:
+        if password_asked:
             reason = (
                 "the key has a password, and nobody is there to ask for it; give it without a password: openssl pkey "
                 f"-in {files.key} -out NEW_KEY"
@@ -123,9 +123,9 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def _facts(context: ssl.SSLContext, chain: Path) -> dict[str, Any]:
-    """What a client is told of a certificate that it trusts; empty if no client would take it.
+    """Return what a trusting client learns from a certificate; empty if no client would accept it.
 
-    Python has no other way to read a certificate: this is a handshake in memory, with one who trusts it alone.
+    Python has no other way to read a certificate than a handshake, here in memory, with a client that trusts only it.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -133,41 +133,36 @@ def _facts(context: ssl.SSLContext, chain: Path) -> dict[str, Any]:
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     try:
         client.load_verify_locations(chain)
-        asking = client.wrap_bio(to_client, to_server)
+        connecting = client.wrap_bio(to_client, to_server)
         answering = context.wrap_bio(to_server, to_client, server_side=True)
         for _ in range(_HANDSHAKE_TURNS):
-            for side in (asking, answering):
+            for side in (connecting, answering):
                 with contextlib.suppress(ssl.SSLWantReadError):
                     side.do_handshake()
-        return asking.getpeercert() or {}
+        return connecting.getpeercert() or {}
     except (OSError, ValueError) as error:
         logger.warning("clients may refuse the certificate %s: %s", chain, error)
         return {}
 
 
 class FollowedCertificate:
-    """A certificate whose files are looked at again and again, and read again when they were exchanged.
-
-    Connections that are open keep what they began with.
+    """A certificate that is loaded again when its files change; open connections keep the one they began with.
 
     Attributes:
-        current: What new connections begin with.
+        current: The certificate for new connections.
     """
 
     def __init__(self, files: TlsFiles, protocols: Sequence[str]) -> None:
-        """Read it.
-
-        Raises:
-            InvalidSettings: It cannot be used.
-        """
-        self._files, self._protocols = files, tuple(protocols)
+        """Load the certificate; raise InvalidSettings if it cannot be used."""
+        self._files = files
+        self._protocols = tuple(protocols)
         self._tried = self._seen = _marks(files)
         self.current = read_certificate(files, protocols)
 
-    def look(self) -> None:
-        """Read the files again if they are others, and have been for one look: they are not written at once.
+    def reload_if_changed(self) -> None:
+        """Load the files again if they have changed, and were the same in two calls: they are not written at once.
 
-        What cannot be used is logged, and `current` stays.
+        If they cannot be used, an error is logged and `current` stays.
         """
         marks = _marks(self._files)
         settled, self._seen = marks == self._seen, marks
@@ -185,7 +180,7 @@ class FollowedCertificate:
 
 
 def _marks(files: TlsFiles) -> tuple[_Mark, ...]:
-    """What changes when a file is written, or a link leads to another one."""
+    """Return a value that changes when a file is written, or a link gets another target."""
     return tuple(map(_mark, files.paths))
 
 

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Let an error of the system name the file that was meant: calls by descriptor name none."""
+    """Set the file name in errors of the system: calls by descriptor name none."""
     try:
         yield
     except OSError as error:
@@ -61,7 +61,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the folder's own entries to the disk, so that a finished rename survives a power cut."""
+    """Write the folder's entries to the disk, so that a finished rename survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _naming(folder):
@@ -71,7 +71,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Put a file with this content at `path`: readers see the old content or the new, never a part.
+    """Write a file atomically: readers see the old content or the new, never a part.
 
     Raises:
         OSError: It cannot be written; `filename` is `path`.
@@ -92,12 +92,11 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file, or of one that a link leads to.
-
-    A FIFO is not waited for, a device not read without end, and a file that is too long not read at all.
+    """Return the content of a regular file or of a link to one, without blocking on FIFOs or reading endless devices.
 
     Raises:
-        OSError: There is no such file, it is no regular file (EINVAL) or too long (EFBIG), or it cannot be read.
+        OSError: The file does not exist, is not regular (EINVAL), is longer than `most_bytes` (EFBIG), or cannot be
+            read.
     """
     descriptor, facts = _open_regular(path)
     with _naming(path), os.fdopen(descriptor, "rb") as file:
@@ -108,7 +107,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def _open_regular(path: Path) -> tuple[int, os.stat_result]:
-    """Open a regular file for reading, without waiting for what is none; returns its descriptor and facts."""
+    """Open a regular file for reading, without waiting for a FIFO; returns its descriptor and status."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     facts = os.fstat(descriptor)
     if stat.S_ISREG(facts.st_mode):
@@ -119,13 +118,13 @@ def _open_regular(path: Path) -> tuple[int, os.stat_result]:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was copied of a file.
+    """A finished copy of a file.
 
     Attributes:
         sha256: SHA-256 of the copy, in hexadecimal digits.
         size_bytes: Its length.
-        executable: Whether the owner of the file may execute it.
-        changed: Whether the file has changed meanwhile, so that the copy may be of no moment.
+        executable: Whether the owner of the source may execute it.
+        changed: Whether the source changed meanwhile, so that the copy may be inconsistent.
     """
 
     sha256: str
@@ -144,18 +143,18 @@ def copy_regular(
 ) -> Copied:
     """Copy a regular file to a new one.
 
-    No more is copied than there is at the beginning, so a file that grows does not fill the disk. Holes of a sparse
-    file take no room in the copy.
+    No more is copied than there is at the beginning, so a growing file cannot fill the disk. Holes of a sparse file
+    stay holes.
 
     Args:
         source: The file; links are followed.
         target: The new file.
         progress: Called with the bytes copied so far.
         mode: Who may read the copy; they may also execute it, if the owner of the source may.
-        sync: Whether the copy is to be on the disk when this returns.
+        sync: Whether the copy is on the disk when this returns.
 
     Raises:
-        OSError: The source is no regular file (EINVAL), or one of both cannot be read or written.
+        OSError: The source is not a regular file (EINVAL), or one of both cannot be read or written.
     """
     digest, done = hashlib.sha256(), 0
     reader, before = _open_regular(source)
@@ -176,8 +175,8 @@ def copy_regular(
         os.fchmod(copy.fileno(), mode | mode >> 2 if executable else mode)
         if sync:
             os.fsync(copy.fileno())
-    times = (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns)
-    return Copied(digest.hexdigest(), done, executable, times[0] != times[1] or done < before.st_size)
+    unchanged = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    return Copied(digest.hexdigest(), done, executable, not unchanged or done < before.st_size)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -187,13 +186,13 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
-    """Take a flock on the file and return the descriptor that holds it; closing it gives the lock back.
+    """Acquire a flock on a file and return the descriptor that holds it; closing the descriptor releases the lock.
 
-    The kernel gives the lock back when the process dies, however it dies. The file has to exist for a
-    shared lock (it may lie on a read-only file system) and is created for an exclusive one.
+    The kernel releases the lock when the process dies, however it dies. For a shared lock the file has to exist (it
+    may be on a read-only file system); for an exclusive one it is created.
 
     Raises:
-        BlockingIOError: `wait` is off and somebody else holds the lock.
+        BlockingIOError: `wait` is False and another process holds the lock.
     """
     # Network file systems grant an exclusive flock only on a descriptor that may write.
     flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
@@ -210,18 +209,18 @@ def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the exclusive flock on the file `path` in the body, after waiting for it.
+    """Hold the exclusive flock on a file during the block, after waiting for it.
 
-    Where that takes longer than a second, the log says which process holds it.
+    If that takes longer than a second, a warning names the process that holds it.
     """
-    descriptor = _lock_patiently(path)
+    descriptor = _wait_for_lock(path)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock_patiently(path: Path) -> int:
+def _wait_for_lock(path: Path) -> int:
     until_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until_s:
         try:
@@ -235,11 +234,11 @@ def _lock_patiently(path: Path) -> int:
 
 
 def _holder(path: Path) -> int | None:
-    """The process that holds a flock on a file; None where the system does not tell."""
+    """Return the process that holds a flock on a file; None if the system does not tell."""
     try:
         inode = path.stat().st_ino
         with open("/proc/locks", encoding="ascii") as locks:  # noqa: PTH123
-            # 1: FLOCK ADVISORY WRITE 1234 fd:00:5678 0 EOF; those who wait have an arrow before the kind.
+            # 1: FLOCK ADVISORY WRITE 1234 fd:00:5678 0 EOF; waiting processes have an arrow before the kind.
             fields = [line.split() for line in locks]
     except OSError:
         return None
@@ -252,12 +251,16 @@ def _holder(path: Path) -> int | None:
 _STAGING: Final = ".staging"
 _STAGING_LOCK: Final = ".lock"
 _ENDED: Final = 128 + signal.SIGTERM
-"""What a shell says of a process that SIGTERM has ended."""
+"""The exit code that a shell reports for SIGTERM."""
 
 
 @contextlib.contextmanager
 def staging_folder(place: Path) -> Iterator[Path]:
-    """Give a folder on the file system of `place` that is gone at the end, whatever happens, SIGTERM included."""
+    """Create a folder beside `place` for a copy under way, and remove it at the end, even after SIGTERM.
+
+    The copy is moved to its place when it is whole. `.staging/ID.lock` is locked by the process that makes
+    `.staging/ID`, so that the copies of dead processes can be removed.
+    """
     # Here, because frontends import this module and need nothing of this.
     from stoker_run.trees import remove_tree
 
@@ -269,7 +272,7 @@ def staging_folder(place: Path) -> Iterator[Path]:
         owner = lock_file(owner_path)
         folder.mkdir(mode=0o700)
     try:
-        with _ending_in_order():
+        with _exit_on_sigterm():
             yield folder
     finally:
         remove_tree(folder, ignore_errors=True)
@@ -278,8 +281,8 @@ def staging_folder(place: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Leave at SIGTERM as at Ctrl-C, unless the program has decided what it does then."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Exit on SIGTERM as on Ctrl-C, unless the program handles SIGTERM itself."""
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
@@ -294,7 +297,7 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _sweep(staging: Path) -> None:
-    """Remove what dead processes left; the caller holds the lock under which folders are created."""
+    """Remove the copies of dead processes; the caller holds the lock under which folders are created."""
     from stoker_run.trees import remove_tree
 
     for name in {entry.stem for entry in staging.iterdir() if entry.name != _STAGING_LOCK}:

@@ -1,4 +1,4 @@
-"""Optional packages: what an extra asks for and how that is installed; the two builds of ONNX Runtime."""
+"""Optional packages: the requirements of extras, how to install them, and the two builds of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = [
     "requirements",
 ]
 
-# `importlib.metadata` and `packaging` are imported where they are used: it takes tens of milliseconds, which a device
-# process that lacks nothing is spared.
+# `importlib.metadata` and `packaging` are imported lazily: that takes tens of milliseconds, which a device process
+# that lacks nothing is spared.
 
-# Distributions of Stoker's repository that extras ask for, by the folders that they are built from.
+# Distributions of Stoker's repository that extras require, and the folders that they are built from.
 _FOLDERS: Final = {
     "stoker-run": "clients/stoker_run",
     "stoker-runs": "models/stoker_runs",
@@ -36,12 +36,12 @@ _FOLDERS: Final = {
     "stoker-training": "models",
     "stoker-bench": "loadtests",
 }
-# Distributions whose files are in the one folder `onnxruntime`, by the extra that asks for them.
+# Distributions that share the folder `onnxruntime`, by the extra that requires them.
 _ONNX_BUILDS: Final = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """What an extra asks for on this machine beside what is always needed; or, without one, what is always needed.
+    """Return what an extra requires on this machine beyond the base requirements; without one, the base requirements.
 
     Raises:
         PackageNotFoundError: Stoker is not installed as a distribution in this Python.
@@ -63,19 +63,19 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def how_to_install(*extras: str) -> str:
-    """Say how to install what this Python lacks of some extras, as the end of a sentence.
+    """Return how to install what this Python lacks of some extras, as the end of a sentence.
 
-    The packages themselves are named: a `stoker` on the index would be another project. What is a distribution of
-    Stoker's own is named by its folder in the clone, which is this Stoker's where it runs in one.
+    It names the packages themselves, because a `stoker` on the index would be another project. Distributions of
+    Stoker's repository are named by their folder in the clone, which is this Stoker's own if it runs in one.
     """
     from importlib import metadata
 
     try:
         asked = list(dict.fromkeys(need for extra in extras for need in _needs(extra)))
     except metadata.PackageNotFoundError:
-        # A Python that has Stoker's modules alone, as that of a model's environment.
+        # A Python with nothing but Stoker's modules, such as a model's environment.
         return f"install what Stoker's pyproject.toml lists as {' and '.join(extras)}"
-    # Where all are there, one of them does not work: it is installed again.
+    # If all are installed, one of them does not work and has to be installed again.
     wanted = [each for each in asked if not _is_installed(each)] or asked
     clone = _clone()
     place = (
@@ -86,7 +86,7 @@ def how_to_install(*extras: str) -> str:
 
 
 def _needs(extra: str) -> Iterator[Requirement]:
-    """What an extra asks for; in the place of a distribution of Stoker's own that is there, what that asks for."""
+    """Yield an extra's requirements; an installed distribution of Stoker's own is replaced by its requirements."""
     always = {requirement.name for requirement in requirements()}
     for requirement in requirements(extra):
         for need in _unfolded(requirement):
@@ -109,13 +109,13 @@ def _unfolded(requirement: Requirement) -> Iterator[Requirement]:
 
 
 def _clone() -> Path | None:
-    """The clone that this Stoker runs in; None where it has been installed out of it."""
+    """Return the clone that this Stoker runs in; None if it was installed from a wheel."""
     root = Path(stoker.__file__).parents[2]
     return root if all((root / folder).is_dir() for folder in _FOLDERS.values()) else None
 
 
 def _named(requirement: Requirement, clone: Path | None) -> str:
-    """How an installer is told of a requirement."""
+    """Return a requirement as an argument for an installer."""
     folder = _FOLDERS.get(requirement.name)
     if folder is None:
         return f"{requirement.name}{requirement.specifier}"
@@ -140,33 +140,33 @@ def _version(name: str) -> str | None:
 
 
 def _pip(command: str) -> str:
-    """A command of an installer for this very Python; uv's environments have no pip."""
+    """Return an installer's command for this Python; environments of uv have no pip."""
     python = shlex.quote(sys.executable)
     return f"{python} -m pip {command}" if find_spec("pip") else f"uv pip {command} --python {python}"
 
 
 def installed_onnx_builds() -> dict[str, str]:
-    """The builds of ONNX Runtime that this Python finds, with their versions."""
+    """Return the installed builds of ONNX Runtime with their versions."""
     return {name: version for name in _ONNX_BUILDS.values() if (version := _version(name)) is not None}
 
 
 def onnx_extra() -> str:
-    """The extra with the build of ONNX Runtime that is installed; `cpu` if there is none."""
+    """Return the extra of the installed build of ONNX Runtime; `cpu` if there is none."""
     return "gpu" if _ONNX_BUILDS["gpu"] in installed_onnx_builds() else "cpu"
 
 
 def onnx_missing() -> str:
-    """What to do where there is no ONNX Runtime, as the end of a sentence."""
+    """Return how to install ONNX Runtime, as the end of a sentence."""
     return f"{how_to_install('cpu')} (for NVIDIA GPUs, {_ONNX_BUILDS['gpu']} in its place)"
 
 
 def onnx_clash() -> str | None:
-    """Why ONNX Runtime cannot be relied on, if both builds are in one folder; None if they are not."""
+    """Return why ONNX Runtime is broken if both builds share a folder; None if they do not."""
     from importlib import metadata
 
     names = list(installed_onnx_builds())
     folders = {str(metadata.distribution(name).locate_file("")) for name in names}
-    # In two folders, that of a model's environment comes before the server's and is used whole.
+    # In two folders they do not mix: a model's environment comes before the server's.
     if len(names) < len(_ONNX_BUILDS) or len(folders) > 1:
         return None
     both = " and ".join(names)

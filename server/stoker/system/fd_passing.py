@@ -1,4 +1,4 @@
-"""Memory and other files that one process hands to another one: descriptors beside a packet of a Unix socket."""
+"""Passing memory and files between processes: descriptors beside a packet of a Unix socket."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final, NamedTuple
 
 __all__ = ["Packet", "memory_with", "receive_packet"]
 
-# A script may start processes at any time, which must not hold open what tells others that this one has ended.
-# `socket.recv_fds` takes flags, and does not use them.
+# Processes that a script starts must not keep descriptors open whose closing signals the end of this process.
+# `socket.recv_fds` ignores its flags.
 _NOT_INHERITED: Final = socket.MSG_CMSG_CLOEXEC
 
 
 class Packet(NamedTuple):
-    """What has come.
+    """A received packet.
 
     Attributes:
         content: Its bytes.
-        fds: The descriptors beside it; the receiver closes them.
-        incomplete: Whether further descriptors were lost, because this process may not have more of them open.
+        fds: The descriptors beside it, to be closed by the receiver.
+        incomplete: Whether descriptors were lost because this process has too many open.
     """
 
     content: bytes
@@ -33,7 +33,7 @@ def receive_packet(sock: socket.socket, most_bytes: int, most_fds: int) -> Packe
     """Wait for a packet; None if the other process has gone.
 
     Raises:
-        BlockingIOError: There is none, on an end that does not block.
+        BlockingIOError: There is none, and the socket does not block.
     """
     room = socket.CMSG_LEN(most_fds * array("i").itemsize)
     try:
@@ -50,14 +50,10 @@ def receive_packet(sock: socket.socket, most_bytes: int, most_fds: int) -> Packe
 
 
 def memory_with(name: str, pieces: Iterable[bytes | memoryview]) -> int:
-    """The descriptor of memory that holds these bytes; who calls it closes it.
-
-    Args:
-        name: What the kernel calls it, in /proc.
-        pieces: Its content.
+    """Create memory with these bytes, called `name` in /proc, and return its descriptor; the caller closes it.
 
     Raises:
-        OSError: There is not so much memory, or this process may not have more descriptors open.
+        OSError: There is not enough memory, or this process has too many open descriptors.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:

@@ -1,13 +1,13 @@
-"""Processes that the code of a model forks have no part in serving: their parent alone answers its callers.
+"""Keeps processes that a model's code forks out of serving: only their parent answers callers.
 
-A fork has all that its parent has: the descriptors of its doorbells, the memory of its rows, and the stack of the
-thread that forked, at whose bottom the device loop waits for the script to return. Three things keep it out:
+A fork inherits everything of its parent: the descriptors of its doorbells, the memory of its rows, and the stack of
+the thread that forked, at whose bottom the device loop waits for the script to return. So:
 
-- `CHILDREN` puts a dead socket in the place of each channel and doorbell: a child neither hears nor tells anything.
-- `call_in_this_process` ends a child that comes back from a call of the script, whatever it raises or returns.
-- `OWN` says which process this is, without a call to the kernel: who writes rows compares it.
+- `CHILDREN` replaces each channel and doorbell by a dead socket: a child neither receives nor sends anything.
+- `call_in_this_process` ends a child that returns from a call of the script, whatever it raises or returns.
+- `OWN` identifies this process without a system call: writers of rows compare it.
 
-`multiprocessing`, and what forks and ends by `os._exit` or `exec`, works as elsewhere.
+`multiprocessing`, and forks that end by `os._exit` or `exec`, work as elsewhere.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _MADV_WIPEONFORK: Final = 18
 
 
 def _own_word() -> memoryview:
-    """A word with the id of this process, which the kernel sets to 0 in each fork, however it is made."""
+    """Return a word with the id of this process, which the kernel sets to 0 in each fork, however it is made."""
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
-        # Kernels before 4.14 cannot; there `os.fork` alone is noticed.
+        # Kernels before 4.14 cannot; there only `os.fork` is noticed.
         page.madvise(_MADV_WIPEONFORK)
     word = memoryview(page).cast("q")[:1]
     word[0] = os.getpid()
@@ -44,56 +44,56 @@ def _own_word() -> memoryview:
 
 
 OWN: Final = _own_word()
-"""One word: the id of this process, for a fifth of what `os.getpid` costs."""
+"""One word with the id of this process; reading it costs a fifth of `os.getpid`."""
 
 
 class _HasDescriptors(Protocol):
     def descriptors(self) -> Iterable[int]:
-        """Those that are open now, and of no use to a child."""
+        """Return the open descriptors that a child must not use."""
         ...
 
 
 class _Forked(Protocol):
     def after_fork(self) -> None:
-        """Be in a child; called there before anything else runs."""
+        """Adjust to being in a child; called there before anything else runs."""
         ...
 
 
 class Children:
-    """What processes that are forked from this one do without."""
+    """Detaches forked processes from this one's connections."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._cut_off: WeakSet[_HasDescriptors] = WeakSet()
-        self._told: WeakSet[_Forked] = WeakSet()
+        self._forked: WeakSet[_Forked] = WeakSet()
 
     def cut_off(self, holder: _HasDescriptors) -> None:
-        """From now on put a dead socket in the place of these descriptors in each child.
+        """Replace these descriptors by a dead socket in each child from now on.
 
-        They are not closed: the child may open files, and what still holds the numbers must not find those.
+        They are not closed, because the child may open files, and whatever still uses the numbers must not find
+        those.
         """
         self._cut_off.add(holder)
 
-    def tell(self, forked: _Forked) -> None:
-        """Call `after_fork` in each child."""
-        self._told.add(forked)
+    def notify(self, forked: _Forked) -> None:
+        """Call `after_fork` in each child from now on."""
+        self._forked.add(forked)
 
     def after_fork(self) -> None:
-        """Be in a child, which may have children of its own."""
+        """Detach this process, a child, which may have children of its own."""
         OWN[0] = os.getpid()
         descriptors = [descriptor for holder in self._cut_off for descriptor in holder.descriptors()]
         if descriptors:
             _make_dead(descriptors)
-        for forked in self._told:
+        for forked in self._forked:
             forked.after_fork()
 
 
 def _make_dead(descriptors: list[int]) -> None:
-    """Let these descriptors be of a connection whose other end has gone."""
+    """Replace descriptors by a socket whose other end is closed."""
     try:
         dead, other = socket.socketpair()
     except OSError:
-        # There is no room for two more; so there is at least none for what the child would take for them.
+        # No further descriptors are available; so the child cannot get other files under the closed numbers either.
         for descriptor in descriptors:
             os.close(descriptor)
         return
@@ -108,10 +108,10 @@ os.register_at_fork(after_in_child=CHILDREN.after_fork)
 
 
 def call_in_this_process(function: Callable[[], _Result]) -> _Result:
-    """Call code of a script; a process that it forks, and that comes back from it, ends here.
+    """Call code of a script, and end a process that it forks when that process returns from the call.
 
-    Such a process ends as Python would: with the code of `sys.exit`, with 1 after any other exception, else with 0.
-    What is registered by `atexit` belongs to the parent.
+    Such a process exits as Python would: with the code of `sys.exit`, 1 after any other exception, else 0. Functions
+    registered by `atexit` run only in the parent.
 
     Raises:
         BaseException: Whatever the function raises, in this process.
@@ -146,7 +146,7 @@ def _end_child(error: BaseException | None) -> NoReturn:
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """What Python would exit with."""
+    """Return the exit code that Python would choose."""
     if error is None:
         return 0
     if not isinstance(error, SystemExit):

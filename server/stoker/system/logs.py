@@ -1,11 +1,10 @@
-"""Logging of all processes: text or JSON on standard error, that no caller and no exception can forge or flood.
+"""Logging of all processes: text or JSON on standard error, which no caller and no exception can forge or flood.
 
-What commands print of others' texts (descriptions, tags, names of files, errors) goes through the same `escaped`.
-
-A record of the server is one line, whatever its message holds: control characters are escaped, and what is very long
-is cut. As text, the lines of its traceback follow it, indented, so that none of them can be taken for a record; as
-JSON they are a member of it. Records that come faster than a disk should have to take are counted, not written. What
-an entry script logs and prints is escaped too, but neither cut nor counted.
+A record of the server is one line: control characters are escaped, and very long messages are cut. In text, the lines
+of its traceback follow, indented so that none looks like a record; in JSON they are a member. Records that come too
+fast for a disk are counted, not written. What an entry script logs and prints is escaped too, but neither cut nor
+counted, and carries the ids of the requests that it belongs to. Commands print others' texts (descriptions, tags,
+file names, errors) through the same `escaped`.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ __all__ = [
 ]
 
 LOG_FORMAT_VARIABLE: Final = "STOKER_LOG_FORMAT"
-"""Tells a process the format that its server has."""
+"""The environment variable with the log format of the server."""
 
 _FOREIGN: Final = "stoker.script.print"
 _OURS: Final = ("stoker", "uvicorn", "asyncio", "grpc", "py")
-# C0 but for the tab, DEL, C1, what ends or turns a line in Unicode, and halves of characters.
+# C0 except the tab, DEL, C1, Unicode line ends and direction marks, and lone surrogates.
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -76,53 +75,53 @@ _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def configure_logging(process: str, form: LogFormat | None = None) -> None:
-    """Send this process's log to standard error, times in UTC.
+    """Send this process's log to standard error, with times in UTC.
 
     Args:
-        process: What lines call this process.
-        form: `text`, which is `TIME LEVEL [process] logger - message`, or `json`; None takes what the environment
-            says, and text if that says neither.
+        process: The name of the process in log lines.
+        form: `text`, which is `TIME LEVEL [process] logger - message`, or `json`; None for the format in the
+            environment, and text if there is none.
     """
-    said = form or os.environ.get(LOG_FORMAT_VARIABLE, "").strip().lower()
-    kind = JsonFormatter if said == "json" else LineFormatter
+    chosen = form or os.environ.get(LOG_FORMAT_VARIABLE, "").strip().lower()
+    kind = JsonFormatter if chosen == "json" else LineFormatter
     handler = LimitedHandler(LineLimit(), kind(process))
     logging.basicConfig(level="INFO", handlers=[handler], force=True)
 
 
 def log_settings() -> LogSettings:
-    """What the log of this process has."""
+    """Return the current settings of this process's log."""
     handlers = (handler for handler in logging.getLogger().handlers if isinstance(handler, LimitedHandler))
     return next((handler.settings for handler in handlers), LogSettings())
 
 
 def log_format() -> LogFormat:
-    """The form in which this process logs."""
+    """Return the format of this process's log."""
     return log_settings().form
 
 
 def change_log_settings(settings: LogSettings) -> None:
-    """Let the log of this process have something else from now on."""
+    """Change the settings of this process's log."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LimitedHandler):
             handler.change(settings)
-    # Not the root: libraries write heads of requests below INFO, which hold keys.
+    # Not the root logger: below INFO libraries log request heads, which contain keys.
     logging.getLogger("stoker").setLevel(logging.DEBUG if settings.verbose_level else logging.NOTSET)
 
 
 def with_facts(**facts: Any) -> dict[str, dict[str, Any]]:
-    """Return `extra` for a record of the server: facts that JSON has as members; None and empty ones are left out."""
+    """Return `extra` for a record of the server: members in JSON, without those that are None or empty."""
     return {"facts": {name: value for name, value in facts.items() if value not in (None, "", b"")}}
 
 
 def text_line(time_s: float, level: str, process: str, logger: str, message: str) -> str:
-    """Return a record as text; all but the message has to be printable."""
+    """Return a record as text; everything but the message must be printable."""
     return f"{_moment(time_s)} {level} [{process}] {logger} - {message}"
 
 
 def json_line(
     time_s: float, level: str, process: str, logger: str, message: str, facts: Mapping[str, Any]
 ) -> str:
-    """Return a record as a line of JSON, in ASCII; values of the facts have to be printable."""
+    """Return a record as a line of JSON in ASCII; values of the facts must be printable."""
     common = {
         "time": _moment(time_s), "level": level, "process": process, "logger": logger, "message": message,
     }  # fmt: skip
@@ -130,26 +129,22 @@ def json_line(
 
 
 class LineFormatter(logging.Formatter):
-    """Makes one line of a record of the server, and indented lines of a traceback.
-
-    Attributes:
-        process: What lines call this process.
-    """
+    """Formats a record of the server as one line, followed by indented lines of a traceback."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self.process = process
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the name that logging calls
-        """Return the line; further lines of what a script logs are indented as those of a traceback are."""
-        # Processes of entry scripts name there the request that a line was written for.
+        """Return the line; further lines of a script's message are indented like those of a traceback."""
+        # In processes of entry scripts: the requests that the line belongs to.
         request = escaped(getattr(record, "request", ""), _MESSAGE_CHARS)
         trace_id = _facts_of(record).get("trace_id")
         message = request + _message(record, "\n" + _INDENT) + (f" (trace {trace_id})" if trace_id else "")
         return text_line(record.created, record.levelname, self.process, escaped(record.name), message)
 
     def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802  # the name that logging calls
-        """Return the lines of a traceback: the first and the last ones of a very long one."""
+        """Return the lines of a traceback; of a very long one only the first and the last."""
         return "\n".join(_INDENT + line for line in _shown(super().formatException(ei)))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802  # the name that logging calls
@@ -166,10 +161,10 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(LineFormatter):
-    """Makes one line of JSON of a record, in ASCII; a traceback is one of its members.
+    """Formats a record as one line of JSON in ASCII, with a traceback as a member.
 
-    Values are escaped as in text, so nothing that a reader decodes moves a terminal; tracebacks, and what a script
-    logs, keep their line ends.
+    Values are escaped as in text, so that a reader that decodes them cannot garble a terminal; tracebacks and the
+    messages of scripts keep their line ends.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -198,7 +193,7 @@ class JsonFormatter(LineFormatter):
 
 
 class LineLimit:
-    """How many lines may be written: some at once, and then so many a second."""
+    """A limit on written lines: a burst, and then a rate per second."""
 
     _AT_ONCE: Final = 2000
     _A_SECOND: Final = 200
@@ -209,7 +204,7 @@ class LineLimit:
         self._room = float(self._AT_ONCE)
 
     def take(self, lines: int) -> bool:
-        """Whether so many lines may be written now; then they count as written."""
+        """Return whether so many lines may be written now; if so, count them."""
         now_s = self._clock_s()
         self._room = min(self._AT_ONCE, self._room + (now_s - self._since_s) * self._A_SECOND)
         self._since_s = now_s
@@ -220,10 +215,10 @@ class LineLimit:
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Writes to standard error; of the server's own records no more than a limit, and then how many it was.
+    """Writes to standard error; limits the server's own records, and reports how many were left out.
 
     Attributes:
-        settings: What it writes.
+        settings: Which records are written.
     """
 
     stream: TextIO
@@ -236,14 +231,14 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
         self.settings = LogSettings(form="json" if isinstance(formatter, JsonFormatter) else "text")
 
     def change(self, settings: LogSettings) -> None:
-        """Write what other settings say from now on."""
+        """Apply other settings from now on."""
         self.settings = settings
         kind = JsonFormatter if settings.form == "json" else LineFormatter
         self._lines = kind(self._lines.process)
         self.setFormatter(self._lines)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, without its traceback where only its line has room, or count it."""
+        """Write a record, without its traceback if only its line fits the limit, or count it."""
         if not self.settings.shows(record.levelno):
             return
         try:
@@ -251,21 +246,20 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
             if is_ours(record):
                 text = self._admitted(text)
             if text:
-                self._tell_left_out()
+                self._report_left_out()
                 self._write(text)
         except OSError:
-            # On a full disk. To say so on standard error, as logging does, would end here again where prints of a
-            # script are made records, and again.
+            # A full disk. Reporting it on standard error, as logging does, would come back here as a record.
             self._left_out += 1
-        except Exception:  # noqa: BLE001  # what logging does with all other errors of a handler
+        except Exception:  # noqa: BLE001  # as logging handles errors of handlers
             self.handleError(record)
 
     def close(self) -> None:
-        """Say what was left out last."""
+        """Report the records that were left out last."""
         try:
-            self._tell_left_out()
+            self._report_left_out()
         except (OSError, ValueError):
-            # Nobody reads the log any more.
+            # The log has no reader any more.
             self._left_out = 0
         super().close()
 
@@ -278,12 +272,12 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
         self._left_out += 1
         return ""
 
-    def _tell_left_out(self) -> None:
+    def _report_left_out(self) -> None:
         count = self._left_out
         if count:
-            told = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+            fields = {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
             message = f"{count} records are left out here: there were too many at once, or they could not be written"
-            self._write(self.format(logging.makeLogRecord({**told, "msg": message})))
+            self._write(self.format(logging.makeLogRecord({**fields, "msg": message})))
             self._left_out = 0
 
     def _write(self, text: str) -> None:
@@ -292,29 +286,29 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
 
 
 def is_ours(record: logging.LogRecord) -> bool:
-    """Whether the server writes it, or what it runs on, rather than a script."""
+    """Return whether a record is from the server or its libraries rather than from a script."""
     return record.name.partition(".")[0] in _OURS and record.name != _FOREIGN
 
 
 def escaped(text: str, most_chars: int | None = None) -> str:
-    """Return text as a part of one line, cut and with its control characters escaped."""
+    """Return text as part of one line, cut and with its control characters escaped."""
     if most_chars is not None and len(text) > most_chars:
         text = f"{text[:most_chars]}… ({len(text)} characters)"
     return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def escaped_lines(text: str) -> str:
-    """Return text whose lines stay, and whose other control characters are escaped: for what a command prints."""
+    """Return text for the output of a command: its lines are kept, other control characters are escaped."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def escaped_json(text: str) -> str:
-    """Return a line of JSON that is not in ASCII, with control characters as JSON escapes them."""
+    """Return a line of JSON that is not ASCII with control characters as JSON escapes."""
     return _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _message(record: logging.LogRecord, line_end: str) -> str:
-    """What a record says; the lines of what a script logs are its own, and are joined by a line end."""
+    """Return the message of a record; the lines of a script's message are kept, joined by `line_end`."""
     text = record.message.rstrip("\n")
     if is_ours(record):
         return escaped(text, _MESSAGE_CHARS)
@@ -327,7 +321,7 @@ def _facts_of(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _shown(trace: str) -> list[str]:
-    """The lines of a traceback, escaped, without the middle of a very long one."""
+    """Return the escaped lines of a traceback, without the middle of a very long one."""
     lines = trace.split("\n")
     if (left_out := len(lines) - _TRACE_LINES_FIRST - _TRACE_LINES_LAST) > 0:
         lines[_TRACE_LINES_FIRST:-_TRACE_LINES_LAST] = [f"… ({left_out} lines)"]
@@ -344,12 +338,12 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Which records are written, and in which form; as a message to a process: from now on.
+    """Which records are written, and in which format; as a message to a process, from now on.
 
     Attributes:
-        info, warning, error: Whether records of these levels are; those that are more severe always are.
-        verbose_level: Above 0 the server's own records below INFO are too, and those of entry scripts.
-        form: The form of the lines.
+        info, warning, error: Whether records of these levels are written; more severe ones always are.
+        verbose_level: Above 0, the server's records below INFO are written too, and those of entry scripts.
+        form: The format of the lines.
     """
 
     info: bool = True
@@ -359,7 +353,7 @@ class LogSettings:
     form: LogFormat = "text"
 
     def shows(self, level: int) -> bool:
-        """Whether a record of a level is written; of those below INFO their loggers decide."""
+        """Return whether a record of a level is written; below INFO its logger decides."""
         if level >= logging.CRITICAL:
             return True
         if level >= logging.ERROR:
@@ -370,7 +364,7 @@ class LogSettings:
 
 
 SELF_CHECK: Final = b"self-check"
-"""Stands for the id of a request where a script is called to see how it can be served."""
+"""The request id of calls that check how a script can be served."""
 
 _SHOWN_IDS: Final = 3
 
@@ -379,10 +373,10 @@ _request_ids: ContextVar[tuple[bytes, ...]] = ContextVar("stoker_request_ids", d
 
 @contextlib.contextmanager
 def requests_in_log(*request_ids: bytes) -> Iterator[None]:
-    """Mark what is logged and printed in this context with the ids of these requests.
+    """Mark everything logged and printed in this context with the ids of these requests.
 
-    A thread started meanwhile is marked too if it runs in a copy of the context
-    (`contextvars.copy_context().run`). What was printed without a line end comes out at the end.
+    A thread started meanwhile is marked too if it runs in a copy of the context (`contextvars.copy_context().run`).
+    Output without a line end is logged at the end.
     """
     token = _request_ids.set(request_ids)
     try:
@@ -395,26 +389,22 @@ def requests_in_log(*request_ids: bytes) -> Iterator[None]:
 
 
 def current_request_ids() -> tuple[bytes, ...]:
-    """The ids of the requests that this context works for; none outside of `requests_in_log`."""
+    """Return the ids of the requests that this context works for; none outside `requests_in_log`."""
     return _request_ids.get()
 
 
 class RequestMarks:
-    """Says in each record of this process whose it is.
-
-    Args:
-        facts: What JSON has of all of them.
-    """
+    """Adds the current request ids, and the `facts` of all records, to each record of this process."""
 
     def __init__(self, facts: Mapping[str, str] = MappingProxyType({})) -> None:
         self._facts = facts
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Mark a record; what a script says by `extra` is not ours, and has no place among the facts."""
+        """Mark a record; `extra` of a script does not count as facts."""
         ids = [request_id.decode("latin-1") for request_id in _request_ids.get()]
-        said = getattr(record, "facts", {}) if is_ours(record) else {}
-        record.facts = {**self._facts, **_id_facts(ids), **said}
-        # A script could set this too.
+        own_facts = getattr(record, "facts", {}) if is_ours(record) else {}
+        record.facts = {**self._facts, **_id_facts(ids), **own_facts}
+        # Overwritten, because a script could set it.
         record.request = ""
         if ids:
             more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
@@ -423,7 +413,7 @@ class RequestMarks:
 
 
 def _id_facts(ids: Sequence[str]) -> dict[str, str | list[str]]:
-    """One id as itself; of several requests that are run together, all."""
+    """Return a single id as itself, the ids of several requests that run together as a list."""
     shown = [escaped(request_id) for request_id in ids]
     if len(shown) > 1:
         return {"request_ids": shown}
@@ -433,7 +423,7 @@ def _id_facts(ids: Sequence[str]) -> dict[str, str | list[str]]:
 class PrintedLines(io.TextIOBase):
     """A text stream whose lines become log records; each thread has its own unfinished line.
 
-    What needs a real stream (a file descriptor, bytes) gets the original one's.
+    Code that needs a real stream (a file descriptor, bytes) gets the original one's.
     """
 
     def __init__(self, original: TextIO, logger: logging.Logger) -> None:
@@ -446,19 +436,19 @@ class PrintedLines(io.TextIOBase):
 
     @property
     def buffer(self) -> BinaryIO:
-        """Where bytes go."""
+        """The original's buffer."""
         return self._original.buffer
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """The original's."""
+        """Return the original's descriptor."""
         return self._original.fileno()
 
     def write(self, text: str) -> int:
-        """Log the lines that are complete."""
+        """Log the complete lines."""
         *lines, rest = (getattr(self._unfinished, "text", "") + text).split("\n")
         self._unfinished.text = rest
         for line in lines:
@@ -466,27 +456,24 @@ class PrintedLines(io.TextIOBase):
         return len(text)
 
     def end_line(self) -> None:
-        """Log what this thread has written without a line end."""
+        """Log the unfinished line of this thread."""
         rest, self._unfinished.text = getattr(self._unfinished, "text", ""), ""
         if rest:
             self._log(rest)
 
     def _log(self, line: str) -> None:
-        # A progress bar returns to the start of its line: what it showed last counts.
+        # A progress bar returns to the start of its line: its last state counts.
         shown = line.rstrip("\r").rpartition("\r")[2].rstrip()
         if shown:
             self._logger.info("%s", shown)
 
 
 def open_request_log(facts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Let log lines of this process carry the ids of requests, and make log lines of all that it prints.
+    """Add request ids to the log lines of this process, and turn everything that it prints into log lines.
 
-    What is printed goes to the logger `stoker.script.print`. Its handlers are those of the root logger at this
-    moment: a script that configures logging anew, to write to `sys.stderr`, must not make a line of each line
-    for ever.
-
-    Args:
-        facts: What lines of JSON have beside that.
+    Printed lines go to the logger `stoker.script.print`. Its handlers are the root logger's at this moment: if a
+    script configures logging to write to `sys.stderr`, its lines must not become lines again and again. `facts` are
+    added to all lines of JSON.
     """
     handlers = logging.getLogger().handlers
     marks = RequestMarks(facts)
@@ -501,13 +488,13 @@ def open_request_log(facts: Mapping[str, str] = MappingProxyType({})) -> None:
 
 
 _CALLERS: Final = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
-"""What the names of files begin with whose code runs a script; `importlib` and `runpy` are frozen."""
+"""Prefixes of the files whose code runs scripts; `importlib` and `runpy` are frozen."""
 _PACKAGES: Final = frozenset({"stoker_azure", "stoker_cluster", "stoker_runs"})
-"""Other packages whose code runs scripts."""
+"""Other packages that run scripts."""
 
 
 def frames_of_script(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an exception from the script's first frame on; None where it has none."""
+    """Return the traceback of an exception from the script's first frame on; None if it has none."""
     frames = error.__traceback__
     while frames is not None and _runs_scripts(frames.tb_frame):
         frames = frames.tb_next
@@ -515,7 +502,7 @@ def frames_of_script(error: BaseException) -> TracebackType | None:
 
 
 def format_for_script(error: BaseException) -> str:
-    """Return an exception as Python prints it, with the frames of the script up to its call of Stoker."""
+    """Return an exception as Python prints it, with only the frames of the script before its call of Stoker."""
     described = traceback.TracebackException.from_exception(error)
     from_script = dropwhile(lambda entry: _runs_scripts(entry[0]), traceback.walk_tb(error.__traceback__))
     of_script = takewhile(lambda entry: not _runs_scripts(entry[0]), from_script)

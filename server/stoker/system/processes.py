@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 GRACE_MS: Final = 5000
-"""How long after its time a call may still take before the process is ended."""
+"""How long after its timeout a call may still run before the process is ended."""
 STACKS_SIGNAL: Final = signal.SIGUSR1
-"""What makes a process write into the log where each of its threads is, if Python still runs in it."""
+"""Makes a process log the stack of each thread, if Python still runs in it."""
 LAST_STACKS_SIGNAL: Final = signal.SIGRTMAX
-"""The same in whatever code it hangs, if it did not heed the other one: for a process that is about to be killed."""
+"""Does the same even if C code hangs: for a process that ignored the other signal and is about to be killed."""
 
 
 _STANDARD_ERROR: Final = 2
@@ -47,25 +47,25 @@ class ExitCode(IntEnum):
     """Exit codes of a device process that ends itself."""
 
     LOCK_HELD = 1
-    """Code held Python's interpreter lock: see `stoker.device.lock_guard`, whose timer knows no other exit code."""
+    """Code held Python's interpreter lock: see `stoker.device.lock_guard`, whose timer has no other exit code."""
     CRASHED = 70
     """The thread of a model ended."""
     STUCK = 71
     """A run did not return."""
     CANARY_FAILED = 72
-    """The device does not compute any more."""
+    """The device does not compute correctly any more."""
 
 
 def end_process(code: ExitCode) -> None:
-    """End this process at once, wherever its threads are."""
+    """End this process at once, whatever its threads do."""
     os._exit(code)
 
 
 def keep_memory_out_of_cores() -> None:
-    """Let cores of this process, and of all that it starts, have no memory: keys are in it, and what callers sent.
+    """Exclude memory from core dumps of this process and its children: it holds keys and callers' data.
 
-    `PR_SET_DUMPABLE` would do so too, but takes /proc/PID from the process's own user: from profilers, from whoever
-    measures its memory, and, where it was done by the supervisor alone, `exec` would undo it.
+    `PR_SET_DUMPABLE` would do so too, but would hide /proc/PID from the process's own user, and so from profilers and
+    memory monitors; and `exec` would undo what the supervisor alone has set.
     """
     # A kernel without cores has no such file.
     with contextlib.suppress(OSError):
@@ -73,11 +73,11 @@ def keep_memory_out_of_cores() -> None:
 
 
 def be_expendable(by: int, pid: int | None = None) -> None:
-    """Where memory runs out, let the kernel end a process before this one; that takes no privilege.
+    """Make the kernel end a process before this one when memory runs out; that takes no privilege.
 
     Args:
         by: How many thousandths of the memory sooner.
-        pid: The process; by default this one, compared with what it was itself.
+        pid: The process; by default this one, compared with its current score.
     """
     own = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
@@ -86,11 +86,11 @@ def be_expendable(by: int, pid: int | None = None) -> None:
 
 
 def write_stacks_when_asked() -> None:
-    """Write where all threads are when one of these signals comes; called on the main thread.
+    """Write the stacks of all threads when `STACKS_SIGNAL` or `LAST_STACKS_SIGNAL` comes; called on the main thread.
 
-    Threads run on while a handler of C walks their frames, and the process may crash of it: so the first signal is
-    heeded by Python, which holds the interpreter lock then. Only a main thread that does not come to that, because it
-    hangs in code of C or gets no lock, leaves it to the second one.
+    Python handles the first signal, holding the interpreter lock: a handler in C would walk the frames while threads
+        run
+    on, and might crash the process. Only a main thread that hangs in C code or gets no lock needs the second signal.
     """
 
     def write_stacks(*_: object) -> None:
@@ -110,13 +110,15 @@ _PROC: Final = Path("/proc")
 def yield_cores(pid: int) -> int | None:
     """Let other processes have the cores before one that was just started, until it calls `stop_yielding`.
 
-    It has to be alone in its session. Not everybody may become important again (that takes CAP_SYS_NICE, or a limit
-    RLIMIT_NICE of 20): who could not does not yield in the first place.
+    The supervisor makes a new device process nicer before it has imported anything, and the process becomes as
+    important as the others when its models are loaded. It has to be alone in its session. Becoming important again
+    takes CAP_SYS_NICE, or a limit RLIMIT_NICE of 20; without them the process does not become nicer in the first
+    place.
 
     Returns:
         The niceness to return to; None if only its session yields, which needs no privilege.
     """
-    # Where Linux groups tasks by session, niceness counts within a session, and sessions have one of their own.
+    # If Linux groups tasks by session, niceness counts within a session, and sessions have their own.
     _set_session(pid, _NICER, tries=1)
     if not _may_return():
         return None
@@ -127,17 +129,13 @@ def yield_cores(pid: int) -> int | None:
 
 
 def stop_yielding(niceness: int | None) -> None:
-    """Be as important as before `yield_cores`, with all threads that were started meanwhile.
-
-    Args:
-        niceness: What `yield_cores` has returned.
-    """
+    """Return to the niceness from `yield_cores`, with all threads that were started meanwhile."""
     _set_session(os.getpid(), 0, tries=_TRIES)
     if niceness is None:
         return
     nicer = os.getpriority(os.PRIO_PROCESS, os.getpid())
     for task in (_PROC / "self" / "task").iterdir():
-        # Threads come and go meanwhile; others than those that inherited it know why they are nicer.
+        # Threads come and go meanwhile; only those that inherited the niceness are changed.
         with contextlib.suppress(OSError):
             if os.getpriority(os.PRIO_PROCESS, int(task.name)) == nicer:
                 os.setpriority(os.PRIO_PROCESS, int(task.name), niceness)
@@ -148,17 +146,17 @@ def _set_session(pid: int, nice: int, tries: int) -> None:
         try:
             (_PROC / str(pid) / "autogroup").write_text(str(nice))
         except BlockingIOError:
-            # Linux takes one such change of all users in 0.1 s.
+            # Linux accepts one such change in 0.1 s, for all users together.
             time.sleep(_TRY_AGAIN_S)
         except OSError:
-            # Not every one groups tasks so.
+            # This kernel does not group tasks by session.
             return
         else:
             return
 
 
 def _may_return() -> bool:
-    """Try it out on a thread that ends: niceness belongs to threads."""
+    """Return whether niceness can be lowered again, by trying it on a thread that ends."""
     allowed = []
 
     def there_and_back() -> None:
@@ -175,20 +173,20 @@ def _may_return() -> bool:
 
 
 def open_standard_streams() -> None:
-    """Make standard input, output and error usable, however little of them the caller has given."""
+    """Make standard input, output and error usable, even if the caller has closed some of them."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            # Else the next file or socket would get the number, and what is printed.
+            # Otherwise the next file or socket would get the number, and the output.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
-    # Python has none for those that were closed.
+    # Python sets closed streams to None.
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for good
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for good
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A path or a description may have letters that the locale has not.
+            # Paths and descriptions may have characters that the locale cannot encode.
             stream.reconfigure(errors="backslashreplace")
 
 
@@ -221,11 +219,11 @@ def _flush_stdout() -> None:
 
 
 def _discard_stdout() -> None:
-    """Let what was printed and has not left go nowhere, so that nobody tries to write it once more."""
+    """Discard buffered output, so that Python does not try to write it once more."""
     try:
         descriptor = sys.stdout.fileno()
     except ValueError:
-        return  # one that somebody else has put there, or that is closed
+        return  # replaced by another object, or closed
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

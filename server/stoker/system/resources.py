@@ -19,10 +19,10 @@ __all__ = [
     "MemoryKills",
     "core_count",
     "cpu_limit",
+    "limit_library_threads",
     "main_memory",
     "own_groups",
     "require_memory",
-    "tell_libraries",
     "usable_cores",
 ]
 
@@ -30,17 +30,14 @@ _ROOT: Final = Path("/")
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, at least 1."""
+    """Return the number of cores that this process may use, at least 1."""
     return core_count(len(os.sched_getaffinity(0)), _own_limit())
 
 
-def tell_libraries(environ: MutableMapping[str, str]) -> None:
-    """Have libraries with threads of their own, such as NumPy and PyTorch, heed the limit too.
+def limit_library_threads(environ: MutableMapping[str, str]) -> None:
+    """Limit the threads of libraries such as NumPy and PyTorch, unless the operator has set a limit in `environ`.
 
-    They count the cores of the machine when they are loaded, in every process anew. What an operator has said stays.
-
-    Args:
-        environ: The environment that they will read.
+    They count the cores of the machine when they are loaded, in every process.
     """
     cores = usable_cores()
     if cores < len(os.sched_getaffinity(0)):
@@ -48,22 +45,14 @@ def tell_libraries(environ: MutableMapping[str, str]) -> None:
 
 
 def core_count(cores: int, limit: float | None) -> int:
-    """Whole cores within a limit, at least 1.
-
-    Args:
-        cores: Cores that the kernel gives.
-        limit: CPU time a second that the container may use; None is without limit.
-    """
+    """Return the number of whole cores within a limit in CPU seconds per second (None for no limit), at least 1."""
     return max(1, cores if limit is None else min(cores, math.floor(limit)))
 
 
 def cpu_limit(root: Path) -> float | None:
-    """Return the CPU seconds a second that the process's control group may use, None without limit.
+    """Return the CPU seconds per second that the process's control group may use, None without a limit.
 
-    The limits of the groups around it hold too.
-
-    Args:
-        root: Where the file systems of the kernel are.
+    The limits of the groups around it count too. `root` is where the kernel's file systems are.
     """
     limits = [limit for folder in own_groups(root, "cpu") if (limit := _cpu_limit_of(folder)) is not None]
     return min(limits, default=None)
@@ -71,19 +60,20 @@ def cpu_limit(root: Path) -> float | None:
 
 @cache
 def _own_limit() -> float | None:
-    # Once: the numbers of processes and threads that follow from it must not change while the server runs.
+    # Cached: the numbers of processes and threads depend on it, and must not change while the server runs.
     return cpu_limit(_ROOT)
 
 
 def own_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's group, and of those around it, in both versions of control groups.
+    """Yield the folders of this process's control group and of the groups around it, in both versions.
 
-    A container that sees only its own groups has them at the root, whatever its path is called outside: folders that
-    are not there are among these.
+    A container that sees only its own groups has them at the root, whatever their path outside: so some of the
+        folders
+    may not exist.
 
     Args:
-        root: Where the file systems of the kernel are.
-        controller: What is looked for: `cpu`, `memory`.
+        root: Where the kernel's file systems are.
+        controller: `cpu` or `memory`.
     """
     try:
         membership = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
@@ -105,28 +95,27 @@ def own_groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _cpu_limit_of(folder: Path) -> float | None:
-    """What a group may use itself."""
+    """Return the limit of one group; None without."""
     try:
         if (file := folder / "cpu.max").is_file():
             quota, period = file.read_text(encoding="ascii").split()
         else:
             quota = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
             period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
-        # Both "max" and -1 are none.
+        # Without a limit it is "max" or -1.
         return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None
 
 
-# The limit and what is used of it, as the two versions of control groups call their files.
+# The files with limit and usage in both versions of control groups.
 _MEMORY_FILES: Final = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def main_memory(root: Path = _ROOT) -> tuple[int, int]:
-    """Size of the memory and how much of it can be had, in bytes, within the limits of this process's groups.
+    """Return the size of the memory and how much is available, in bytes, within the limits of this process's groups.
 
-    Args:
-        root: Where the file systems of the kernel are.
+    `root` is where the kernel's file systems are.
     """
     lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
@@ -137,15 +126,15 @@ def main_memory(root: Path = _ROOT) -> tuple[int, int]:
 
 
 def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
-    """Refuse what would not fit into memory before it is made: whoever only tries may be killed by the kernel.
+    """Refuse what would not fit into memory before allocating it: whoever tries may be killed by the kernel.
 
     Args:
-        size_bytes: How much is to be made.
-        what: What it is, as the beginning of a sentence: `two rows of x (8 numbers)`.
+        size_bytes: How much would be allocated.
+        what: The beginning of the message's sentence, such as `two rows of x (8 numbers)`.
         root: As for `main_memory`.
 
     Raises:
-        MemoryError: It is more than can be had; the message says both sizes.
+        MemoryError: It is more than available; the message has both sizes.
     """
     _, available = main_memory(root)
     if size_bytes > available:
@@ -155,33 +144,29 @@ def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
 
 
 class MemoryKills:
-    """Tells processes that the kernel has killed for want of memory from those that somebody else has killed.
+    """Tells whether the kernel killed a process because memory ran out, or somebody else did.
 
-    The kernel counts the kills of a control group, or of the machine, and does not say whose they were: each explains
-    one end by SIGKILL.
+    The kernel counts the kills in a control group or in the machine, but not whose they were: each explains one end
+        by
+    SIGKILL. `count` returns the number of kills; by default it asks the kernel.
     """
 
     def __init__(self, count: Callable[[], int] | None = None) -> None:
-        """Begin with those that have been counted so far, which explain nothing.
-
-        Args:
-            count: How many there have been; by default asks the kernel.
-        """
-        # Not above: device processes import this module, and the environments of scripts need not have that one.
+        # Here, because device processes import this module in environments without stoker_run.
         from stoker_run.memory import kills_for_memory
 
         self._count = count or kills_for_memory
         self._explained = self._count()
 
     def explain(self, exit_status: int | None) -> bool:
-        """Whether a process with this exit status, negative for a signal, was killed for want of memory."""
+        """Return whether a process with this exit status, negative for a signal, was killed for lack of memory."""
         if exit_status != -signal.SIGKILL or self._count() <= self._explained:
             return False
         self._explained += 1
         return True
 
     def describe(self, exit_status: int) -> str:
-        """What to say of how a process ended: its exit status, or that the kernel has killed it."""
+        """Return how a process ended: its exit status, or that the kernel killed it."""
         return (
             "was killed by the kernel, out of memory"
             if self.explain(exit_status)
@@ -194,10 +179,10 @@ def _gib(size_bytes: int) -> str:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """The limit of each group that has one, and what is used of it."""
+    """Yield limit and usage of each group that has a limit."""
     for group in own_groups(root, "memory"):
         for limit, used in _MEMORY_FILES:
-            # The word of version 2 for no limit is no number.
+            # Without a limit, version 2 has a word instead of a number.
             with suppress(OSError, ValueError):
                 limit_bytes = int((group / limit).read_text(encoding="ascii"))
                 yield limit_bytes, int((group / used).read_text(encoding="ascii"))

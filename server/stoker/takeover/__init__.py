@@ -1,1 +1,1 @@
-"""Versions that take over from others: what differs between their answers, and who decides what on it."""
+"""Versions that take over from others: comparison of their answers, traffic split, and rollback."""

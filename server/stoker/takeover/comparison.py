@@ -1,4 +1,7 @@
-"""What differs between the answers of two versions to the same requests; parts of it add up to the whole."""
+"""Differences between the answers of two versions to the same requests.
+
+Answers are rows, packed tensors, or entry scripts' JSON; comparisons of parts of the requests can be added up.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +38,20 @@ Answer = Mapping[str, np.ndarray]
 
 Result = Literal["same", "close", "different", "not_finite", "failed"]
 RESULTS: Final[tuple[Result, ...]] = ("same", "close", "different", "not_finite", "failed")
-"""What comes of one request: equal answers; such within the tolerance; others; numbers of the new one that are not
-finite where the old one's are; no answer of the new one, though the old one has given one."""
+"""Results of one request: equal answers; within the tolerance; different; numbers that are not finite only in the new
+version's answer; no answer of the new version."""
 
 _SUM_OF_SHARES: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """What differs in one field.
+    """The differences in one field.
 
     Attributes:
-        largest: The largest difference between two numbers; infinite where the field cannot be compared.
+        largest: The largest difference between two numbers; infinite if the field cannot be compared.
         relative: The same relative to the largest number of the field in that answer.
-        classified: How many answers had a class in it: a label, or scores of which one is the largest.
+        classified: How many answers had a class in it: a label, or scores with a largest one.
         flipped: In how many of them the classes differ.
     """
 
@@ -72,11 +75,11 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of running requests through an old and a new version.
+    """The results of running requests through an old and a new version.
 
     Attributes:
-        results: How many requests had each result.
-        fields: What differs by field.
+        results: Number of requests by result.
+        fields: Differences by field.
         old_ns, new_ns: How long each answer took on the device, in nanoseconds.
     """
 
@@ -87,12 +90,12 @@ class Comparison:
 
     @property
     def requests(self) -> int:
-        """How many requests were compared."""
+        """Number of compared requests."""
         return sum(self.results.values())
 
     @property
     def agrees(self) -> bool:
-        """Whether something was compared, and nothing is beyond the tolerance."""
+        """Whether requests were compared, and no difference is beyond the tolerance."""
         return self.requests > 0 and self.requests == self.results.get("same", 0) + self.results.get(
             "close", 0
         )
@@ -104,7 +107,7 @@ class Comparison:
 
     @property
     def latency_ratio(self) -> float | None:
-        """The median time of the new version relative to that of the old one; None where it is not known."""
+        """The median time of the new version divided by that of the old one; None if unknown."""
         if not self.old_ns or not self.new_ns:
             return None
         return statistics.median(self.new_ns) / max(1, statistics.median(self.old_ns))
@@ -135,7 +138,7 @@ class Comparison:
         return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it: null is a difference that is infinite."""
+        """Return it in JSON types; null stands for an infinite difference."""
         return {
             "requests": self.requests,
             "results": dict(self.results),
@@ -158,18 +161,18 @@ def compare(
     """Compare the answers to one request.
 
     Args:
-        old: What the old version says.
-        new: What the new version says; None if it has failed.
-        tolerance: The largest difference that is none, relative to the largest number of a field.
-        old_ns: How long the old one took on the device, if that was measured.
-        new_ns: The same of the new one.
+        old: The answer of the old version.
+        new: The answer of the new version; None if it failed.
+        tolerance: The largest tolerated difference, relative to the largest number of a field.
+        old_ns: How long the old one took on the device, if measured.
+        new_ns: How long the new one took on the device, if measured.
     """
-    took = Comparison(
+    times = Comparison(
         old_ns=() if old_ns is None else (old_ns,), new_ns=() if new_ns is None or new is None else (new_ns,)
     )
     if new is None:
-        return took + Comparison({"failed": 1})
-    # A frontend lets numpy raise where numbers overflow.
+        return times + Comparison({"failed": 1})
+    # numpy raises on overflow in frontends.
     with np.errstate(all="ignore"):
         fields = {name: _difference(old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
     relative = max((one.relative for one in fields.values()), default=0.0)
@@ -180,19 +183,19 @@ def compare(
         result = "different"
     elif relative:
         result = "close"
-    return took + Comparison({result: 1}, fields)
+    return times + Comparison({result: 1}, fields)
 
 
 def alike(old: Signature, new: Signature) -> bool:
-    """Whether two versions take the same and give the same, so that their answers can be compared.
+    """Return whether two versions have the same inputs and outputs, so that their answers can be compared.
 
-    A model that keeps state answers by all requests before, and a copy of one would be among those.
+    A model that keeps state depends on all requests before, and a copied request would be one of those.
     """
     return _shown(old) == _shown(new) and not (old.keeps_state or new.keeps_state)
 
 
 def _shown(signature: Signature) -> tuple[Any, ...]:
-    """What callers see of a signature: how much room a variable row has is not among that."""
+    """Return the parts of a signature that callers see: not the room of variable rows."""
     specs = tuple(
         replace(spec, shape=(0,), labels=()) if spec.variable else replace(spec, labels=())
         for spec in (*signature.inputs, *signature.outputs)
@@ -215,14 +218,14 @@ def _difference(old: np.ndarray | None, new: np.ndarray | None) -> FieldDifferen
 
 
 def _of_one_kind(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """JSON has no types of numbers: 1 and 1.25 are of one field, and so are two widths of numbers."""
+    """Convert numbers of two types to one: JSON does not distinguish 1 and 1.0."""
     if old.dtype != new.dtype and old.dtype.kind in "iuf" and new.dtype.kind in "iuf":
         return old.astype(np.float64), new.astype(np.float64)
     return old, new
 
 
 def _largest(old: np.ndarray, new: np.ndarray) -> float:
-    """The largest difference between two numbers; infinite where it is not one of numbers."""
+    """Return the largest difference between two numbers; infinite if the values are not numbers."""
     if old.shape != new.shape or old.dtype.kind not in "iuf" or new.dtype.kind not in "iuf" or not old.size:
         return math.inf
     before, after = old.astype(np.float64), new.astype(np.float64)
@@ -232,7 +235,7 @@ def _largest(old: np.ndarray, new: np.ndarray) -> float:
 
 
 def _classes(array: np.ndarray) -> list[Any] | None:
-    """What an answer says of classes: the largest of a row of scores, or a label; None if it does not look so."""
+    """Return the classes in an answer: the largest of each row of scores, or a label; None if there are none."""
     if array.dtype.kind != "f":
         return array.reshape(-1).tolist() if array.size == 1 else None
     columns = array.shape[-1] if array.ndim else 0
@@ -245,7 +248,7 @@ def _classes(array: np.ndarray) -> list[Any] | None:
 
 
 def _lost_finite(old: np.ndarray, new: np.ndarray | None) -> bool:
-    """Whether the new answer has NaN or infinities, and the old one has none."""
+    """Return whether the new answer has NaN or infinities, and the old one has none."""
     if new is None or new.dtype.kind != "f" or old.dtype.kind not in "iuf":
         return False
     return bool(np.isfinite(old).all()) and not bool(np.isfinite(new).all())
@@ -260,9 +263,9 @@ _STATUS: Final = "status"
 
 
 def json_fields(body: bytes) -> dict[str, np.ndarray]:
-    """Return the members of a JSON object by name, those of inner objects behind dots; any other value has no name.
+    """Return the members of a JSON object by name, with dots for inner objects; any other value has an empty name.
 
-    Numbers are arrays, as far as lists of them have one shape. Whatever else there is is compared as a text.
+    Lists of numbers with one shape become arrays. Everything else is compared as text.
     """
     try:
         value = orjson.loads(body)
@@ -274,15 +277,15 @@ def json_fields(body: bytes) -> dict[str, np.ndarray]:
 
 
 def packed_fields(row: bytes) -> Answer:
-    """Return the tensors of a row that holds a whole answer."""
+    """Return the tensors of a packed row."""
     return unpack(row)
 
 
 def script_fields(row: bytes) -> dict[str, np.ndarray]:
-    """Return the fields of an entry script's answer, and its status where that is not 200.
+    """Return the fields of an entry script's answer, and its status unless that is 200.
 
     Raises:
-        ServingError: The script is to blame for not answering.
+        ServingError: The script failed.
     """
     answer = ScriptAnswer.unpack(row)
     if answer.failed:

@@ -1,4 +1,4 @@
-"""Who gets a request: by turns, so that shares are kept exactly, or by a value that sticks to its place."""
+"""The split of a model's requests among its versions: round robin with exact shares, or sticky by a header."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
-__all__ = ["Split", "Turns"]
+__all__ = ["RoundRobin", "Split"]
 
 _PLACES: Final = 1 << 64
 
 
-class Turns:
-    """The smooth weighted round robin: with weights of 75 and 25 the sequence is a, a, b, a."""
+class RoundRobin:
+    """Smooth weighted round robin: weights of 75 and 25 give the sequence a, a, b, a."""
 
     def __init__(self, weights: Mapping[str, int]) -> None:
-        """Begin the sequence of those with a weight above 0."""
         self._weights = {name: weight for name, weight in weights.items() if weight}
         self._credits = dict.fromkeys(self._weights, 0)
         self._total = sum(self._weights.values())
 
     def next(self) -> str | None:
-        """Return whose turn it is; None if nobody has a weight."""
+        """Return the next name; None if no weight is above 0."""
         if not self._weights:
             return None
         for name, weight in self._weights.items():
@@ -32,32 +31,31 @@ class Turns:
 
 
 class Split:
-    """How the requests to a model go to its versions.
+    """How a model's requests are split among its versions; some weight has to be above 0.
 
     Attributes:
-        weights: By version, in the order in which they were given.
-        header: The header whose value sticks to a version, in lower case; empty for turns alone.
+        weights: By version, in the given order.
+        header: The header whose value sticks to a version, in lower case; empty for round robin alone.
     """
 
     def __init__(self, weights: Mapping[str, int], header: bytes = b"") -> None:
-        """Begin; some weight has to be above 0."""
         self.weights = {name: weight for name, weight in weights.items() if weight}
         self.header = header
-        self._turns = Turns(self.weights)
+        self._round_robin = RoundRobin(self.weights)
         self._total = sum(self.weights.values())
 
     def next(self, value: bytes = b"") -> str:
-        """Return the version that gets a request, given the value of its header; without one it is by turns."""
+        """Return the version for a request with this value of the header; without a value, the next one in turn."""
         if value and self.header:
-            return self._at(value)
-        chosen = self._turns.next()
+            return self._version_for(value)
+        chosen = self._round_robin.next()
         assert chosen is not None, "some weight is above 0"
         return chosen
 
-    def _at(self, value: bytes) -> str:
-        """The version at the place of a value.
+    def _version_for(self, value: bytes) -> str:
+        """Return the version at the place of a value.
 
-        Places are in the order of the versions: while the weight of the last one grows, who has it keeps it.
+        Places are in the order of the versions: while the weight of the last one grows, those who have it keep it.
         """
         place = int.from_bytes(blake2b(value, digest_size=8).digest()) * self._total // _PLACES
         for name, weight in self.weights.items():
@@ -66,8 +64,8 @@ class Split:
                 return name
         raise AssertionError("every place is before the sum of the weights")
 
-    def alike(self, other: Split | None) -> bool:
-        """Whether it sends everybody where another one does, so that that one can go on."""
+    def equals(self, other: Split | None) -> bool:
+        """Return whether another split is equal, so that it can continue."""
         return (
             other is not None
             and list(self.weights.items()) == list(other.weights.items())

@@ -1,6 +1,6 @@
-"""Bodies that are one array: bare little-endian numbers, and numpy's `.npy` files.
+"""Bodies that are one array: bare little-endian numbers, and numpy's `.npy` files, which are never unpickled.
 
-Source of the latter: the format's description in `numpy.lib.format`, versions 1 and 2. Nothing is unpickled.
+Source of the `.npy` format: its description in `numpy.lib.format`, versions 1 and 2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_HEADER_BYTES: Final = 10_000
 _MAX_AXES: Final = 32
 _DESCRIPTION: Final = re.compile(r"[<>|=]?(?:\?|[biufSU][1-9][0-9]{0,8})")
 _SHAPE: Final = re.compile(r"(?:[0-9]{1,18}(?:, *[0-9]{1,18})*)?")
-_TAKEN: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+_CASTABLE_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str | None) -> np.ndarray:
@@ -37,12 +37,12 @@ def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str |
     Args:
         body: The numbers.
         info: The input.
-        dtype: Name of the numbers' numpy dtype; None for the model's own.
-        shape: Their sizes, separated by commas; None if the length of the body says how many rows they are.
+        dtype: The numpy dtype of the numbers; None for the model's own.
+        shape: Their sizes, separated by commas; None to derive the number of rows from the length of the body.
 
     Raises:
-        MalformedBody: Dtype or shape are none, or the body has another length.
-        InvalidInput: They do not fit the model.
+        MalformedBody: The dtype or the shape is invalid, or the body has another length.
+        InvalidInput: The numbers do not fit the model.
     """
     if info.dtype == "string":
         raise InvalidInput(f"{info.name} holds strings, which have no fixed size; send them as JSON.")
@@ -56,13 +56,13 @@ def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str |
         )
     kind = np.dtype(dtype or info.dtype).newbyteorder("<")
     sizes = (
-        _derived(body, info, kind) if shape is None else tuple(map(int, shape.split(",") if shape else ()))
+        _shape_of(body, info, kind) if shape is None else tuple(map(int, shape.split(",") if shape else ()))
     )
-    return _fitted(_numbers(body, kind, sizes), info)
+    return _cast_to_input(_numbers(body, kind, sizes), info)
 
 
-def _derived(body: bytes, info: TensorInfo, dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """The shape of a body that does not say it: as many rows as it holds."""
+def _shape_of(body: bytes, info: TensorInfo, dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Return the shape of a body that is sent without one: as many rows as the body holds."""
     if info.any_rank:
         raise MalformedBody(f"{info} may have any rank, so the shape has to be sent.")
     if info.shape.count(-1) > 1:
@@ -82,18 +82,18 @@ def _numbers(content: bytes | memoryview, dtype: np.dtype[Any], shape: tuple[int
             f"An array {dtype.name}[{sizes}] has {needed_bytes} bytes, the body has {len(content)}."
         )
     if dtype.kind == "b":
-        # Other values than 0 and 1 would be neither of both to numpy.
+        # numpy would keep other values than 0 and 1 as they are.
         return np.frombuffer(content, np.uint8).astype(bool).reshape(shape)
     if not needed_bytes:
         return np.empty(shape, dtype)
     return np.frombuffer(content, dtype).reshape(shape)
 
 
-def _fitted(array: np.ndarray, info: TensorInfo) -> np.ndarray:
-    """Return numbers as the model's input: of its shape, cast to its dtype if that changes no kind."""
+def _cast_to_input(array: np.ndarray, info: TensorInfo) -> np.ndarray:
+    """Return numbers with the shape of the model's input, cast to its dtype unless that would change their kind."""
     if not info.fits(array.shape):
         raise InvalidInput(f"Expected {info}, got the shape {list(array.shape)}.")
-    if array.dtype.kind not in _TAKEN[np.dtype(info.dtype).kind]:
+    if array.dtype.kind not in _CASTABLE_KINDS[np.dtype(info.dtype).kind]:
         raise InvalidInput(f"Expected {info}, got {array.dtype.name}.")
     return as_dtype(array, info)
 
@@ -102,8 +102,8 @@ def decode_npy(body: bytes, info: TensorInfo) -> np.ndarray:
     """Return the array of a `.npy` file as the model's input; strings are `object` arrays of `bytes`.
 
     Raises:
-        MalformedBody: It is no such file of version 1 or 2, or holds objects.
-        InvalidInput: Its array does not fit the model.
+        MalformedBody: The body is not a `.npy` file of version 1 or 2, or holds objects.
+        InvalidInput: The array does not fit the model.
         BodyTooLarge: It holds too many strings.
     """
     dtype, fortran, shape, start = _header(body)
@@ -112,11 +112,11 @@ def decode_npy(body: bytes, info: TensorInfo) -> np.ndarray:
     array = stored.T if fortran else stored
     if info.dtype == "string":
         return _strings(array, info)
-    return _fitted(array, info)
+    return _cast_to_input(array, info)
 
 
 def _header(body: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
-    """Dtype, whether in Fortran's order, shape, and where the array begins."""
+    """Return the dtype, whether the array is in Fortran order, the shape, and where the array begins."""
     length = _LENGTHS.get(body[6]) if len(body) > 12 and body[:6] == _MAGIC else None
     if length is None:
         raise MalformedBody("The body is no .npy file of version 1 or 2.")
@@ -125,7 +125,7 @@ def _header(body: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
     if size > _MAX_HEADER_BYTES or start > len(body):
         raise MalformedBody("The header of the .npy file is longer than it may be.")
     try:
-        # What it cannot read is one of these, deep nesting is one of the last two.
+        # Deep nesting raises one of the last two.
         header = ast.literal_eval(body[start - size : start].decode("latin-1").strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         header = None

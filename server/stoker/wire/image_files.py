@@ -1,7 +1,7 @@
 """The structure of JPEG, PNG and WebP files, read before a decoder sees them.
 
-A decoder reads what stands around the pixels byte by byte, keeps it, and makes objects of it that can be a thousand
-times as large. So it is shown what the pixels need and nothing else; size and orientation are read here, in one pass.
+A decoder reads everything around the pixels byte by byte, keeps it, and makes objects of it that can be a thousand
+times as large. So it gets only the parts that the pixels need; size and orientation are read here, in one pass.
 
 Sources: ITU-T T.81, annex B (JPEG); the PNG specification, section 5; RFC 9649 (WebP); Exif 2.32, section 4.6 (the
 orientation among the tags of a TIFF directory).
@@ -22,7 +22,7 @@ _FIRST_BYTES: Final = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|RIFF....WEBP", re.D
 # Photos have two dozen segments; those with a depth map in their metadata a hundred of 64 KiB each.
 _MAX_SEGMENTS: Final = 1000
 _MAX_JPEG_HEAD_BYTES: Final = 16 << 20
-# Of fill and stray bytes between two segments, which decoders pass over.
+# Fill and stray bytes between two segments, which decoders skip.
 _MAX_GAP_BYTES: Final = 64 << 10
 # Tables before the first scan; those of an encoder have 2 KiB.
 _MAX_TABLE_BYTES: Final = 128 << 10
@@ -32,7 +32,7 @@ _MAX_SCANS: Final = 64
 _MAX_CHUNKS: Final = 1 << 15
 _MAX_EXIF_BYTES: Final = 1 << 16
 
-# Searched at a time: nothing else runs in the process meanwhile.
+# How much is searched at once: nothing else runs in the process meanwhile.
 _PIECE_BYTES: Final = 256 << 10
 # The next marker that is neither a stuffed 0xFF, nor a fill byte, nor a restart within a scan.
 _MARKER: Final = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -61,11 +61,11 @@ class ImageFile(NamedTuple):
 
     Attributes:
         kind: Its format.
-        width: In pixels, as it announces.
-        height: In pixels, as it announces.
+        width: In pixels, from its header.
+        height: In pixels, from its header.
         orientation: How a viewer has to turn it: 1 to 8 as in Exif, 1 for not at all.
         content: The file.
-        seen: The parts of it that its pixels need: where each begins and ends, in bytes.
+        seen: The parts that the pixels need: begin and end of each, in bytes.
     """
 
     kind: _Kind
@@ -76,7 +76,7 @@ class ImageFile(NamedTuple):
     seen: list[tuple[int, int]]
 
     def bare(self) -> bytes:
-        """Return the file without what its pixels do not need."""
+        """Return the file without the parts that the pixels do not need."""
         if self.seen == [(0, len(self.content))]:
             return self.content
         view = memoryview(self.content)
@@ -84,28 +84,20 @@ class ImageFile(NamedTuple):
 
 
 def begins_like_an_image(body: bytes) -> bool:
-    """Whether the first bytes are those of a JPEG, PNG or WebP file."""
+    """Return whether the first bytes are those of a JPEG, PNG or WebP file."""
     return _FIRST_BYTES.match(body) is not None
 
 
 def not_an_image(name: str) -> MalformedBody:
-    """The error for an image that is none, or damaged.
-
-    Args:
-        name: What messages call it.
-    """
+    """Return the error for a damaged image, or for one of another format; `name` is for the message."""
     return MalformedBody(f"{name} is not a JPEG, PNG or WebP image, or is damaged or cut short.")
 
 
 def read_image_file(content: bytes, name: str) -> ImageFile:
-    """Read the structure of an image file; damage among its pixels is left to the decoder.
-
-    Args:
-        content: The file.
-        name: What messages call it.
+    """Read the structure of an image file, called `name` in messages; the decoder finds damage among its pixels.
 
     Raises:
-        MalformedBody: It is no image, or damaged before its pixels.
+        MalformedBody: It is not an image, or is damaged before its pixels.
         ImageTooLarge: It has more parts, or more before its pixels, than any real image.
     """
     if not begins_like_an_image(content):
@@ -118,7 +110,8 @@ def read_image_file(content: bytes, name: str) -> ImageFile:
 
 
 def _read_jpeg(content: bytes, name: str) -> ImageFile:
-    seen, size, orientation, table_bytes, at = [(0, 2)], (0, 0), 0, 0, 2
+    seen, size = [(0, 2)], (0, 0)
+    orientation, table_bytes, at = 0, 0, 2
     for _ in range(_MAX_SEGMENTS):
         marker = _MARKER.search(content, at, at + _MAX_GAP_BYTES)
         if at > _MAX_JPEG_HEAD_BYTES or (marker is None and at + _MAX_GAP_BYTES < len(content)):
@@ -134,7 +127,7 @@ def _read_jpeg(content: bytes, name: str) -> ImageFile:
             _keep(seen, marker.start(), len(content))
             return ImageFile("JPEG", *size, orientation or 1, content, seen)
         if code in _FRAMES:
-            # Of two frames, the decoder might take the other one.
+            # With two frames, the decoder might use the other one.
             if any(size):
                 raise not_an_image(name)
             size = _number(content, body + 5), _number(content, body + 3)
@@ -149,7 +142,7 @@ def _read_jpeg(content: bytes, name: str) -> ImageFile:
 
 
 def _check_scans(content: bytes, at: int, name: str) -> None:
-    """Refuse a JPEG of countless scans, or of countless segments between them; damage ends the count."""
+    """Refuse a JPEG with very many scans, or segments between them; damage ends the count."""
     scans = 0
     for _ in range(_MAX_SEGMENTS):
         marker = _next_marker(content, at)
@@ -163,7 +156,7 @@ def _check_scans(content: bytes, at: int, name: str) -> None:
 
 
 def _next_marker(content: bytes, at: int) -> re.Match[bytes] | None:
-    # A marker may stand across the end of a piece.
+    # Pieces overlap, because a marker may cross their border.
     for start in range(at, len(content), _PIECE_BYTES - 1):
         if marker := _MARKER.search(content, start, start + _PIECE_BYTES):
             return marker
@@ -221,7 +214,7 @@ def _webp_orientation(content: bytes, name: str) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation among the tags of an Exif block; 1 if it says none, or is damaged."""
+    """Return the orientation in an Exif block; 1 if it has none or is damaged."""
     exif = exif.removeprefix(_EXIF_PREFIX)
     orders: dict[bytes, _Order] = {b"II*\0": "little", b"MM\0*": "big"}
     order = orders.get(exif[:4])
@@ -238,7 +231,7 @@ def _orientation(exif: bytes) -> int:
 
 
 def _keep(seen: list[tuple[int, int]], start: int, end: int) -> None:
-    """Add a part, to the one before it if there is nothing between them."""
+    """Add a part, or extend the one before it if there is no gap."""
     if seen[-1][1] == start:
         seen[-1] = (seen[-1][0], end)
     else:

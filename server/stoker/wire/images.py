@@ -1,7 +1,7 @@
 """Images to rows: JPEG, PNG and WebP, alone, in a multipart form, or as base64 in JSON.
 
-Pillow is imported when the first `ImageReader` is made, so that frontends without image models do not carry it.
-Nothing here trusts an image: what its header announces is checked before anything is decoded.
+Pillow is imported for the first `ImageReader`, so frontends without image models do not load it. No image is trusted:
+the sizes in its header are checked before anything is decoded.
 """
 
 from __future__ import annotations
@@ -47,11 +47,8 @@ __all__ = [
 ]
 
 
-# What pixels of 8 bits become in a row: a number for each level of each channel, looked up.
-
-
 def value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
-    """Return what each of the 256 levels of each channel becomes: `[channels, 256]` in the input's dtype."""
+    """Return the value of each of the 256 levels of each channel: `[channels, 256]` in the input's dtype."""
     levels = np.arange(256, dtype=np.float64)
     if image.invert:
         levels = levels[::-1]
@@ -63,14 +60,9 @@ def value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
 
 
 class PixelValues:
-    """Puts the pixels of images into rows of one input.
+    """Writes the pixels of images into rows of one input, by looking up a number for each level of each channel.
 
-    `take` writes where it is told to with `clip`, which no level needs; otherwise it would fill a buffer first.
-
-    Args:
-        image: The model's image input.
-        spec: The input.
-        layout: The order of the axes in it.
+    `take` with `clip`, which no level needs, writes into its target; otherwise it would fill a buffer first.
     """
 
     def __init__(self, image: ImageInput, spec: TensorSpec, layout: Layout) -> None:
@@ -86,7 +78,7 @@ class PixelValues:
 
         Args:
             pixels: `[height, width]` for one channel, else `[height, width, channels]`, uint8.
-            row: Where to: `[*row_shape]` in the input's dtype, contiguous.
+            row: `[*row_shape]` in the input's dtype, contiguous.
         """
         height, width, channels = self._shape
         if self._planes:
@@ -98,14 +90,9 @@ class PixelValues:
         self._flat.take(levels, out=row.reshape(pixels.shape), mode="clip")
 
 
-# The images of multipart forms.
-#
-# The parser of the standard library takes quadratic time for the parameters of a header, so it is shown few.
-
-
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _MAX_HEAD_BYTES: Final = 8 << 10
-# Of lines and of parameters; browsers and libraries send three or four.
+# Lines and parameters; browsers and libraries send three or four.
 _MAX_FIELDS: Final = 100
 
 
@@ -114,18 +101,18 @@ def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]
 
     Args:
         body: The form.
-        content_type: The value of its `Content-Type`, which names the boundary.
+        content_type: The value of its `Content-Type`, with the boundary.
         max_parts: How many parts it may have, images or not.
 
     Raises:
-        MalformedBody: It is no form, is cut short, or a part's headers cannot be read or are longer than 8 KiB.
+        MalformedBody: It is not a form, is cut short, or a part's headers cannot be read or are longer than 8 KiB.
         BodyTooLarge: It has too many parts.
         InvalidInput: None of them is an image.
     """
     boundary = _boundary(content_type)
     if not boundary:
         raise MalformedBody("The Content-Type multipart/form-data names no boundary.")
-    # A boundary stands at the beginning of a line; the first one may stand at the very beginning.
+    # A boundary begins a line; the first one may begin the body.
     pieces = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1"), max_parts + 2)
     if len(pieces) == max_parts + 3:
         raise BodyTooLarge(f"The multipart form has more than {max_parts} parts.")
@@ -138,7 +125,7 @@ def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]
             raise MalformedBody(
                 f"A part of the multipart form has no end of its headers within {_MAX_HEAD_BYTES >> 10} KiB."
             )
-        # What follows the boundary in its line is padding.
+        # The rest of the boundary's line is padding.
         if _announces_image(piece[:end].partition(b"\r\n")[2]):
             images.append(piece[end + len(_END_OF_HEAD) :])
     if not images:
@@ -164,34 +151,37 @@ def _announces_image(head: bytes) -> bool:
         part = BytesHeaderParser().parsebytes(head)
         return part.get_content_maintype() == "image" or part.get_filename() is not None
     except Exception as error:
-        # The parser of the standard library raises whatever odd parameters drive it to.
+        # The standard library's parser may raise anything.
         raise MalformedBody("The headers of a part of the multipart form cannot be read.") from error
 
 
 def _is_quickly_read(head: bytes) -> bool:
-    """Whether the standard library reads a head in less than a millisecond."""
+    """Return whether the standard library parses a head in less than a millisecond.
+
+    Its parser takes quadratic time for the parameters of a header.
+    """
     fields = head.count(b";") + max(head.count(b"\n"), head.count(b"\r"))
     return len(head) <= _MAX_HEAD_BYTES and fields <= _MAX_FIELDS
 
 
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/webp")
-# Exif orientations of pictures that lie on a side.
-_LYING: Final = (5, 6, 7, 8)
+# Exif orientations that swap width and height.
+_TRANSPOSED: Final = (5, 6, 7, 8)
 _ALIASES: Final = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
 _DATA_URL: Final = re.compile(r"data:[^,]{0,200};base64,")
 _MAX_OTHER_PARTS: Final = 100
-# A JPEG is decoded at a fraction of its scale where that leaves this many times the pixels that are needed.
+# A JPEG is decoded at a reduced scale with at least this many times the needed size.
 _REDUCING_GAP: Final = 3
-# As of JPEG. Pillow keeps a pointer and a block for each line, which millions of lines make gigabytes.
+# The limit of JPEG. Pillow keeps a pointer and a block for each line: gigabytes for millions of lines.
 _MAX_SIDE_PIXELS: Final = 65_535
-# What the images of one request may have together, in images of the largest size.
+# The limit of all images of a request together, in images of the largest size.
 _MAX_LARGEST_IMAGES: Final = 16
-# What is transparent is laid on paper in strips of this many pixels: each step has a copy of its own.
+# Transparency is removed in strips of this many pixels, because each step makes a copy.
 _STRIP_PIXELS: Final = 1 << 20
 
 
 def is_media(content_type: bytes) -> bool:
-    """Whether a `Content-Type` announces an image or a multipart form."""
+    """Return whether a `Content-Type` announces an image or a multipart form."""
     return content_type[:10].lower().startswith((b"image/", b"multipart/"))
 
 
@@ -199,7 +189,7 @@ def image_layout(image: ImageInput, signature: Signature) -> Layout:
     """Check that a model can take such images, and return the order of the axes in its input.
 
     Raises:
-        InvalidSettings: It cannot; the message says what does not fit.
+        InvalidSettings: The image input does not fit the signature.
     """
     if signature.takes == "body":
         raise InvalidSettings(
@@ -211,10 +201,8 @@ def image_layout(image: ImageInput, signature: Signature) -> Layout:
         raise InvalidSettings(f"image: the model has several inputs ({names}); images need a model with one")
     (spec,) = signature.inputs
     _check_values(image, spec)
-    hwc, chw = (
-        (image.height, image.width, image.channels),
-        (image.channels, image.height, image.width),
-    )
+    hwc = (image.height, image.width, image.channels)
+    chw = (image.channels, image.height, image.width)
     flat = (image.height * image.width * image.channels,)
     if spec.shape == flat or (image.channels == 1 and spec.shape == hwc[:2]):
         return image.layout or "hwc"
@@ -257,7 +245,7 @@ class ImageReader:
         image: The model's image input.
         signature: The model's signature.
         max_pixels: Largest image, in pixels.
-        max_rows_bytes: What the rows of one request may add up to; one row is always taken.
+        max_rows_bytes: Limit of the total size of a request's rows; one row is always accepted.
 
     Raises:
         InvalidSettings: The model cannot take such images.
@@ -277,14 +265,14 @@ class ImageReader:
         _pillow()
 
     def claims(self, body: bytes, content_type: bytes) -> bool:
-        """Whether a body may hold images; what it does not claim are numbers in JSON.
+        """Return whether a body may hold images; all others are numbers in JSON.
 
-        Every request asks, so this takes a fraction of a microsecond for a digit's numbers.
+        This runs for every request, so it takes a fraction of a microsecond for the numbers of a digit.
         """
         if content_type and is_media(content_type):
             return True
         if body[:1] == b"{":
-            # Rows of numbers have no strings: another quotation mark behind the key means more than rows.
+            # Rows of numbers have no strings: another quotation mark after the key means something else.
             key = body.find(b'"data"')
             return key >= 0 and body.find(b'"', key + 6) >= 0
         return begins_like_an_image(body) or b'"data"' in body[:64]
@@ -293,9 +281,9 @@ class ImageReader:
         """Find the images of a body and read their headers; a body of numbers gives its rows at once.
 
         Raises:
-            MalformedBody: The body is not what its type says, or an image in it is none.
-            InvalidInput: The JSON does not hold what the model takes.
-            UnsupportedEncoding: It is media of another type.
+            MalformedBody: The body is not what its type says, or an image in it is damaged.
+            InvalidInput: The JSON does not fit the model.
+            UnsupportedEncoding: The media type is not supported.
             BodyTooLarge: It holds more images than a request may.
             ImageTooLarge: An image has too many pixels.
         """
@@ -314,7 +302,7 @@ class ImageReader:
         if texts is None:
             return decode_document(document, self._signature)
         self._check_count(len(texts))
-        # Each text goes when its bytes are there; one may be as long as the body.
+        # Each text is freed when its bytes are there; one may be as long as the body.
         del document
         texts.reverse()
         return self._opened([_decode_base64(texts.pop(), index) for index in range(len(texts))])
@@ -357,28 +345,24 @@ class ImageReader:
         return file
 
     def work_pixels(self, file: ImageFile) -> int:
-        """Return the most pixels that an image has at once on its way: as it is, with its new width, or as a row."""
-        height = file.width if file.orientation in _LYING else file.height
+        """Return the most pixels of an image at any step: as it is, with its new width, or as a row."""
+        height = file.width if file.orientation in _TRANSPOSED else file.height
         return max(file.width * file.height, self._size[0] * height, self.row_pixels)
 
     def empty_rows(self, count: int) -> np.ndarray:
-        """Return room for rows: `[count, *row_shape]` in the input's dtype."""
+        """Return uninitialized rows: `[count, *row_shape]` in the input's dtype."""
         return np.empty((count, *self._spec.shape), self._spec.numpy_dtype)
 
     def put(self, file: ImageFile, name: str, row: np.ndarray) -> None:
-        """Decode an image into a row: `[*row_shape]` in the input's dtype.
-
-        Raises:
-            MalformedBody: It is cut short or damaged.
-        """
+        """Decode an image into a row, `[*row_shape]` in the input's dtype; raise MalformedBody if it is damaged."""
         try:
             self._values.put(self._pixels(file), row)
         except Exception as error:
-            # Pillow's decoders raise whatever the bytes drive them to.
+            # Pillow's decoders may raise anything.
             raise not_an_image(name) from error
 
     def _pixels(self, file: ImageFile) -> np.ndarray:
-        """One image in the model's size: `[h, w]` or `[h, w, 3]`, uint8."""
+        """Return an image in the model's size: `[h, w]` or `[h, w, 3]`, uint8."""
         from PIL.Image import Resampling
 
         image = _pillow().open(BytesIO(file.bare()), formats=[file.kind])
@@ -387,7 +371,7 @@ class ImageReader:
         if file.kind == "JPEG":
             side = _REDUCING_GAP * max(self._size)
             image.draft(None, (side, side))
-        # One name: what a step was made of is not kept through the next one.
+        # One name, so that each step frees the image of the one before.
         image = _upright(image, file.orientation)
         image = _flatten(image, self._mode)
         if image.size != self._size:
@@ -417,7 +401,7 @@ class OpenedImages:
             MalformedBody: An image is cut short or damaged.
         """
         rows = self._reader.empty_rows(len(self._files))
-        # Each file goes when its row is there: forms of hundreds of images would be held twice until the answer.
+        # Each file is freed when its row is there; otherwise forms of hundreds of images would be held twice.
         self._files.reverse()
         for row in range(len(rows)):
             check()
@@ -429,15 +413,15 @@ class OpenedImages:
 def _pillow() -> Any:
     from PIL import Image
 
-    # All its plugins now: it would import them when it first meets bytes that are no image, while requests wait.
+    # All plugins now: otherwise Pillow imports them for the first damaged image, while requests wait.
     Image.init()
-    # Our limit is checked before anything is decoded; Pillow's own would only warn.
+    # Stoker checks its own limit before decoding; Pillow's would only warn.
     Image.MAX_IMAGE_PIXELS = None
     return Image
 
 
 def _upright(image: Image, orientation: int) -> Image:
-    """Turn a photo the way its Exif orientation says."""
+    """Turn a photo as its Exif orientation says."""
     from PIL.Image import Transpose
 
     turns = {
@@ -453,14 +437,14 @@ def _upright(image: Image, orientation: int) -> Image:
 
 
 def _flatten(image: Image, mode: str) -> Image:
-    """Bring an image of any mode to 8 bits of grey or RGB; what is transparent becomes white."""
+    """Convert an image of any mode to 8 bits of grey or RGB; transparent parts become white."""
     pillow = _pillow()
     if image.mode.startswith("I"):
         # 16 bits of grey: Pillow's own conversion would clip them.
         grey: Image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return grey if mode == "L" else grey.convert(mode)
     if not image.has_transparency_data:
-        # Pillow would copy what is in the mode already.
+        # Pillow would copy an image that is in this mode already.
         return image if image.mode == mode else image.convert(mode)
     flat: Image = pillow.new(mode, image.size)
     lines = max(1, _STRIP_PIXELS // image.width)
@@ -473,7 +457,7 @@ def _flatten(image: Image, mode: str) -> Image:
 
 
 def _base64_texts(document: Any) -> list[str] | None:
-    """The base64 texts in `{"data": ["...", ...]}` or `{"data": [{"b64": "..."}, ...]}`; None for other content."""
+    """Return the base64 texts in `{"data": ["...", ...]}` or `{"data": [{"b64": "..."}, ...]}`, or None."""
     data = document.get("data") if isinstance(document, dict) else None
     if not isinstance(data, list):
         return None
@@ -488,10 +472,10 @@ def _base64_texts(document: Any) -> list[str] | None:
 
 
 def _decode_base64(text: str, index: int) -> bytes:
-    # Nothing keeps the whole text when this has cut it.
+    # Frees the whole text.
     text = text[_data_url_chars(text) :]
     try:
-        # Other than by base64, without a copy of the text.
+        # Unlike the module base64, this does not copy the text.
         return binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):
         raise MalformedBody(f'"data": row {index} is a text, but not base64.') from None

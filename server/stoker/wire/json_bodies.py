@@ -1,6 +1,6 @@
-"""JSON bodies before anything is made of them: what they may hold, how they are read, how a value is called.
+"""JSON of requests and answers: limits, parsing, and numbers that JSON cannot hold.
 
-What Python makes of a JSON text can be many times as large, so each limit here is looked up in the bytes.
+Parsed JSON can take many times the memory of its text, so all limits are checked on the bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MAX_VALUES: Final = 1 << 22
-"""How many values a body may hold; see `check_values`."""
+"""The maximum number of values in a body; see `check_values`."""
 
 _MAX_DEPTH: Final = 100
 _PIECE_BYTES: Final = 1 << 18
@@ -48,24 +48,24 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 
 def nests_deeper(body: bytes, levels: int) -> bool:
-    """Whether a JSON text that nobody has parsed yet may have more levels than this; see `nesting_depth`."""
-    # It has no more levels than brackets that open, and mostly few of those.
+    """Return whether a JSON text that is not parsed yet may have more than `levels` levels; see `nesting_depth`."""
+    # Most texts have few opening brackets, and never more levels than those.
     return body.count(b"[") + body.count(b"{") > levels and nesting_depth(body) > levels
 
 
 def nesting_depth(body: bytes) -> int:
-    """How deeply brackets and braces are nested in a JSON text, for bodies that nobody has parsed yet.
+    """Return how deeply brackets and braces are nested in a JSON text that is not parsed yet.
 
     Brackets inside strings count too: the result is an upper bound, which is enough to refuse a body.
     """
     codes = np.frombuffer(body, np.uint8)
     depth = deepest = 0
-    # Piece by piece, for what is made of a whole body here would be many times as large.
+    # In pieces, because the arrays for a whole body would be many times as large as the body.
     for start in range(0, len(codes), _PIECE_BYTES):
         # "[" and "{" differ from "]" and "}" by 2; both pairs map to one code with bit 5 cleared.
         folded = codes[start : start + _PIECE_BYTES] & 0xDF
         opening = folded == 0x5B
-        # Of what is between brackets, which is nearly all, nothing is summed up.
+        # Nearly all bytes are between brackets: only brackets are summed up.
         places = np.flatnonzero(opening | (folded == 0x5D))
         if len(places):
             levels = np.cumsum(np.where(opening[places], 1, -1))
@@ -75,13 +75,13 @@ def nesting_depth(body: bytes) -> int:
 
 
 def check_values(body: bytes) -> None:
-    """Refuse JSON of so many values that what is made of them would take many times the body's memory.
+    """Refuse JSON with so many values that parsing it would take many times the memory of the body.
 
     A number or a list counts once, a string three times, an object more often: once for some 50 bytes of memory.
 
     Raises:
-        BodyTooLarge: There are more than four million; or a long text has a letter for which Python takes two or four
-            bytes for each of its letters.
+        BodyTooLarge: There are more than four million values; or a long text has a letter beyond U+00FF, for which
+            Python takes two or four bytes for each letter of its string.
     """
     if len(body) <= MAX_VALUES:
         return
@@ -90,7 +90,7 @@ def check_values(body: bytes) -> None:
             f"JSON with letters beyond U+00FF is read up to {_MAX_WIDE_BYTES >> 20} MiB; send it in parts, or as "
             "binary data."
         )
-    # What stands in strings counts too.
+    # Characters inside strings count too.
     count = sum(map(body.count, (b",", b"[", b":", b'"'))) + 3 * body.count(b"{")
     if count > MAX_VALUES:
         raise BodyTooLarge(
@@ -99,10 +99,10 @@ def check_values(body: bytes) -> None:
 
 
 def check_slow(body: bytes) -> None:
-    """Refuse what only Python's own parser of JSON reads, if it is long: nobody else is served meanwhile.
+    """Refuse a long text that only Python's own JSON parser reads: that parser blocks all other requests.
 
     Raises:
-        BodyTooLarge: It has more than 16 MiB.
+        BodyTooLarge: The text has more than 16 MiB.
     """
     if len(body) > _MAX_SLOW_BYTES:
         raise BodyTooLarge(
@@ -114,7 +114,7 @@ def check_slow(body: bytes) -> None:
 def parse_document(body: bytes) -> Any:
     """Parse a JSON body that is nested at most 100 levels deep.
 
-    Where it is no JSON for scalars of numpy alone, such as `np.float64(0.5)`, their numbers are read.
+    Numbers printed by numpy, such as `np.float64(0.5)`, are read where they are all that is wrong with the JSON.
 
     Raises:
         MalformedBody: It is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
@@ -141,9 +141,9 @@ def parse_document(body: bytes) -> Any:
 
 
 def load(text: bytes) -> Any:
-    """`orjson.loads`; of a long text without collections of garbage meanwhile.
+    """Parse with orjson; for a long text, without garbage collections meanwhile.
 
-    What it makes has no circles, and to look for them again and again takes twice as long as to make it.
+    The result has no reference cycles, and looking for them repeatedly would take twice as long as parsing.
     """
     if len(text) < _LONG_BYTES or not gc.isenabled():
         return orjson.loads(text)
@@ -155,10 +155,10 @@ def load(text: bytes) -> Any:
 
 
 def finite(number: str) -> float:
-    """Read a number of a JSON text that may hold the token Infinity: digits must not mean it.
+    """Parse a number of a JSON text that may hold the token Infinity; digits must not become infinite.
 
     Raises:
-        ValueError: It is too large for a double.
+        ValueError: The number is too large for a double.
     """
     value = float(number)
     if math.isinf(value):
@@ -177,7 +177,7 @@ def check_text(body: bytes) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """Say in words what a JSON value is."""
+    """Describe in words what a JSON value is."""
     match value:
         case None:
             return "null"
@@ -199,38 +199,33 @@ _REPR: Final = re.compile(
     re.ASCII,
 )
 
-# A whole value: nothing stands beside it that would be one with its number.
+# A whole value: nothing beside it belongs to the number.
 _NUMBER: Final = (
     r"(?<![^\s\[,:])np\.(?:float|u?int)(?:8|16|32|64)"
     r"\((-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)\)(?![^\s\],}])"
 )
 _BEGINS: Final = re.compile(_NUMBER, re.ASCII)
-# Strings stay as they are; one that is never closed runs to the end.
+# Strings are kept; one that is not closed runs to the end.
 _EACH: Final = re.compile(rf'("(?:[^"\\]|\\.)*+(?:"|\Z|\\\Z))|{_NUMBER}', re.ASCII | re.DOTALL)
 
 
 def plain_numbers(text: str, position: int) -> str | None:
-    """Return the body with the numbers in the place of numpy's scalars, such as `np.float64(0.5)`.
+    """Return the body with numbers in place of numpy's scalars, such as `np.float64(0.5)`; it may still not be JSON.
 
-    `str(list(row))` of numpy 2 gives them; each can only mean its number. The result may still not be JSON.
+    `str(list(row))` of numpy 2 gives them, and each can only mean its number.
 
     Args:
         text: The body.
-        position: Where it stops being JSON, in characters.
+        position: Where the text stops being JSON, in characters.
 
     Returns:
-        None, if no such scalar stands there.
+        None, if there is no such scalar at the position.
     """
     return _EACH.sub(r"\1\2", text) if _BEGINS.match(text, position) else None
 
 
 def numpy_hint(text: str, position: int) -> str:
-    """Return what the body's maker probably did, where that can be seen from what stands there; else nothing.
-
-    Args:
-        text: The body.
-        position: Where it stops being JSON, in characters.
-    """
+    """Return what probably went wrong where a body stops being JSON, at `position`; empty if unknown."""
     found = _REPR.match(text, position)
     if found is None:
         return ""
@@ -247,24 +242,23 @@ def rewritten(
     non_finite: NonFinite,
     separators: tuple[str, str] | None = None,
 ) -> bytes:
-    """Return the JSON of an answer in which orjson may have written null for a number.
+    """Rewrite the JSON of an answer in which orjson has written null, perhaps for a number that is not finite.
 
     Args:
-        text: What orjson made of it.
-        value: What it was made of.
-        default: What arrays become.
-        non_finite: What becomes of numbers that are not finite.
-        separators: Those of `json.dumps`.
+        text: The JSON written by orjson.
+        value: The value that was written.
+        default: Converts arrays, as for `json.dumps`.
+        non_finite: How to write numbers that are not finite.
+        separators: As for `json.dumps`.
 
     Raises:
-        NonFiniteOutput: There is one, and it is to be refused.
+        NonFiniteOutput: There is such a number, and `non_finite` is `error`.
     """
     if non_finite == "null":
         return text
     try:
-        # A string may say null as well; whether a number is not finite is known once all were written.
-        return json.dumps(
-            value, default=default, allow_nan=non_finite == WORDS, separators=separators
-        ).encode()
+        # A string may hold "null" too: only writing all numbers again shows whether one is not finite.
+        allow_nan = non_finite == WORDS
+        return json.dumps(value, default=default, allow_nan=allow_nan, separators=separators).encode()
     except ValueError:
         raise NonFiniteOutput from None

@@ -1,7 +1,7 @@
-"""MLflow's scoring protocol, and what Azure makes of it, for models whose inputs are tensors. Sans-I/O.
+"""MLflow's scoring protocol and Azure's variant of it, for models whose inputs are tensors. Sans-I/O.
 
 `{"instances": …}` and `{"inputs": …}` are TensorFlow Serving's. Tables (`dataframe_split`, `dataframe_records`,
-Azure's `input_data`) are taken where their columns are the inputs of the model.
+Azure's `input_data`) are accepted if their columns are the inputs of the model.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ _FORMATS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs"
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A decoded request.
-
-    Attributes:
-        predict: Its tensors.
-        bare: Whether the predictions are the whole answer, as Azure's server gives them.
-    """
+    """A decoded request; with `bare`, the predictions are the whole answer, as from Azure's server."""
 
     predict: PredictRequest
     bare: bool
@@ -73,8 +68,8 @@ def encode_invocation(
     """Encode the answer: `{"predictions": …}`, or the predictions alone.
 
     Raises:
-        NonFiniteOutput: A number is not finite, and that is to be refused.
-        InvalidInput: Rows were asked for, and an output has no batch axis.
+        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
+        InvalidInput: The request is in row format, and an output has no batch axis.
     """
     return encode_predict(
         invocation.predict, outputs, non_finite, key="" if invocation.bare else "predictions"

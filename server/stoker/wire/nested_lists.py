@@ -1,8 +1,9 @@
-"""Nested lists of parsed JSON, and the numbers in them as arrays.
+"""Nested lists of numbers in JSON as arrays: of parsed JSON, of what simdjson flattens, and of the native reader.
 
-There may be millions of elements, and nobody else is served meanwhile: so each level is looked at as a whole, at the
-speed of C. What numpy would make of lists of lists is never asked for: it takes texts and booleans for numbers, and
-makes a text as long as the longest of each element, so that a few kilobytes become gigabytes.
+There may be millions of elements, and no other request is served meanwhile, so C code processes each level as a
+whole.
+numpy never converts lists of lists itself: it would take texts and booleans for numbers, and pad each text to the
+longest one, so that a few kilobytes become gigabytes.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _WIDEST: Final = {"b": np.bool_, "i": np.int64, "u": np.uint64, "f": np.float64}
 
 
 class RaggedLists(ValueError):
-    """Lists that are no tensor: those of one level have several lengths, or stand beside something else.
+    """Lists that are not a tensor: lists of one level have different lengths, or are next to something else.
 
     Attributes:
-        level: The level of the list around them; that of the outermost is 1.
+        level: The level of the list around them; the outermost list has level 1.
         size: The length of a list that does not fit.
-        expected: What it should be, or None where a list stands beside something else.
+        expected: The expected length; None if a list is next to something else.
     """
 
     def __init__(self, level: int, size: int, expected: int | None) -> None:
@@ -56,11 +57,11 @@ class RaggedLists(ValueError):
 
 
 class Elements(NamedTuple):
-    """What nested lists hold.
+    """The content of nested lists.
 
     Attributes:
-        items: All elements in row-major order; not to be changed, for it may be the list itself.
-        types: Their types.
+        items: All elements in row-major order; not to be changed, because this may be the original list.
+        types: The types of the elements.
         shape: The lengths of the lists around them.
     """
 
@@ -70,10 +71,10 @@ class Elements(NamedTuple):
 
 
 def elements_of(value: Any) -> Elements:
-    """Take nested lists apart; a value that is no list is one element.
+    """Flatten nested lists; a value that is not a list is one element.
 
     Raises:
-        RaggedLists: They are no tensor.
+        RaggedLists: They are not a tensor.
     """
     items: list[Any] = [value]
     shape: list[int] = []
@@ -94,27 +95,27 @@ def elements_of(value: Any) -> Elements:
 
 
 def fits_kind(item: Any, kind: str) -> bool:
-    """Whether `numbers` takes an element: a boolean is no number, and a float no integer."""
+    """Return whether `numbers` accepts an element: a boolean is not a number, and a float is not an integer."""
     return type(item) in _TYPES[kind]
 
 
 def numbers(elements: Elements, kind: str, *, nullable: bool = False) -> np.ndarray:
-    """Return elements as a vector of the widest dtype of a kind; their shape is still to be checked, and given to it.
+    """Return elements as a vector of the widest dtype of a kind; the caller checks and sets the shape.
 
     Args:
         elements: They are not coerced; see `fits_kind`.
         kind: The kind of a numpy dtype: `b`, `i`, `u` or `f`.
-        nullable: Whether they are of a table: among numbers of the kind `f`, None becomes NaN, and booleans 1 and 0,
-            as for estimators that were fitted on such columns.
+        nullable: Whether they belong to a table: for kind `f`, None becomes NaN, and booleans become 1 and 0, as for
+            estimators that were fitted on such columns.
 
     Raises:
-        TypeError: There are others among them.
+        TypeError: An element has another type.
         OverflowError: A number does not fit the dtype.
     """
     others = elements.types - _TYPES[kind]
     if others and not (nullable and kind == "f" and others <= {type(None), bool}):
         raise TypeError("other elements than wanted")
-    # numpy makes NaN of None where numbers are wanted.
+    # numpy converts None to NaN.
     return np.array(elements.items, _WIDEST[kind])
 
 
@@ -123,24 +124,24 @@ BUFFERS: Final[dict[str, tuple[str, type[Any]]]] = {
     "i": ("i", np.int64),
     "u": ("u", np.uint64),
 }
-"""How simdjson names the buffer of a kind of numpy dtype, and the dtype of that."""
+"""simdjson's buffer type for each kind of numpy dtype, and the dtype of the buffer."""
 
 KEPT_BYTES: Final = 8 << 20
-"""A parser keeps the memory of its largest document, many times the document's; behind longer ones it is replaced."""
+"""A parser keeps the memory of its largest document, many times its size; after longer documents it is replaced."""
 
 _STRUCTURE: Final = b"[],"
-"""What tells lists from each other; where names hold it, nothing can be proved."""
+"""The characters that structure lists; where a name contains them, shapes cannot be proved."""
 
 _NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
 
 
 def holds_structure(name: str) -> bool:
-    """Whether what stands in a name would be taken for a list's brackets and commas."""
+    """Return whether a name contains brackets or commas, which would count as structure."""
     return not set(_STRUCTURE).isdisjoint(name.encode())
 
 
 def structure(body: bytes) -> bytes:
-    """Return nothing but the brackets and commas of a JSON text."""
+    """Return only the brackets and commas of a JSON text."""
     return body.translate(None, _NOT_STRUCTURE)
 
 
@@ -153,14 +154,14 @@ def pattern(shape: Sequence[int]) -> bytes:
 
 
 SWITCH: Final = "STOKER_NATIVE"
-"""An environment variable: `0` leaves it out, so that what it does can be told from what everything else does."""
+"""An environment variable: `0` turns the native reader off, to compare with and without it."""
 
 
 def _find() -> Callable[..., bytes | None] | None:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        # Not the module: an earlier one has another function.
+        # By function: earlier releases have another one.
         from stoker_native import float32_rows_into as found
     except ImportError:
         return None
@@ -169,16 +170,16 @@ def _find() -> Callable[..., bytes | None] | None:
 
 
 float32_rows_into: Final = _find()
-"""Returns the numbers of `{"data": [row, ...]}` as float32, native byte order; None for any body but such rows.
+"""Returns the numbers of `{"data": [row, ...]}` as float32 in native byte order; None for any other body.
 
-It takes the body, memory for one row or None, and the sizes of a row. A single row is written into that memory, and
-what is returned then is empty; where None is returned, what was there is lost all the same. None itself where it is
-not used.
+The arguments are the body, memory for one row or None, and the sizes of a row. A single row is written into that
+memory, and the result is empty; if the result is None, the memory is overwritten all the same. The reader itself is
+None where it is not installed or turned off.
 """
 
 
 def native_rows_note() -> str:
-    """Return in a line what reads the rows of numbers in JSON."""
+    """Return a line about the reader that is used for rows of numbers in JSON."""
     if float32_rows_into is not None:
         return "rows of float32 are read in C++, by stoker-native"
     if os.environ.get(SWITCH) == "0":

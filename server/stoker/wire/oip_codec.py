@@ -1,9 +1,9 @@
-"""Infer requests and answers of one model, for callers who repeat themselves.
+"""Infer requests and answers of one model, with shortcuts for callers who repeat themselves.
 
-What a request with binary tensors says beside its data and its id is the same every time. So it is remembered byte
-for byte with what it said, and read and checked once; what the answers say is written once for each of their shapes.
-Everything else goes through `wire.oip_requests` and `wire.oip_responses`, and so does what is remembered, the first
-time: both give the same.
+Requests with binary tensors mostly have the same JSON except for the id. The codec remembers this JSON byte for byte
+with its meaning, so it is parsed and checked once; the JSON of answers is written once for each of their shapes.
+Flat lists of numbers are flattened by simdjson without making objects. Everything else, and the first request of each
+kind, goes through `wire.oip_requests` and `wire.oip_responses`: both ways have the same result.
 """
 
 from __future__ import annotations
@@ -35,41 +35,31 @@ from stoker.wire.oip_tensors import RegionReader, to_raw
 __all__ = ["InferCodec", "NumberLists"]
 
 
-# The JSON of infer requests whose inputs are flat lists of numbers, which simdjson flattens without making objects.
-#
-# As with rows of numbers there are two paths with the same verdict: what cannot be proved here goes to
-# `wire.oip_requests`, which also says what is wrong.
-
-
 _LISTS_OF_INPUT: Final = 2
 _MAX_OBJECTS: Final = 100
 
 
 class NumberLists:
-    """Reads the requests of one model. Not thread-safe: it reuses its parser's memory.
-
-    Args:
-        tensors: What the model takes.
-    """
+    """Reads requests whose inputs are flat lists of numbers. Not thread-safe: it reuses its parser's memory."""
 
     def __init__(self, tensors: ModelTensors) -> None:
         self._parser = simdjson.Parser()
         self._buffers: dict[str, tuple[str, type[Any]]] = {}
-        # Each request has all inputs, so one that cannot be read here keeps the others from it.
+        # A request has all inputs, so one that cannot be read here excludes the request.
         if not any(info.dtype in ("string", "bool", "float16") for info in tensors.inputs):
             self._buffers = {info.name: BUFFERS[np.dtype(info.dtype).kind] for info in tensors.inputs}
-        # Each input has some, they are in one, and so are the outputs.
+        # Lists: of all inputs, of all outputs, and some for each input.
         self._most_lists = 2 + _LISTS_OF_INPUT * len(tensors.inputs)
 
     def read(self, body: bytes) -> dict[str, Any] | None:
         """Return the document with the `data` of each input as a vector of the widest dtype of its kind.
 
-        None if it is something else than such a request: other values, nested lists, names that come twice.
+        None if the request has another form: other values, nested lists, duplicate names.
 
         Raises:
             BodyTooLarge: See `check_values`.
         """
-        # A body may begin with less, or hold more, than the other parser takes; nested lists are not parsed twice.
+        # The other parser is stricter about the beginning and the size; nested lists are not parsed twice.
         if (
             not self._buffers
             or not body.startswith(b"{")
@@ -92,7 +82,7 @@ class NumberLists:
             read = _members(document, without="inputs")
             entries = document["inputs"]
             read["inputs"] = inputs = [self._entry(entry) for entry in entries]
-            # Each list that a request of this form has; so there is none within another one's numbers.
+            # All lists of a request of this form, so there is none among the numbers of another.
             lists = 1 + _LISTS_OF_INPUT * len(inputs) + isinstance(read.get("outputs"), list)
             return read if body.count(b"[") == lists else None
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError):
@@ -111,7 +101,7 @@ class NumberLists:
 
 
 def _members(value: Any, without: str) -> dict[str, Any]:
-    """The members of an object but one, which is there; raises ValueError if one is there twice."""
+    """Return all members of an object except one, which must exist; raises ValueError for duplicate names."""
     names = list(value.keys())
     if len(set(names)) < len(names) or without not in names:
         raise ValueError("names come twice, or not at all")
@@ -126,12 +116,12 @@ def _plain(value: Any) -> Any:
 
 _MAX_FORMS: Final = 256
 _MAX_REMEMBERED_BYTES: Final = 4096
-# As clients write it that send one: first, and without anything that has to be escaped.
+# As clients write it: first, and without escapes.
 _ID: Final = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,%d})", ?' % MAX_ID_CHARS)
 
 
 class _Place(NamedTuple):
-    """An input among the bytes behind the JSON."""
+    """The position of an input among the bytes after the JSON."""
 
     name: str
     dtype: np.dtype[Any]
@@ -140,7 +130,7 @@ class _Place(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What a request says beside its id and its data."""
+    """The content of a request without its id and its data."""
 
     places: tuple[_Place, ...]
     data_bytes: int
@@ -150,21 +140,14 @@ class _Form(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What an answer says beside its id and its data: the JSON before and behind the id."""
+    """The JSON of an answer before and after the id, without binary data."""
 
     before: bytes
     behind: bytes
 
 
 class InferCodec:
-    """Decodes the requests to one model, and encodes their answers.
-
-    Args:
-        model: Its name.
-        version: Its version.
-        tensors: What it takes and gives.
-        non_finite: What becomes of NaN and infinities in JSON.
-    """
+    """Decodes the requests to one version of a model, and encodes their answers."""
 
     def __init__(
         self, model: str, version: str, tensors: ModelTensors, non_finite: NonFinite = WORDS
@@ -174,23 +157,23 @@ class InferCodec:
         self._forms: dict[bytes, _Form] = {}
         self._answers: dict[Any, _Answer] = {}
         self._lists = NumberLists(tensors)
-        # Strings have lengths of their own, and of booleans the values have to be looked at.
+        # Strings have individual lengths, and the values of booleans must be checked.
         self._regular = all(info.dtype not in ("string", "bool") for info in tensors.inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What it remembers is for the process that has seen it.
+        # Another process starts with nothing remembered.
         return type(self), (self._model, self._version, self._tensors, self._non_finite)
 
     def decode(
         self, body: bytes, json_bytes: int | None, regions: RegionReader | None = None
     ) -> InferRequest:
-        """Decode a request; see `wire.oip_requests.decode_infer`. Arrays of binary inputs are views of the body."""
+        """Decode a request; see `oip_requests.decode_infer`. Arrays of binary inputs are views of the body."""
         if json_bytes is None and (request := self._decode_lists(body, regions)) is not None:
             return request
         if not json_bytes or json_bytes > _MAX_REMEMBERED_BYTES or not self._regular:
             return decode_infer(self._model, self._tensors, body, json_bytes, regions)
-        said = _ID.match(body, 0, json_bytes)
-        key = body[:json_bytes] if said is None else b"{" + body[said.end() : json_bytes]
+        id_match = _ID.match(body, 0, json_bytes)
+        key = body[:json_bytes] if id_match is None else b"{" + body[id_match.end() : json_bytes]
         form = self._forms.get(key)
         if form is None or len(body) != json_bytes + form.data_bytes:
             request = decode_infer(self._model, self._tensors, body, json_bytes, regions)
@@ -200,11 +183,11 @@ class InferCodec:
             name: np.ndarray(shape, dtype, body, json_bytes + start)
             for name, dtype, shape, start in form.places
         }
-        name = "" if said is None else said[1].decode("ascii")
+        name = "" if id_match is None else id_match[1].decode("ascii")
         return InferRequest(name, inputs, form.wanted, form.timeout_ns, form.tier)
 
     def _decode_lists(self, body: bytes, regions: RegionReader | None) -> InferRequest | None:
-        """Decode a request that is JSON alone, if its numbers are in flat lists, and nothing is wrong with it."""
+        """Decode a request without binary data whose numbers are in flat lists; None if anything is unusual."""
         document = self._lists.read(body)
         if document is None:
             return None
@@ -214,9 +197,9 @@ class InferCodec:
             return None
 
     def _remember(self, key: bytes, request: InferRequest, body: bytes, json_bytes: int) -> None:
-        """Keep what a request has said if all its inputs are binary, and it has nothing to do with regions."""
+        """Remember the JSON of a request if all its inputs are binary and it does not use regions."""
         if b'"id"' in key or b"\\" in key or b'"shared_memory' in key or request.sequence is not None:
-            # Written another way, or twice, where the last one counts; or there are as many as sequences.
+            # The id is written differently or twice; or there would be an entry for each sequence.
             return
         begin = _address(np.frombuffer(body, np.uint8)) + json_bytes
         data_bytes = len(body) - json_bytes
@@ -234,7 +217,7 @@ class InferCodec:
         self._forms[key] = _Form(places, data_bytes, request.wanted, request.timeout_ns, request.tier)
 
     def encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
-        """Encode an answer; see `wire.oip_responses.encode_infer`."""
+        """Encode an answer; see `oip_responses.encode_infer`."""
         arrays = [outputs[wanted.name] for wanted in request.wanted]
         key = (request.wanted, *[array.shape for array in arrays])
         answer = self._answers.get(key)
@@ -243,9 +226,9 @@ class InferCodec:
                 return self._encode(request, outputs)
             answer = self._write(key, request, outputs)
         before, behind = answer
-        said = b'"id":' + orjson.dumps(request.id) + b"," if request.id else b""
+        id_member = b'"id":' + orjson.dumps(request.id) + b"," if request.id else b""
         data = [to_raw(array) for array in arrays]
-        return len(before) + len(said) + len(behind), b"".join((before, said, behind, *data))
+        return len(before) + len(id_member) + len(behind), b"".join((before, id_member, behind, *data))
 
     def _encode(self, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[int | None, bytes]:
         return encode_infer(
@@ -273,6 +256,6 @@ def _address(array: np.ndarray) -> int:
 
 
 def _is_plain(wanted: WantedOutput, array: np.ndarray) -> bool:
-    """Whether an output is given as it is, as bytes whose number follows from its shape."""
+    """Return whether an output is sent as it is, as bytes whose number follows from its shape."""
     given = wanted.binary and not wanted.classes and array.dtype != object and array.size > 0
     return given and not isinstance(wanted, RegionOutput)

@@ -1,7 +1,7 @@
-"""Infer requests of the Open Inference Protocol v2, with binary tensor data behind the JSON.
+"""Infer requests of the Open Inference Protocol v2, with binary tensor data after the JSON.
 
-Sources: the protocol's REST text (kserve/open-inference-protocol), and for what that leaves open what Triton
-Inference Server does. Sans-I/O: bytes in, arrays out.
+Sources: the protocol's REST text (kserve/open-inference-protocol) and, where that is silent, the behaviour of Triton
+Inference Server. Sans-I/O: bytes in, arrays out.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class WantedOutput:
 
     Attributes:
         name: The output's name.
-        binary: Whether it is to come behind the JSON.
-        classes: How many classes of the classification extension to give instead of the tensor; 0 for the tensor.
-        labels: What the classes are called; empty if they have no names, or the tensor is given.
+        binary: Whether it is sent after the JSON.
+        classes: How many classes to return instead of the tensor (classification extension); 0 for the tensor.
+        labels: The names of the classes; empty if they have none, or for the tensor.
     """
 
     name: str
@@ -76,13 +76,9 @@ class WantedOutput:
 
 @dataclass(frozen=True, slots=True)
 class RegionOutput(WantedOutput):
-    """An output that is to be written into shared memory of the caller.
+    """An output to write into a part of the caller's shared memory, its `span`."""
 
-    Attributes:
-        span: Where.
-    """
-
-    # A class of its own: outputs that go nowhere else are compared for each answer.
+    # A subclass, because outputs without a span are compared for each answer.
     span: RegionSpan = field(kw_only=True)
 
 
@@ -91,12 +87,12 @@ class InferRequest:
     """A decoded infer request.
 
     Attributes:
-        id: What the caller calls it, or empty.
+        id: The caller's id; may be empty.
         inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
         wanted: The outputs to answer with, in this order.
         timeout_ns: How long the caller is willing to wait, or None.
-        tier: Which tier the caller asks for, 0 for the highest, or None.
-        sequence: Of which sequence it is, for a model that keeps state; None where it does not say so.
+        tier: The requested tier, 0 for the highest, or None.
+        sequence: The step of a sequence, for a model that keeps state; None if the request names no sequence.
     """
 
     id: str
@@ -118,10 +114,10 @@ def decode_infer(
 
     Args:
         model: The model's name, for error messages.
-        tensors: What it takes and gives.
+        tensors: The model's inputs and outputs.
         body: The request's body, uncompressed.
-        json_bytes: The value of `Inference-Header-Content-Length`; None if the header is absent: all is JSON.
-        regions: Reads shared memory of the caller; None where there is none.
+        json_bytes: The value of `Inference-Header-Content-Length`; None if the header is absent, for JSON alone.
+        regions: Reads shared memory of the caller; None if there is none.
 
     Raises:
         MalformedBody: The JSON cannot be read, or the sizes do not add up.
@@ -144,14 +140,9 @@ def decode_document(
     binary: memoryview,
     regions: RegionReader | None = None,
 ) -> InferRequest:
-    """Decode a request whose JSON has been read; see `decode_infer`.
+    """Decode a request whose JSON has been parsed, followed by `binary`; see `decode_infer`.
 
-    Args:
-        model: The model's name, for error messages.
-        tensors: What it takes and gives.
-        document: The JSON. The `data` of an input may be a vector of numbers, where it is a list of nothing else.
-        binary: What follows it.
-        regions: Reads shared memory of the caller; None where there is none.
+    The `data` of an input in `document` may be a vector of numbers in place of a flat list of them.
     """
     parameters = parameters_of(document, sequences=tensors.sequences)
     inputs = decode_inputs(model, tensors, document, binary, regions)
@@ -178,14 +169,14 @@ def _parse(text: bytes) -> dict[str, Any]:
 
 
 def _parse_with_tokens(text: bytes, error: Exception) -> Any:
-    """Read JSON with the tokens NaN and Infinity, which clients write for numbers that are not finite."""
+    """Parse JSON with the tokens NaN and Infinity, which clients write for numbers that are not finite."""
     check_text(text)
     if b"NaN" in text or b"Infinity" in text:
         check_slow(text)
         try:
             document = json.loads(text, parse_float=finite)
             if _SURROGATE.search(text):
-                # Other parsers refuse halves of letters; nobody could write them into an answer. Raises ValueError.
+                # Raises ValueError for lone surrogates, which other parsers refuse and no answer could hold.
                 json.dumps(document, ensure_ascii=False).encode()
             return document
         except (ValueError, RecursionError) as second:
@@ -200,14 +191,7 @@ def decode_inputs(
     binary: memoryview,
     regions: RegionReader | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return the inputs of a request's JSON by name; strings are `object` arrays of `bytes`.
-
-    Args:
-        model: The model's name, for error messages.
-        tensors: What it takes.
-        document: The JSON.
-        binary: What follows it.
-        regions: Reads shared memory of the caller; None where there is none.
+    """Return the inputs of a request by name; strings are `object` arrays of `bytes`. The arguments are as above.
 
     Raises:
         MalformedBody: The sizes do not add up.
@@ -244,7 +228,7 @@ def decode_inputs(
 def _info_of(
     model: str, tensors: ModelTensors, infos: Mapping[str, TensorInfo], entry: Mapping[str, Any]
 ) -> TensorInfo:
-    """What an input of a request is read as; those of an estimator are read as they are sent, and fitted later."""
+    """Return how to read an input of a request; inputs of an estimator are read as sent, and fitted later."""
     name = entry.get("name")
     info = infos.get(name) if isinstance(name, str) else None
     if tensors.estimator and isinstance(name, str):
@@ -269,7 +253,7 @@ def _from_binary(
 
 
 def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs in the model's order; those of an estimator may come in other tensors than it declares.
+    """Return the inputs in the model's order; an estimator may get other tensors than it declares.
 
     Raises:
         InvalidInput: Some are missing, or they have different numbers of rows.
@@ -282,7 +266,7 @@ def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarra
             f"expected {len(tensors.inputs)} inputs but got {len(arrays)} inputs for model '{model}'. "
             f"Missing: {missing}"
         )
-    # A batch of no rows is an answer of no rows.
+    # A batch without rows gets an answer without rows.
     if not tensors.batched or any(len(array) for array in arrays.values()):
         check_rows(arrays, tensors)
     return {info.name: arrays[info.name] for info in tensors.inputs}
@@ -295,7 +279,7 @@ def _binary_size(
     parameters: Mapping[str, Any],
     span: RegionSpan | None,
 ) -> int | None:
-    """How many bytes behind the JSON are this input's; None if its data is in the JSON, or in a region."""
+    """Return how many bytes after the JSON belong to this input; None if its data is in the JSON or in a region."""
     size = parameters.get("binary_data_size")
     if (size is not None) + ("data" in entry) + (span is not None) != 1:
         raise MalformedBody(
@@ -331,7 +315,7 @@ def _listed_data(info: TensorInfo, shape: tuple[int, ...], data: Any) -> np.ndar
 
 
 def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
-    """A body without JSON: the bytes of the only input of a batch of one; all outputs come back as binary."""
+    """Decode a body without JSON: the only input of a batch of one; all outputs are returned as binary."""
     if len(tensors.inputs) != 1:
         raise InvalidInput(
             f"a raw binary request needs a model with one input; '{model}' has {len(tensors.inputs)}"
@@ -361,18 +345,18 @@ def _decode_raw(model: str, tensors: ModelTensors, body: bytes) -> InferRequest:
 def decode_wanted(
     model: str, tensors: ModelTensors, listed: Any, *, binary_default: bool, regions: bool = False
 ) -> tuple[WantedOutput, ...]:
-    """Return the outputs that a request asks for. If it names none, those are all; of an estimator the first.
+    """Return the outputs that a request asks for; if it names none, all of them, or the first one of an estimator.
 
     Args:
         model: The model's name, for error messages.
-        tensors: What it gives.
+        tensors: The model's outputs.
         listed: The request's `outputs`: objects with `name` and `parameters`.
-        binary_default: Whether those are binary that do not say.
-        regions: Whether they may go into shared memory of the caller.
+        binary_default: Whether outputs are binary that do not say.
+        regions: Whether outputs may go into shared memory of the caller.
 
     Raises:
         MalformedBody: A parameter has the wrong type.
-        InvalidInput: An output is unknown, or asked for twice; or several methods of an estimator are.
+        InvalidInput: An output is unknown or named twice, or several methods of an estimator are named.
     """
     labels = {info.name: info.labels for info in tensors.outputs}
     names = list(labels)
@@ -401,7 +385,7 @@ def decode_wanted(
         wanted[name] = (
             WantedOutput(name, binary, classes, called)
             if span is None
-            # Bytes wherever they go; what does not go into a region is then binary too, as Triton has it.
+            # Binary: if it does not go into a region after all, it is sent as binary too, as by Triton.
             else RegionOutput(name, True, classes, called, span=span)
         )
     return tuple(wanted.values())
@@ -414,10 +398,10 @@ MAX_ID_CHARS: Final = 1024
 
 
 def identifier(document: Mapping[str, Any]) -> str:
-    """Return the id of a request's JSON; empty if it has none.
+    """Return the id of a request; empty if it has none.
 
     Raises:
-        MalformedBody: It is no text, or too long.
+        MalformedBody: The id is not a string, or too long.
     """
     text = document.get("id", "")
     if not isinstance(text, str):
@@ -427,14 +411,7 @@ def identifier(document: Mapping[str, Any]) -> str:
 
 
 def check_id(size: int) -> None:
-    """Refuse the id of a request, which its answer repeats, if it is long.
-
-    Args:
-        size: Its length, in characters or bytes.
-
-    Raises:
-        MalformedBody: It has more than 1024.
-    """
+    """Raise MalformedBody if a request's id, which its answer repeats, has more than 1024 characters or bytes."""
     if size > MAX_ID_CHARS:
         raise MalformedBody(f"'id' has more than {MAX_ID_CHARS} characters")
 
@@ -442,16 +419,11 @@ def check_id(size: int) -> None:
 def parameters_of(
     owner: Mapping[str, Any], *, regions: bool = False, sequences: bool = False
 ) -> Mapping[str, Any]:
-    """Return the checked parameters of a request, an input or an output in JSON.
-
-    Args:
-        owner: It.
-        regions: Whether its data may be in shared memory.
-        sequences: Whether it is a request to a model that keeps state for sequences.
+    """Return the checked parameters of a request, an input or an output in JSON; see `check_parameters`.
 
     Raises:
-        MalformedBody: They are no object, or one is reserved.
-        InvalidInput: One asks for a sequence, or for shared memory where that may not be.
+        MalformedBody: They are not an object, or one is reserved.
+        InvalidInput: As `check_parameters`.
     """
     parameters = owner.get("parameters", {})
     if not isinstance(parameters, dict):
@@ -463,16 +435,16 @@ def parameters_of(
 def check_parameters(
     parameters: Mapping[str, Any], *, regions: bool = False, sequences: bool = False
 ) -> None:
-    """Refuse parameters of a request, an input or an output that are reserved, or that nothing here can honour.
+    """Refuse parameters of a request, an input or an output that are reserved or cannot be honoured.
 
     Args:
-        parameters: They.
+        parameters: By name.
         regions: Whether data may be in shared memory.
-        sequences: Whether they are those of a request to a model that keeps state for sequences.
+        sequences: Whether the request is for a model that keeps state for sequences.
 
     Raises:
         MalformedBody: One is reserved.
-        InvalidInput: One asks for a sequence, or for shared memory where that may not be.
+        InvalidInput: One names a sequence, or shared memory, where that is not possible.
     """
     for name, value in parameters.items():
         if name.startswith("triton_"):
@@ -486,11 +458,7 @@ def check_parameters(
 
 
 def flag(parameters: Mapping[str, Any], name: str) -> bool:
-    """Return a parameter that is true or false; false if it is absent.
-
-    Raises:
-        MalformedBody: It is something else.
-    """
+    """Return a boolean parameter, False if absent; raise MalformedBody if it is something else."""
     value = parameters.get(name, False)
     if not isinstance(value, bool):
         raise MalformedBody(f"'{name}' must be true or false")
@@ -501,7 +469,7 @@ def timeout_ns(parameters: Mapping[str, Any]) -> int | None:
     """Return the parameter `timeout`, which is in microseconds, in nanoseconds; None if it is absent or 0.
 
     Raises:
-        MalformedBody: It is no number.
+        MalformedBody: It is not a number.
     """
     value = parameters.get("timeout", 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -510,12 +478,12 @@ def timeout_ns(parameters: Mapping[str, Any]) -> int | None:
 
 
 def tier(parameters: Mapping[str, Any]) -> int | None:
-    """Return the tier that the parameter `priority` means, 0 for the highest; None if it is absent or 0.
+    """Return the tier for the parameter `priority`, 0 for the highest; None if it is absent or 0.
 
     Triton's priorities: 1 is the highest, greater numbers are lower, and 0 is the model's default.
 
     Raises:
-        MalformedBody: It is no number from 0 on.
+        MalformedBody: It is not a non-negative number.
     """
     value = parameters.get("priority", 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -524,11 +492,12 @@ def tier(parameters: Mapping[str, Any]) -> int | None:
 
 
 def sequence_of(parameters: Mapping[str, Any]) -> SequenceStep | None:
-    """Return what the parameters of a request say of its sequence; None if they name none, by 0 or an empty text.
+    """Return the step of a sequence in a request's parameters; None if they name none, by 0 or an empty text.
+
+    Source: Triton's sequence extension.
 
     Raises:
-        MalformedBody: The id is no number of 64 bits and no text of 128 characters, or a flag is neither true nor
-            false.
+        MalformedBody: The id is neither a number of 64 bits nor a text of 128 characters, or a flag is not a boolean.
     """
     name = parameters.get("sequence_id", 0)
     if isinstance(name, bool) or not isinstance(name, int | str):

@@ -1,4 +1,4 @@
-"""Answers of the Open Inference Protocol v2: JSON, binary tensor data behind it, and classification.
+"""Answers of the Open Inference Protocol v2: JSON, binary tensor data after it, and classification.
 
 Sources: those of `wire.oip_requests`. Sans-I/O: arrays in, bytes out.
 """
@@ -37,18 +37,18 @@ def encode_infer(
 
     Args:
         model: The model's name.
-        version: Its version.
-        request: What it answers; what goes into regions has been written there, and is told.
+        version: The model's version.
+        request: The request; outputs for regions have been written there, and are only described.
         outputs: The model's outputs by name.
         batched: Whether their first axis is the batch.
-        non_finite: What becomes of NaN and infinities in JSON.
+        non_finite: How to write NaN and infinities in JSON.
 
     Returns:
         The length of the JSON if binary data follows it (`Inference-Header-Content-Length`), else None; and the body.
 
     Raises:
-        InvalidInput: An output cannot be given as it was asked for.
-        NonFiniteOutput: A number in JSON is not finite, and that is to be refused.
+        InvalidInput: An output cannot be sent in the requested form.
+        NonFiniteOutput: A number in JSON is not finite, and `non_finite` is `error`.
     """
     entries, binaries = [], []
     for wanted in request.wanted:
@@ -57,7 +57,7 @@ def encode_infer(
             "name": wanted.name, "shape": list(array.shape), "datatype": datatype_of(array),
         }  # fmt: skip
         if isinstance(wanted, RegionOutput):
-            # Nothing more, as Triton has it: its C++ client takes any parameters for those of binary data.
+            # No parameters, as from Triton: its C++ client would take them for those of binary data.
             pass
         elif wanted.binary:
             content = to_raw(array)
@@ -102,7 +102,7 @@ def _dump(answer: Mapping[str, Any], data: Sequence[Any], non_finite: NonFinite)
 
 
 def classified(wanted: WantedOutput, array: np.ndarray, *, batched: bool) -> np.ndarray:
-    """Return an output as it was asked for: itself, or its classes; see `classify`."""
+    """Return an output in its requested form: as it is, or its classes; see `classify`."""
     if not wanted.classes:
         return array
     return classify(wanted.name, array, wanted.classes, wanted.labels, batched=batched)
@@ -115,13 +115,13 @@ def classify(
 
     Args:
         name: The output's name, for error messages.
-        array: Numbers, `[rows, classes]` or of any shape without a batch axis; flattened beside the batch axis.
-        classes: How many to give, at most as many as there are.
-        labels: By index what follows as `value:index:label`; nothing behind the last one, and for empty ones.
+        array: Numbers, `[rows, classes]` or of any shape without a batch axis; flattened except for the batch axis.
+        classes: How many to return, at most as many as there are.
+        labels: Names by index, appended as `value:index:label`; none for empty names and beyond the last one.
         batched: Whether the first axis is the batch.
 
     Raises:
-        InvalidInput: The output holds other things than numbers, or has too many of them.
+        InvalidInput: The output does not hold numbers, or too many of them.
     """
     if array.dtype == object or array.dtype == np.float16:
         raise InvalidInput(f"output '{name}' cannot be classified: it is {datatype_of(array)}")

@@ -1,4 +1,7 @@
-"""The tensors of the Open Inference Protocol v2: the names of their dtypes, their shapes, and their bytes."""
+"""Tensors of the Open Inference Protocol v2: datatypes, shapes, bytes, and where shared memory holds them.
+
+Source of the latter: Triton's system shared memory extension. Sans-I/O: the caller passes what reads a region.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ _BY_DTYPE: Final = {
 
 _DTYPES: Final = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 _EXACT: Final = 1 << 53
-"""Up to this all integers are numbers of float64."""
+"""Up to this value float64 represents all integers."""
 
 MAX_AXES: Final = 32
 """The most axes of an input: no array has more than 64, and the product of a million sizes takes hours."""
@@ -67,7 +70,7 @@ def checked_shape(model: str, info: TensorInfo, datatype: Any, shape: Any) -> tu
     """Return the shape that a request gives an input, which must fit the model's.
 
     Raises:
-        MalformedBody: It is no list of sizes, or has too many elements.
+        MalformedBody: The shape is not a list of sizes, or has too many elements.
         InvalidInput: The datatype or the shape is not the model's.
         BodyTooLarge: There are too many strings.
     """
@@ -90,11 +93,7 @@ def checked_shape(model: str, info: TensorInfo, datatype: Any, shape: Any) -> tu
 
 
 def check_fit(model: str, info: TensorInfo, shape: tuple[int, ...]) -> None:
-    """Refuse a shape that is none of the model's input.
-
-    Raises:
-        InvalidInput: It is not.
-    """
+    """Raise InvalidInput unless a shape fits the model's input."""
     if not info.fits(shape):
         raise InvalidInput(
             f"unexpected shape for input '{info.name}' for model '{model}'. "
@@ -103,10 +102,10 @@ def check_fit(model: str, info: TensorInfo, shape: tuple[int, ...]) -> None:
 
 
 def as_sent(model: str, name: str, datatype: Any) -> TensorInfo:
-    """Return an input of an estimator as its request describes it; `fitted_inputs` says whether the model takes it.
+    """Return an input of an estimator as its request describes it; `fitted_inputs` checks whether the model takes it.
 
     Raises:
-        InvalidInput: The datatype is none.
+        InvalidInput: The datatype is unknown.
     """
     dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
@@ -120,14 +119,14 @@ def as_sent(model: str, name: str, datatype: Any) -> TensorInfo:
 def fitted_inputs(
     model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarray]
 ) -> Mapping[str, np.ndarray]:
-    """Return the inputs of an estimator from the tensors of a request.
+    """Return the inputs of an estimator, converted from the tensors of a request.
 
-    The only input may have any name, as KServe's and MLServer's clients call it. A table may come as a tensor a
-    column, `[rows]` or `[rows, 1]`, also where the model declares one matrix of all; and one matrix as all columns of
-    a table. Other numbers are converted where no digit is lost.
+    The only input may have any name, as in the clients of KServe and MLServer. A table may come as one tensor per
+    column, `[rows]` or `[rows, 1]`, also where the model declares one matrix; and one matrix may stand for all
+    columns of a table. Other numbers are converted if no digit is lost.
 
     Raises:
-        InvalidInput: They are not what the model takes.
+        InvalidInput: The tensors are not what the model takes.
     """
     infos = tensors.inputs
     first = infos[0]
@@ -149,7 +148,7 @@ def fitted_inputs(
             ),
             (),
         )
-        # Copies: what is remembered of a request are the places of whole tensors.
+        # Copies: a codec remembers the positions of whole tensors only.
         arrays = {name: np.ascontiguousarray(array[:, place]) for place, name in enumerate(order)} or arrays
     known = {info.name for info in infos}
     if unknown := [name for name in arrays if name not in known and name not in tensors.table]:
@@ -161,7 +160,7 @@ def fitted_inputs(
 
 
 def _fitted(model: str, info: TensorInfo, array: np.ndarray) -> np.ndarray:
-    """An array as an input of an estimator."""
+    """Convert an array to an input of an estimator."""
     if array.shape[1:] == (1,) and info.shape == (-1,):
         array = array[:, 0]
     check_fit(model, info, array.shape)
@@ -206,7 +205,7 @@ def from_raw(model: str, info: TensorInfo, shape: tuple[int, ...], content: byte
             f"{count * dtype.itemsize}"
         )
     if info.dtype == "bool":
-        # Other values than 0 and 1 would be neither of both to numpy.
+        # numpy would keep other values than 0 and 1 as they are.
         return np.frombuffer(content, np.uint8).astype(bool).reshape(shape)
     return np.frombuffer(content, dtype).reshape(shape)
 
@@ -226,13 +225,7 @@ _MOST: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class RegionSpan:
-    """A part of a region that has been registered.
-
-    Attributes:
-        region: The region's name.
-        offset_bytes: Where the part begins, from the beginning of the region.
-        size_bytes: How long it is.
-    """
+    """A part of a registered region: its bytes from `offset_bytes` on."""
 
     region: str
     offset_bytes: int
@@ -240,7 +233,7 @@ class RegionSpan:
 
 
 class RegionReader(Protocol):
-    """What has the regions that one request may use."""
+    """Reads the regions that one request may use."""
 
     def read(self, span: RegionSpan) -> memoryview:
         """Return a copy of a part of a region.
@@ -251,10 +244,10 @@ class RegionReader(Protocol):
 
 
 def span_of(parameters: Mapping[str, Any]) -> RegionSpan | None:
-    """Return where the parameters of an input or an output say that its data are; None if not in a region.
+    """Return which part of a region the parameters of an input or an output name; None if they name no region.
 
     Raises:
-        MalformedBody: They say it by halves, or with a wrong type.
+        MalformedBody: The parameters are incomplete, or have a wrong type.
     """
     region = parameters.get(_REGION)
     if region is None:
@@ -273,17 +266,10 @@ def span_of(parameters: Mapping[str, Any]) -> RegionSpan | None:
 def from_region(
     model: str, info: TensorInfo, shape: tuple[int, ...], span: RegionSpan, regions: RegionReader
 ) -> np.ndarray:
-    """Return an input whose data are in a region.
-
-    Args:
-        model: The model's name, for error messages.
-        info: The input.
-        shape: Its shape in this request.
-        span: Where its data are.
-        regions: Reads them.
+    """Return an input whose data are in a region; the model's name is for error messages.
 
     Raises:
-        MalformedBody: There are more or fewer bytes than the shape needs; nothing is read then.
+        MalformedBody: There are more or fewer bytes than the shape needs; then nothing is read.
         StokerError: As `RegionReader.read`.
     """
     if info.dtype != "string":

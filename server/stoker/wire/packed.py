@@ -1,8 +1,8 @@
 """Named tensors packed into one variable row, for models whose rows have no fixed size.
 
-A head of JSON says name, dtype and shape of each tensor; their contents follow, each on a multiple of 8 bytes, in
-native byte order and C order. Strings are stored as the Open Inference Protocol does: a 32-bit length before each.
-Behind them is the name of the model's signature that the tensors are for, if the request names one.
+A head of JSON has name, dtype and shape of each tensor; their contents follow, each aligned to 8 bytes, in native
+byte order and C order. Strings are stored as in the Open Inference Protocol: a 32-bit length before each. The name of
+the model's signature is at the end, if the request names one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MISSING: Final = b"\xff"
-"""Stands for a string that is missing in a table's column: no text is encoded so in UTF-8."""
+"""Stands for a missing string in a table's column: no UTF-8 text is encoded like this."""
 
 # The lengths of the head and of the signature's name.
 _HEAD: Final = struct.Struct("=II")
@@ -40,16 +40,14 @@ _ALIGN: Final = 8
 _MAX_STRINGS: Final = 1 << 20
 _MAX_ELEMENTS: Final = 1 << 40
 _MAX_EMPTY: Final = 1 << 20
-# Heads are alike where shapes are; a caller who sends thousands of shapes pays for his own only.
+# Equal shapes have equal heads; a caller who sends thousands of shapes slows down only their own requests.
 _REMEMBERED: Final = 256
 
 
 def pack(tensors: Mapping[str, np.ndarray], signature: str = "") -> bytes:
-    """Return tensors as one row.
+    """Return tensors as one row; an empty `signature` means the default one.
 
-    Args:
-        tensors: By name; numbers, booleans, or `object` arrays of `bytes`.
-        signature: The signature that they are for; empty for the one that is meant where none is named.
+    Numbers, booleans, or `object` arrays of `bytes`, by name.
     """
     described, parts = [], []
     for name, array in tensors.items():
@@ -62,7 +60,7 @@ def pack(tensors: Mapping[str, np.ndarray], signature: str = "") -> bytes:
 
 @lru_cache(_REMEMBERED)
 def _head(described: tuple[tuple[str, np.dtype[Any], tuple[int, ...], int], ...], behind_bytes: int) -> bytes:
-    """The head of a row with tensors of these names, dtypes, shapes and bytes."""
+    """Return the head of a row with tensors of these names, dtypes, shapes and sizes in bytes."""
     head = orjson.dumps(
         [(name, "string" if dtype.kind == "O" else dtype.name, *more) for name, dtype, *more in described]
     )
@@ -92,7 +90,7 @@ def unpack(data: bytes) -> dict[str, np.ndarray]:
 
 @lru_cache(_REMEMBERED)
 def _described(head: bytes) -> tuple[tuple[str, np.dtype[Any] | None, tuple[int, ...], int], ...]:
-    """Name, dtype (None for strings), shape and bytes of each tensor of a row with this head."""
+    """Return name, dtype (None for strings), shape and size in bytes of each tensor of a row with this head."""
     return tuple(
         (name, None if dtype == "string" else np.dtype(dtype), tuple(shape), size)
         for name, dtype, shape, size in orjson.loads(head)
@@ -100,26 +98,22 @@ def _described(head: bytes) -> tuple[tuple[str, np.dtype[Any] | None, tuple[int,
 
 
 def join_strings(array: np.ndarray) -> bytes:
-    """Return the elements of an `object` array of `bytes`, each behind its length (32 bits, little-endian)."""
+    """Return the elements of an `object` array of `bytes`, each after its length (32 bits, little-endian)."""
     elements = array.reshape(-1).tolist()
     lengths = map(_LENGTH.pack, map(len, elements))
     return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def has_too_many_elements(shape: Sequence[int]) -> bool:
-    """Whether a shape is larger than any content could be, or says more of nothing than a model should compute with.
+    """Return whether a shape is larger than any content or, with a size of 0, than a model should compute with.
 
-    The content of an array has to be there, and is bounded with the body; sizes beside a size of 0 are not.
+    The content of an array is bounded with the body; other sizes next to a size of 0 are not.
     """
     return math.prod(size for size in shape if size) > (_MAX_ELEMENTS if all(shape) else _MAX_EMPTY)
 
 
 def check_string_count(count: int) -> None:
-    """Refuse more strings than can be taken apart while others are served.
-
-    Raises:
-        BodyTooLarge: There are more than a million.
-    """
+    """Raise BodyTooLarge for more than a million strings: splitting them would block other requests."""
     if count > _MAX_STRINGS:
         raise BodyTooLarge(
             f"{count} strings are more than the {_MAX_STRINGS} that are read at once; send them in parts."
@@ -134,8 +128,10 @@ def split_strings(data: bytes | memoryview, count: int) -> np.ndarray:
     """
     elements: list[bytes] = []
     start, end = 0, len(data)
-    # Slices of bytes take half as long as those of a view.
-    content, unpack, prefix_bytes = bytes(data), _LENGTH.unpack_from, _LENGTH.size
+    # Slicing bytes takes half as long as slicing a view.
+    content = bytes(data)
+    unpack = _LENGTH.unpack_from
+    prefix_bytes = _LENGTH.size
     while start < end and len(elements) < count:
         if end - start < prefix_bytes:
             raise ValueError("the data ends within the length of a string")

@@ -35,13 +35,10 @@ _WINDOW_BYTES: Final = 1 << 16
 
 
 class FileBytes:
-    """The bytes of an open file, read where they are asked for.
+    """The bytes of an open file, read on access; the descriptor has to stay open.
 
-    The file is not mapped: who shortens it meanwhile would end this process. What is not there any more is an
+    The file is not mapped, because truncating a mapped file ends its readers by SIGBUS. Reading past the end raises
     IndexError.
-
-    Args:
-        descriptor: The file, which stays open as long as this is used.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -73,7 +70,7 @@ class FileBytes:
 
 Buffer = bytes | FileBytes
 Field = tuple[int, int, int, int, int]
-"""Number, wire type, the value of a varint, and where the content begins and ends."""
+"""Number, wire type, the value of a varint, and the offsets of the content's begin and end."""
 
 
 class MalformedMessage(ValueError):
@@ -81,7 +78,7 @@ class MalformedMessage(ValueError):
 
 
 def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
-    """The fields of the message between two places, which are not copied.
+    """Yield the fields of the message between two offsets, without copying them.
 
     Raises:
         MalformedMessage: They are not the fields of a message.
@@ -120,7 +117,7 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
 
 
 def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it."""
+    """Return the number at an offset, and the offset after it."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -134,13 +131,13 @@ def _varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """A number that may be negative, as protobuf's int64 has it."""
+    """Return a number as a signed int64 of protobuf."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
 
 def packed(data: Buffer, begin: int, end: int) -> list[int]:
-    """The integers of a packed field."""
+    """Return the integers of a packed field."""
     values = []
     position = begin
     while position < end:
@@ -150,7 +147,7 @@ def packed(data: Buffer, begin: int, end: int) -> list[int]:
 
 
 def varint_bytes(value: int) -> bytes:
-    """A number that is not negative, as it is written."""
+    """Encode a non-negative number."""
     if value <= 0x7F:
         return _SEPTETS[value]
     septets = bytearray()
@@ -162,10 +159,10 @@ def varint_bytes(value: int) -> bytes:
 
 
 def length_delimited(number: int, size_bytes: int) -> bytes:
-    """What stands before the content of a field of this number (below 16) and of so many bytes."""
+    """Return the head of a field of bytes or of a message, with a number below 16."""
     return _SEPTETS[number << 3 | BYTES] + varint_bytes(size_bytes)
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of bytes or of a message, of a number below 16."""
+    """Encode a field of bytes or of a message, with a number below 16."""
     return length_delimited(number, len(content)) + content

@@ -1,10 +1,10 @@
 """The Azure scoring protocol's JSON: `{"data": [row, ...]}` in, a list with one entry per row out.
 
-Decoding has two paths with the same verdict. The fast one lets simdjson flatten all numbers of an input
-into one buffer and proves from the brackets alone that they were rows of the right shape. Whatever it
-cannot prove (other keys, duplicate keys, booleans, any mistake) goes to the careful one, which takes
-Python lists apart and says what is wrong and where. Before both, rows of float32 are read in C++ where
-`stoker-native` is installed; whatever that does not take goes on as if it were not there.
+Decoding has two paths with the same result. On the fast one, simdjson flattens all numbers of an input into one
+buffer, and the brackets alone prove that they were rows of the right shape. Everything that it cannot prove (other
+keys, duplicate keys, booleans, any mistake) takes the careful path, which walks through Python lists and reports what
+is wrong and where. Before both, rows of float32 are read in C++ if `stoker-native` is installed; bodies that it
+refuses continue as if it were not there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ScoringDecoder:
     """Decodes the scoring bodies of one signature. Not thread-safe: it reuses its parser's memory.
 
     Attributes:
-        reads_natively: Whether rows may be read by `native_rows`.
+        reads_natively: Whether `stoker-native` may read the rows.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -66,7 +66,7 @@ class ScoringDecoder:
             self._row_bytes = self._spec.row_bytes
             self._one_row = (1, *self._spec.shape)
         elif not any(holds_structure(spec.name) for spec in signature.inputs):
-            # What stands in the names would be taken for structure.
+            # Otherwise brackets in the names would count as structure.
             self._columns = {spec.name: spec for spec in signature.inputs}
 
     def decode(self, body: bytes, row: memoryview | None = None) -> list[np.ndarray]:
@@ -74,13 +74,13 @@ class ScoringDecoder:
 
         Args:
             body: The body.
-            row: Memory of a row of the only input. A single row may be written there; then the list is empty. If it
-                is not, what was there is lost all the same.
+            row: Memory for one row of the only input. If a single row was written there, the returned list is empty;
+                otherwise the memory may have been overwritten all the same.
 
         Raises:
             MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
-            InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the message says
-                what was expected and what came.
+            InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the message says which were
+                expected and which came.
             BodyTooLarge: See `check_values`.
         """
         if self._spec is not None or self._columns:
@@ -96,10 +96,9 @@ class ScoringDecoder:
         return decode_document(parse_document(body), self._signature)
 
     def native_rows(self, body: bytes, row: memoryview | None = None) -> list[np.ndarray] | None:
-        """Read rows in C++, where `reads_natively`; None if that cannot be done, and `decode` has to decide.
+        """Read rows in C++, if `reads_natively`; None for bodies that `decode` has to read.
 
-        The arguments are those of `decode`. Any thread may call this. A long body is read without Python's
-        interpreter lock.
+        The arguments are those of `decode`. Thread-safe. A long body is read without Python's interpreter lock.
         """
         assert self._native is not None
         assert self._spec is not None
@@ -128,11 +127,11 @@ class ScoringDecoder:
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError):
             return None
         finally:
-            # The parser refuses its next document while anything refers to the last one.
+            # simdjson refuses to parse while anything refers to its last document.
             document = data = None
 
     def _decode_columns(self, body: bytes, data: Any) -> list[np.ndarray] | None:
-        """Several inputs, each in a buffer of its own; None if that cannot be proved."""
+        """Decode several inputs, each in a buffer of its own; None if their shapes cannot be proved."""
         if len(data) != len(self._columns):
             return None
         arrays: dict[str, np.ndarray] = {}
@@ -156,17 +155,17 @@ class ScoringDecoder:
 
 
 def _is_native(signature: Signature) -> bool:
-    """Whether rows of the only input may be read in C++."""
+    """Return whether the native reader supports the only input."""
     spec, *others = signature.inputs
     return not others and spec.dtype == "float32" and spec.elements > 0
 
 
 def _is_regular(body: bytes, data: Any, count: int, shape: tuple[int, ...]) -> bool:
-    """Whether as many numbers as `count` rows of `shape` have were written as such rows."""
+    """Return whether the numbers for `count` rows of `shape` were written as such rows."""
     if len(shape) != 1:
         return structure(body) == pattern((count, *shape))
     if count == 1:
-        # The second bracket that opens is the last one, and that row has all the numbers.
+        # The second opening bracket is the last one, and its row has all the numbers.
         second = body.find(b"[", body.find(b"[") + 1)
         return body.rfind(b"[") == second and len(data[0]) == shape[0]
     width = shape[0]
@@ -175,7 +174,7 @@ def _is_regular(body: bytes, data: Any, count: int, shape: tuple[int, ...]) -> b
 
 
 def decode_document(document: Any, signature: Signature) -> list[np.ndarray]:
-    """`ScoringDecoder.decode` for a body that has been parsed; raises InvalidInput."""
+    """Do what `ScoringDecoder.decode` does for a parsed body; raises InvalidInput."""
     if not isinstance(document, dict):
         raise InvalidInput(f'Expected a JSON object with the key "data", got {kind_of(document)}.')
     if "data" in document:
@@ -221,7 +220,7 @@ def _rows(data: Any, spec: TensorSpec, where: str) -> np.ndarray:
 
 
 def _array(rows: list[Any], spec: TensorSpec) -> np.ndarray | None:
-    """Rows as an array; None if one of them does not fit."""
+    """Return rows as an array; None if one of them does not fit."""
     try:
         elements = elements_of(rows)
         if elements.shape[1:] != spec.shape:
@@ -232,9 +231,9 @@ def _array(rows: list[Any], spec: TensorSpec) -> np.ndarray | None:
 
 
 def _first_misfit(rows: list[Any], spec: TensorSpec) -> int:
-    """The first row that does not fit; there is one."""
+    """Return the index of the first row that does not fit; there is one."""
     low, high = 0, len(rows)
-    # By halves, which all together are as long as the whole: asking each of a million rows takes a second.
+    # By bisection, because checking each of a million rows takes a second.
     while high - low > 1:
         middle = (low + high) // 2
         if _array(rows[low:middle], spec) is None:
@@ -245,7 +244,7 @@ def _first_misfit(rows: list[Any], spec: TensorSpec) -> int:
 
 
 def _row_problem(value: Any, shape: tuple[int, ...], kind: str) -> str | None:
-    """What is wrong with a row, as the end of a sentence, or None."""
+    """Return what is wrong with a row, as the end of a sentence, or None."""
     if not shape:
         return _number_problem(value, kind)
     if not isinstance(value, list):
@@ -272,16 +271,12 @@ def _number_problem(value: Any, kind: str) -> str | None:
 def encode_outputs(
     specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray], non_finite: NonFinite = WORDS
 ) -> bytes:
-    """Return the answer's JSON: the rows of the only output, or an object of outputs by name.
+    """Return the JSON of an answer: the rows of the only output, or an object of outputs by name.
 
-    Args:
-        specs: The outputs.
-        outputs: Their rows.
-        non_finite: What becomes of NaN and infinities: by default `NaN`, `Infinity` and `-Infinity`, as the Azure
-            server writes them.
+    NaN and infinities are written as `NaN`, `Infinity` and `-Infinity` by default, as by the Azure server.
 
     Raises:
-        NonFiniteOutput: There are some, and they are to be refused.
+        NonFiniteOutput: There are some, and `non_finite` is `error`.
     """
     if len(outputs) == 1:
         return _dump(outputs[0], non_finite)
@@ -291,12 +286,11 @@ def encode_outputs(
 
 
 def encode_each(rows: np.ndarray, non_finite: NonFinite = WORDS) -> list[bytes]:
-    """Return for each row of `[rows, *row_shape]` what `encode_outputs` gives for that row alone."""
+    """Return for each row of `[rows, *row_shape]` the result of `encode_outputs` for that row alone."""
     text = orjson.dumps(rows, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text or not rows.size:
         return [_dump(rows[index : index + 1], non_finite) for index in range(len(rows))]
     depth = rows.ndim - 1
-    # Of the whole text, and of each row's.
     opening, closing = b"[" * (1 + depth), b"]" * (1 + depth)
     texts = text[1 + depth : -1 - depth].split(closing[1:] + b"," + opening[1:])
     return [opening + row + closing for row in texts]
@@ -315,5 +309,5 @@ def _plain(value: Any) -> Any:
 
 
 def encode_texts(texts: Sequence[bytes]) -> bytes:
-    """Join rows that are JSON texts already into a list."""
+    """Join rows that are JSON texts into a list."""
     return b"[" + b",".join(texts) + b"]"

@@ -1,8 +1,12 @@
-"""How a request and its answer travel between a frontend and an entry script: one variable row each way.
+"""Requests to entry scripts that take whole bodies, and their answers: one variable row each way.
 
-A script that takes whole bodies gets more than the body: the request's id for its log lines, and, if it asks for
-them, method, query and headers. Its answer is more than a text: a status, header lines, how long `run` took.
-Both are packed behind a small fixed head, in native byte order: the two processes share a machine.
+Such a script may get more than the body: the request's id for its log lines and, if it asks for them, method, query
+and headers. Its answer has a status, header lines and the duration of `run`. Both are packed after a small fixed head
+in native byte order, because the two processes share a machine.
+
+Bodies of several callers can be merged: `{"data": [a, b]}` and `{"data": [c]}` become `{"data": [a, b, c]}`. Merging
+works on the text: the rows of such a body are between the first `[` and the last `]`. So no Python lists are made,
+and each number reaches the script exactly as its caller wrote it.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ __all__ = [
 ]
 
 HEAD_ROOM_BYTES: Final = 1 << 18
-"""How much longer than its body an envelope may be; the server takes at most 64 KiB of headers."""
+"""How much longer than its body a request may be; the server accepts at most 64 KiB of headers."""
 
 _REQUEST: Final = struct.Struct("=IIQ")
 _ANSWER: Final = struct.Struct("=HHIQ")
@@ -43,17 +47,17 @@ _EXECUTED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What a script may see of a request beside its body.
+    """The parts of a request that a script may ask for beside its body.
 
     Attributes:
         method: `POST`, `GET`, ...
         path: The path as it was sent, percent-encoded.
-        query: What follows the `?`, percent-encoded.
+        query: The query after the `?`, percent-encoded.
         headers: Names and values in the order in which they came, decoded as latin-1.
         remote: The caller's address.
-        deadline_ns: When the caller stops waiting, as `time.monotonic_ns`; 0 if nobody has said so.
-        stream: Where the pieces of an answer go, see `stoker.wire.script_streams`; empty if the caller wants none.
-        only_piece: Whether the answer is to be the only piece, and an error where `run` yields more, or none.
+        deadline_ns: When the caller stops waiting, as `time.monotonic_ns`; 0 if unknown.
+        stream: Where to send the pieces of an answer, see `stoker.wire.script_streams`; empty for a single answer.
+        only_piece: Whether the answer must be a single piece, so that it is an error if `run` yields more or none.
     """
 
     method: str
@@ -66,7 +70,7 @@ class RequestHead:
     only_piece: bool = False
 
     def to_json(self) -> bytes:
-        """Return it as JSON text."""
+        """Return the head as JSON text."""
         how = (self.deadline_ns, self.stream, self.only_piece)
         return orjson.dumps([self.method, self.path, self.query, self.headers, self.remote, *how])
 
@@ -82,10 +86,10 @@ class ScriptRequest:
     """A request on its way to a script.
 
     Attributes:
-        request_id: Names it in the log.
-        body: As it was received; inflated, if it came compressed and the script takes text or arguments.
+        request_id: The request's id in the log.
+        body: The body as received; decompressed if the script takes text or arguments.
         rows: How many rows it has, if it is `{"data": [row, ...]}` and may be merged with others; else 0.
-        head: What else the script asked to see, or None.
+        head: The other parts of the request that the script asked for, or None.
     """
 
     request_id: bytes
@@ -94,7 +98,7 @@ class ScriptRequest:
     head: RequestHead | None = None
 
     def pack(self) -> bytes:
-        """Return it as it is stored in a row."""
+        """Return the bytes of the row."""
         head = b"" if self.head is None else self.head.to_json()
         return b"".join(
             (_REQUEST.pack(len(self.request_id), len(head), self.rows), self.request_id, head, self.body)
@@ -115,10 +119,10 @@ class ScriptAnswer:
     """A script's answer on its way to the caller.
 
     Attributes:
-        body: As it is sent.
+        body: The body as it is sent.
         status: HTTP status.
-        lines: Header lines, each ended by CRLF, without Content-Length; empty stands for JSON's content type.
-        failed: Whether `run` is to blame: it raised, or gave a status of 500 and above.
+        lines: Header lines, each ended by CRLF, without Content-Length; empty means JSON's content type.
+        failed: Whether `run` failed: it raised, or returned a status of 500 and above.
         exec_ns: How long `run` took if it returned, else None.
     """
 
@@ -129,7 +133,7 @@ class ScriptAnswer:
     exec_ns: int | None = None
 
     def pack(self) -> bytes:
-        """Return it as it is stored in a row."""
+        """Return the bytes of the row."""
         flags = (_FAILED if self.failed else 0) | (_EXECUTED if self.exec_ns is not None else 0)
         return b"".join(
             (_ANSWER.pack(self.status, flags, len(self.lines), self.exec_ns or 0), self.lines, self.body)
@@ -157,12 +161,12 @@ def script_row(
     Args:
         parser: A `simdjson.Parser`, which counts the rows of bodies that may be merged; it belongs to one thread.
         form: How the script is called.
-        request_id: Names the request in the log.
-        body: As it was received.
-        head: What else the script is to see.
+        request_id: The request's id in the log.
+        body: The body as received.
+        head: The other parts of the request that the script asked for.
 
     Raises:
-        MalformedBody: It is to be text, and is not.
+        MalformedBody: The script takes text, and the body is not UTF-8.
     """
     if form.kind == "string":
         check_text(body)
@@ -171,16 +175,16 @@ def script_row(
 
 
 MERGED_BYTES: Final = 8 << 20
-"""Longest text that is merged, alone and together; what reading longer ones costs is not saved by company."""
+"""The longest text to merge, alone and together; merging longer texts saves nothing."""
 
 
 def row_count(parser: Any, body: bytes, key: str = "data") -> int:
     """Return how many rows a body has that may be merged with others, 0 for any other body.
 
     Args:
-        parser: A `simdjson.Parser`; its memory is reused, so it belongs to one thread.
-        body: Anything.
-        key: The only key that the body may have. It holds no bracket.
+        parser: A `simdjson.Parser`, which reuses its memory, so it belongs to one thread.
+        body: Any body.
+        key: The only key that the body may have, without brackets.
     """
     if len(body) > MERGED_BYTES:
         return 0
@@ -196,29 +200,24 @@ def row_count(parser: Any, body: bytes, key: str = "data") -> int:
     except (ValueError, TypeError, KeyError, RuntimeError):
         return 0
     finally:
-        # The parser refuses its next document while anything refers to the last one.
+        # simdjson refuses to parse while anything refers to its last document.
         document = rows = None
 
 
 def merge(bodies: Sequence[bytes], key: str = "data") -> bytes:
-    """Return one body with the rows of all, in their order.
-
-    Args:
-        bodies: Bodies for which `row_count` is positive.
-        key: Their only key.
-    """
+    """Return one body with the rows of all bodies in order; `row_count` must be positive for each of them."""
     return b"{%b: [%b]}" % (json.dumps(key).encode(), b", ".join(map(_rows_text, bodies)))
 
 
 def row_texture(body: bytes) -> tuple[bool, ...]:
-    """Return which kinds of JSON values its rows have, for a body that may be merged.
+    """Return which kinds of JSON values the rows of a mergeable body have.
 
-    Whole numbers beside fractions, or null beside numbers, become one type in an array or a table. Rows of equal
+    Whole numbers next to fractions, or null next to numbers, become one type in an array or a table. Rows of equal
     texture keep the types that they have alone.
     """
     text = _rows_text(body)
     if b'"' in text:
-        # The letters of strings say nothing; so only what changes a whole column is looked for.
+        # Letters of strings mean nothing, so only texts that change a whole column are searched.
         return (True, b"null" in text, b"{" in text)
     return (
         False,

@@ -1,10 +1,9 @@
-"""How the pieces of an answer travel from an entry script to a frontend while `run` yields them, beside the row.
+"""Streams of the pieces that an entry script's `run` yields, from its process to a frontend, beside the answer's row.
 
-The frontend listens on a socket, and says in the request where, with a token. The script's process connects when it
-has the first piece, sends the token, and waits for the frontend's word that it takes them: so the frontend knows of
-the stream before the row comes back. Each piece has its length before it; behind the last one the connection ends,
-and then the row comes back with what became of the call. Nobody reads ahead: a caller who is slow to read fills the
-sockets on the way, and `run` waits.
+The frontend listens on a socket, and the request has its name and a token. The script's process connects when it has
+the first piece, sends the token, and waits until the frontend accepts: so the frontend knows the stream before the
+row comes back. Each piece follows its length; after the last one the connection is closed, and then the row comes
+back with the result of the call. Nothing is read ahead: a slow caller fills the sockets on the way, and `run` waits.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ __all__ = [
     "CallerGone",
     "PieceReader",
     "PieceWriter",
-    "fresh_place",
     "listening_socket",
+    "new_address",
     "token_of",
 ]
 
 TOKEN_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("=I")
-_TAKEN: Final = b"\n"
+_ACCEPTED: Final = b"\n"
 _BUFFER_BYTES: Final = 1 << 16
 _ANSWER_S: Final = 10.0
 
@@ -37,11 +36,11 @@ _Result = TypeVar("_Result")
 
 
 class CallerGone(Exception):
-    """Nobody wants further pieces."""
+    """The caller does not want further pieces."""
 
 
 def listening_socket() -> tuple[socket.socket, str]:
-    """Return a socket on which a frontend listens for streams, and its name in the kernel, which no file has."""
+    """Return a socket on which a frontend listens for streams, and its abstract name, which no file has."""
     name = f"stoker-pieces-{secrets.token_hex(16)}"
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
@@ -53,28 +52,28 @@ def listening_socket() -> tuple[socket.socket, str]:
     return listening, name
 
 
-def fresh_place(name: str) -> tuple[bytes, str]:
-    """Return a token that nobody can guess, and what the script's process is told of the stream."""
+def new_address(name: str) -> tuple[bytes, str]:
+    """Return a token that cannot be guessed, and the address of the stream for the script's process."""
     token = secrets.token_bytes(TOKEN_BYTES)
     return token, f"{name}/{token.hex()}"
 
 
-def token_of(place: str) -> tuple[str, bytes]:
-    """Return the name of the socket and the token of what `fresh_place` has given."""
-    name, _, token = place.rpartition("/")
+def token_of(address: str) -> tuple[str, bytes]:
+    """Return the name of the socket and the token of an address by `new_address`."""
+    name, _, token = address.rpartition("/")
     return name, bytes.fromhex(token)
 
 
 class PieceWriter:
-    """The end of a stream in the script's process; it is connected with the first piece.
+    """The end of a stream in the script's process; it connects with the first piece.
 
     Args:
-        place: What the request says of the stream.
+        address: The stream's address from the request.
         timeout_s: How long a caller may take to make room for a piece.
     """
 
-    def __init__(self, place: str, timeout_s: float) -> None:
-        self._place = place
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._address = address
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
 
@@ -82,20 +81,18 @@ class PieceWriter:
         """Send a piece.
 
         Raises:
-            TimeoutError: The caller reads nothing.
-            OSError: Nobody wants it any more.
+            TimeoutError: The caller does not read.
+            OSError: The stream is closed.
         """
         if self._socket is None:
-            self._socket = self._connected()
+            self._socket = self._connect()
         self._socket.sendall(_LENGTH.pack(len(piece)) + piece)
 
     async def while_wanted(self, coming: Awaitable[_Result]) -> _Result:
-        """Return what something awaitable comes to; it is cancelled at once when the frontend wants no more pieces.
-
-        Before the first piece nothing is known of that.
+        """Await a result, and cancel it when the frontend closes the stream, which is open from the first piece.
 
         Raises:
-            CallerGone: The frontend wants no more.
+            CallerGone: The frontend has closed the stream.
         """
         if self._socket is None:
             return await coming
@@ -103,7 +100,7 @@ class PieceWriter:
         assert task is not None, "coroutines are finished as tasks"
 
         def on_end() -> None:
-            # It sends nothing behind its word that it takes pieces, so this is the end of the stream.
+            # The frontend sends nothing after it has accepted, so this is the end of the stream.
             nonlocal gone
             gone = True
             loop.remove_reader(connection)
@@ -120,7 +117,7 @@ class PieceWriter:
         finally:
             loop.remove_reader(connection)
         if gone:
-            raise CallerGone  # though what was awaited has not heeded that
+            raise CallerGone  # though the awaited code ignored the cancellation
         return result
 
     def close(self) -> None:
@@ -128,16 +125,16 @@ class PieceWriter:
         if self._socket is not None:
             self._socket.close()
 
-    def _connected(self) -> socket.socket:
-        name, token = token_of(self._place)
+    def _connect(self) -> socket.socket:
+        name, token = token_of(self._address)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # What lies here the caller has not read: little, for `run` is to wait for slow ones.
+            # A small buffer, so that `run` waits for slow callers.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             connection.settimeout(_ANSWER_S)
             connection.connect(f"\0{name}")
             connection.sendall(token)
-            if connection.recv(len(_TAKEN)) != _TAKEN:
+            if connection.recv(len(_ACCEPTED)) != _ACCEPTED:
                 raise ConnectionResetError("the frontend does not know the stream")  # noqa: TRY301
             connection.settimeout(self._timeout_s)
         except BaseException:
@@ -147,27 +144,22 @@ class PieceWriter:
 
 
 class PieceReader:
-    """The end of a stream in a frontend.
-
-    Args:
-        reader: What has come behind the token.
-        writer: Answers.
-    """
+    """The end of a stream in a frontend, after the token has been read."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
-    def take(self) -> None:
-        """Tell the script's process that its pieces are wanted."""
-        self._writer.write(_TAKEN)
+    def accept(self) -> None:
+        """Accept the stream."""
+        self._writer.write(_ACCEPTED)
 
     async def next(self) -> bytes | None:
-        """Return the next piece; None behind the last one, or if the process has ended."""
+        """Return the next piece; None after the last one, or if the process has ended."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return await self._reader.readexactly(size)
         return None
 
     def close(self) -> None:
-        """Take no more: the script's process hears of it where it awaits, else with its next piece."""
+        """Close the stream; the script's process notices while it awaits, or with its next piece."""
         self._writer.close()

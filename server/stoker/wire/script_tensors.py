@@ -1,8 +1,8 @@
-"""The tensors by which protocols of tensors reach a script that yields: its body comes as tensors, its pieces go so.
+"""Entry scripts that yield, as models with tensors: a request's tensors become a body, and pieces become tensors.
 
-Such a script has no tensors of its own. `raw_data` is a body as it is, and `piece` the JSON of a piece. Callers of
-servers whose models declare tensors have other names: inputs of other names become the members of a JSON object, and
-an output of another name is that member of each piece.
+Such a script has no tensors of its own: `raw_data` is a whole body, and `piece` is the JSON of a piece. Callers of
+servers whose models declare tensors use other names: inputs with other names become the members of a JSON object, and
+an output with another name is that member of each piece.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ PIECE_OUTPUT: Final = "piece"
 PIECE_TENSORS: Final = ModelTensors(
     (TensorInfo(_BODY_INPUT, "string", (1,)),), (TensorInfo(PIECE_OUTPUT, "string", (1,)),), batched=False
 )
-"""What a script that yields is said to take and give."""
+"""The declared inputs and outputs of a script that yields."""
 
 _MAX_ELEMENTS: Final = 1 << 16
-"""Each element of a member becomes an object of Python and then a text."""
+"""A limit, because each element of a member becomes a Python object and then a text."""
 
 
 def tensors_like(
     inputs: Iterable[tuple[str, str]], outputs: Iterable[str], *, sequences: bool = False
 ) -> ModelTensors:
-    """Return tensors of any shapes that a request is read by which names them.
+    """Return tensors of any shape for a request that names them.
 
     Args:
-        inputs: Names and dtypes, as `TensorInfo` has them.
-        outputs: The names of those that are asked for; none means `piece`.
+        inputs: Names and dtypes, as in `TensorInfo`.
+        outputs: The names of the requested outputs; none means `piece`.
         sequences: Whether the script is given the state of a sequence.
     """
     wanted = tuple(TensorInfo(name, "string", (), any_rank=True) for name in outputs)
@@ -49,15 +49,11 @@ def tensors_like(
 
 
 def body_of(model: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """Return the body that a script gets for the tensors of a request.
-
-    Args:
-        model: The model's name, for error messages.
-        inputs: By name; strings are `object` arrays of `bytes`.
+    """Return the body that a script gets for a request's tensors by name; strings are `object` arrays of `bytes`.
 
     Raises:
         MalformedBody: A text is not UTF-8.
-        InvalidInput: `raw_data` is no single text, or is not alone.
+        InvalidInput: `raw_data` is not a single text, or is not the only input.
         BodyTooLarge: There are too many elements for members.
     """
     body = inputs.get(_BODY_INPUT)
@@ -80,7 +76,7 @@ def body_of(model: str, inputs: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _value(array: np.ndarray) -> Any:
-    """A single element as it is, others as lists."""
+    """Return a single element as it is, others as lists."""
     listed = array.item() if array.size == 1 else array.tolist()
     return _texts(listed) if array.dtype == object else listed
 
@@ -90,14 +86,10 @@ def _texts(value: Any) -> Any:
 
 
 def outputs_of(piece: bytes, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return what is asked for of a piece, by name; members that it does not have are left out.
+    """Return the requested outputs of a piece's JSON by name; members that it does not have are left out.
 
-    Texts are BYTES, integers INT64, other numbers FP64, booleans BOOL, and lists of one of these have an axis more;
-    whatever else a member is, it is its JSON.
-
-    Args:
-        piece: Its JSON.
-        names: What is asked for.
+    Strings are BYTES, integers INT64, other numbers FP64, booleans BOOL, and lists of one of these have one axis
+    more; any other member is its JSON text.
     """
     outputs, members = {}, None
     for name in names:

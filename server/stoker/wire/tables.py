@@ -1,4 +1,4 @@
-"""Tables in JSON, such as Azure's `{"input_data": …}`, in which it sends requests to models of MLflow.
+"""Tables in JSON, such as Azure's `{"input_data": …}`, in which Azure sends requests to models of MLflow.
 
 An estimator that was fitted on a table with texts has an input for each column (`runtimes.estimator_columns`). Its
 rows may be lists, objects, a table in pandas' orientation `split`, or an object of columns.
@@ -18,14 +18,10 @@ Inputs = Sequence[TensorInfo] | Sequence[TensorSpec]
 
 
 def data_of(document: Mapping[str, Any], inputs: Inputs) -> Any:
-    """Return Azure's `input_data` as what stands under `data` in a scoring request.
-
-    Args:
-        document: An object with `input_data`.
-        inputs: The inputs of the model.
+    """Return Azure's `input_data` of a document as the value of `data` in a scoring request.
 
     Raises:
-        InvalidInput: It is a table whose columns are not the inputs, nor what the columns of the only one are called.
+        InvalidInput: It is a table whose columns are neither the model's inputs nor the labels of its only input.
     """
     value = document["input_data"]
     if is_table(value):
@@ -36,19 +32,19 @@ def data_of(document: Mapping[str, Any], inputs: Inputs) -> Any:
 
 
 def is_table(value: Any) -> bool:
-    """Whether this is a table in pandas' orientation `split`."""
+    """Return whether a value is a table in pandas' orientation `split`."""
     return isinstance(value, dict) and "columns" in value and "data" in value
 
 
 def columns_of(table: Any, inputs: Inputs) -> dict[str, list[Any]]:
-    """Return the columns of a table by their names; those of the only input together, in its order.
+    """Return the columns of a table by name; labels of the only input become one value in its order.
 
     Args:
         table: A table in pandas' orientation `split`.
-        inputs: The inputs of the model, which the columns have to be, or the labels of the only one.
+        inputs: The model's inputs, which the columns must be, or the labels of the only one.
 
     Raises:
-        InvalidInput: It is none, or has other columns.
+        InvalidInput: It is not a table, or has other columns.
     """
     if not is_table(table):
         raise InvalidInput('A table must be an object with "columns" and "data".')
@@ -56,7 +52,7 @@ def columns_of(table: Any, inputs: Inputs) -> dict[str, list[Any]]:
     labels = _labels(inputs)
     names = labels or [spec.name for spec in inputs]
     given = [*map(str, columns)] if isinstance(columns, list) else []
-    # Of a table with texts, columns that the estimator does not know are left out, as of rows that are objects.
+    # Columns that the estimator does not know are left out, as from rows that are objects.
     others = {*given} - {*names} if is_columns(inputs) else ()
     if sorted(given) != sorted([*names, *others]):
         raise InvalidInput(
@@ -74,23 +70,23 @@ def columns_of(table: Any, inputs: Inputs) -> dict[str, list[Any]]:
 
 
 def is_columns(inputs: Inputs) -> bool:
-    """Whether each input is a column of a table that an estimator was fitted on."""
+    """Return whether each input is a column of a table that an estimator was fitted on."""
     return bool(inputs) and all(
         isinstance(info, TensorInfo) and info.nullable and info.shape == (-1,) for info in inputs
     )
 
 
 def columns_of_rows(rows: Any, tensors: ModelTensors) -> dict[str, Any]:
-    """Return the inputs of a model of which `is_columns` holds, by name.
+    """Return the inputs of a model for which `is_columns` holds, by name.
 
     Args:
         rows: Lists with a value for each input, or for each column that the estimator was fitted on; objects by the
-            names of the inputs; or an object of columns. Values by other names are left out. The values of the only
-            input need no list around each.
-        tensors: What the model takes.
+            names of the inputs; or an object of columns. Other names are left out. Values of the only input need no
+            list around each.
+        tensors: The model's inputs.
 
     Raises:
-        InvalidInput: They are something else, or a column is missing.
+        InvalidInput: The rows have another form, or a column is missing.
     """
     names = [info.name for info in tensors.inputs]
     if isinstance(rows, dict):
@@ -126,10 +122,10 @@ def columns_of_rows(rows: Any, tensors: ModelTensors) -> dict[str, Any]:
 
 
 def named_rows(rows: Any, inputs: Inputs) -> Any:
-    """Return rows that are objects by the labels of the only input as lists in its order; all else as it is.
+    """Return rows that are objects by the labels of the only input as lists in its order; anything else unchanged.
 
     Raises:
-        InvalidInput: One of them has other names.
+        InvalidInput: One of the rows has other names.
     """
     labels = _labels(inputs)
     if not labels or not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
@@ -144,5 +140,5 @@ def named_rows(rows: Any, inputs: Inputs) -> Any:
 
 
 def _labels(inputs: Inputs) -> tuple[str, ...]:
-    """What the columns of the only input are called; empty where nobody says, or there are several."""
+    """Return the column names of the only input; empty if it has none, or there are several inputs."""
     return inputs[0].labels if len(inputs) == 1 else ()

@@ -1,6 +1,11 @@
 """JSON of models whose requests are whole tensors: `{"data": tensor}` or `{"data": {name: tensor, ...}}`.
 
-The shapes come from the lists themselves; what the model declares is checked against them.
+The shapes come from the lists themselves, and are checked against the model's. Models of scikit-learn also take
+`{"data": rows, "method": name}`, answered `{name: rows}`, as Azure's own server does
+(how-to-deploy-no-code-deployment in its documentation of version 1), and what the scripts of its AutoML take:
+`{"Inputs": {"data": rows}, "GlobalParameters": {"method": name}}`, answered `{"Results": rows}`.
+
+Scores may be written as objects by class name, as by a ZipMap: `{"cat": 0.2, "dog": 0.8}` in place of `[0.2, 0.8]`.
 """
 
 from __future__ import annotations
@@ -67,7 +72,7 @@ def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
 
 
 def tensors_of(document: Any, tensors: ModelTensors) -> dict[str, np.ndarray]:
-    """`decode_tensors` for a body that has been parsed; raises InvalidInput."""
+    """Do what `decode_tensors` does for a parsed body; raises InvalidInput."""
     if not isinstance(document, dict) or ("data" not in document and "input_data" not in document):
         raise InvalidInput(
             'The key "data" is missing; expected {"data": tensor} or {"data": {"name": tensor}}.'
@@ -88,7 +93,7 @@ def tensors_of(document: Any, tensors: ModelTensors) -> dict[str, np.ndarray]:
 
 
 def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
-    """Raise InvalidInput unless all inputs of a model with a batch axis have one number of rows, 1 at least."""
+    """Raise InvalidInput unless all inputs of a model with a batch axis have the same number of rows, at least 1."""
     if not tensors.batched:
         return
     counts = {name: len(array) for name, array in arrays.items()}
@@ -102,9 +107,9 @@ def as_tensor(value: Any, info: TensorInfo, *, encoded: bool = False) -> np.ndar
     """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`.
 
     Args:
-        value: The lists, or an element that stands alone.
-        info: What is declared.
-        encoded: Whether `{"b64": "..."}` may stand where a string does.
+        value: The lists, or a single element.
+        info: The declared input.
+        encoded: Whether `{"b64": "..."}` may stand for a string.
 
     Raises:
         InvalidInput: The lists are ragged, of another shape, or hold something else.
@@ -113,7 +118,7 @@ def as_tensor(value: Any, info: TensorInfo, *, encoded: bool = False) -> np.ndar
         elements = elements_of(value)
     except RaggedLists:
         raise InvalidInput(f"{info.name}: the lists are ragged; expected {info}.") from None
-    # First: lists can be nested deeper than arrays.
+    # Before reshaping: lists can be nested deeper than arrays.
     if not info.fits(elements.shape):
         raise InvalidInput(f"Expected {info}, got the shape {list(elements.shape)}.")
     array = _strings(elements, info, encoded=encoded) if info.dtype == "string" else _numbers(elements, info)
@@ -131,11 +136,7 @@ def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
 
 
 def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
-    """Cast numbers to the declared dtype.
-
-    Raises:
-        InvalidInput: A number does not fit it.
-    """
+    """Cast numbers to the declared dtype; raise InvalidInput if one does not fit."""
     dtype = np.dtype(info.dtype)
     if array.dtype == dtype:
         return array
@@ -170,23 +171,19 @@ def _strings(elements: Elements, info: TensorInfo, *, encoded: bool) -> np.ndarr
 
 
 def is_missing(item: Any, info: TensorInfo) -> bool:
-    """Whether an element is null, and that stands for a missing value; there is none among booleans."""
+    """Return whether an element is null and stands for a missing value, which booleans cannot be."""
     return item is None and info.nullable and info.dtype.startswith(("string", "float"))
 
 
 def is_base64(value: Any) -> bool:
-    """Whether a JSON value is `{"b64": "..."}`, which TensorFlow Serving writes for bytes."""
+    """Return whether a JSON value is `{"b64": "..."}`, TensorFlow Serving's form of bytes."""
     return isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str)
 
 
 def from_base64(text: str, name: str) -> bytes:
-    """Return the bytes that a text of base64 stands for.
-
-    Raises:
-        InvalidInput: It is none; the message calls it `name`.
-    """
+    """Decode base64; raise InvalidInput, with the value's `name`, for any other text."""
     try:
-        # Other than by base64, without a copy of the text.
+        # Unlike the module base64, this does not copy the text.
         return binascii.a2b_base64(text, strict_mode=True)
     except (binascii.Error, ValueError):
         raise InvalidInput(f"Unable to base64 decode a value of {name}") from None
@@ -202,12 +199,12 @@ def encode_tensors(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WO
 
 
 def writable(array: np.ndarray) -> Any:
-    """What orjson writes, which takes only arrays of numbers that have axes."""
+    """Return an array in a form that orjson writes: it writes only arrays of numbers that have axes."""
     return to_lists(array) if array.dtype == object or not array.ndim else array
 
 
 def to_lists(array: Any) -> Any:
-    """Nested lists of an array's elements; strings that are not UTF-8 get replacement characters."""
+    """Return nested lists of an array's elements; strings that are not UTF-8 get replacement characters."""
     if not isinstance(array, np.ndarray):
         raise TypeError(type(array).__name__)
     return _texts(array.tolist()) if array.dtype == object else array.tolist()
@@ -218,10 +215,12 @@ def _texts(value: Any) -> Any:
 
 
 class TensorDecoder:
-    """Decodes the bodies of one model. Not thread-safe: it reuses its parser's memory.
+    """Decodes the bodies of one model as `decode_tensors` does, but lists of numbers faster.
 
-    Args:
-        tensors: What the model takes.
+    As for rows of numbers there are two paths with the same result: simdjson flattens the numbers of each input, and
+        the
+    brackets prove their shape. Anything else goes to `decode_tensors`, which also reports what is wrong. Not
+    thread-safe: it reuses its parser's memory.
     """
 
     def __init__(self, tensors: ModelTensors) -> None:
@@ -264,11 +263,11 @@ class TensorDecoder:
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, InvalidInput):
             return None
         finally:
-            # The parser refuses its next document while anything refers to the last one.
+            # simdjson refuses to parse while anything refers to its last document.
             document = data = lists = None
 
     def _named(self, data: Any) -> list[tuple[str, Any]]:
-        """The inputs that a body names; the only one needs no name."""
+        """Return the inputs that a body names; a single input needs no name."""
         if isinstance(data, simdjson.Array):
             (name,) = self._infos
             return [(name, data)]
@@ -277,7 +276,7 @@ class TensorDecoder:
 
 
 def _are_numbers(tensors: ModelTensors) -> bool:
-    """Whether simdjson can flatten all inputs, and no name holds what would be taken for a list's bracket."""
+    """Return whether simdjson can flatten all inputs, and no name contains brackets or commas."""
     return all(
         info.dtype != "string" and np.dtype(info.dtype).kind in BUFFERS and not holds_structure(info.name)
         for info in tensors.inputs
@@ -285,7 +284,7 @@ def _are_numbers(tensors: ModelTensors) -> bool:
 
 
 def _shape(lists: Any) -> tuple[int, ...]:
-    """The lengths of the lists, of which each first one is looked at; whether the others are alike is seen later."""
+    """Return the lengths of each first list; the brackets show later whether the others are equal."""
     sizes = []
     while isinstance(lists, simdjson.Array):
         sizes.append(len(lists))
@@ -294,9 +293,9 @@ def _shape(lists: Any) -> tuple[int, ...]:
 
 
 def _flattened(lists: Any, info: TensorInfo, shape: tuple[int, ...]) -> np.ndarray:
-    """All numbers of lists as `[*shape]` of the widest dtype of their kind.
+    """Return all numbers of lists as `[*shape]` of the widest dtype of their kind.
 
-    Raises ValueError if they are more or fewer, and what simdjson raises if they are something else.
+    Raises ValueError if there are more or fewer, and simdjson's errors for other values.
     """
     buffer_type, dtype = BUFFERS[np.dtype(info.dtype).kind]
     values = memoryview(lists.as_buffer(of_type=buffer_type))
@@ -306,17 +305,12 @@ def _flattened(lists: Any, info: TensorInfo, shape: tuple[int, ...]) -> np.ndarr
 
 
 def named_columns(array: np.ndarray, labels: Sequence[str]) -> Any:
-    """Return an array as nested lists, with objects in the place of the innermost ones.
+    """Return an array of numbers, `[..., columns]`, as nested lists of dictionaries by the labels of the columns.
 
-    Args:
-        array: Numbers, `[..., columns]`.
-        labels: What the columns are called.
-
-    Returns:
-        Lists of dictionaries of numpy's own numbers, which orjson writes as it writes those of arrays.
+    The values are numpy's own numbers, which orjson writes like those of arrays.
 
     Raises:
-        ValueError: There are more columns than names, or fewer.
+        ValueError: There are more or fewer columns than labels.
     """
     if array.ndim > 1:
         return [named_columns(part, labels) for part in array]
@@ -326,9 +320,9 @@ def named_columns(array: np.ndarray, labels: Sequence[str]) -> Any:
 
 
 class ColumnNames:
-    """Writes the Azure scoring protocol's answers of a model with such outputs.
+    """Writes the Azure scoring protocol's answers of a model whose scores are objects by class name.
 
-    Its methods stand for the functions of `wire.scoring` and `wire.tensor_json` with their names.
+    Its methods replace the functions of `wire.scoring` and `encode_tensors` with the same names.
     """
 
     def __init__(self, outputs: Sequence[TensorInfo]) -> None:
@@ -339,7 +333,7 @@ class ColumnNames:
         """Return the only output as lists, or an object of outputs by name.
 
         Raises:
-            NonFiniteOutput: A number is not finite, and that is to be refused.
+            NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
         """
         listed: Any = {name: self._listed(name, array) for name, array in outputs.items()}
         if len(outputs) == 1:
@@ -350,17 +344,15 @@ class ColumnNames:
     def encode_outputs(
         self, specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray], non_finite: NonFinite = WORDS
     ) -> bytes:
-        """Return the same of outputs in the order of `specs`."""
+        """Return the same for outputs in the order of `specs`."""
         named = {spec.name: array for spec, array in zip(specs, outputs, strict=True)}
         return self.encode_tensors(named, non_finite)
 
     def encode_each(self, rows: np.ndarray, non_finite: NonFinite = WORDS) -> list[bytes]:
-        """Return for each row of the only output what it gives for that row alone."""
+        """Return for each row of the only output the result for that row alone."""
         (name,) = self._names
-        # A name may hold what stands between rows, so that the text of all of them cannot be cut.
-        return [
-            self.encode_tensors({name: rows[index : index + 1]}, non_finite) for index in range(len(rows))
-        ]
+        # One by one: a label may contain the text between rows, so the text of all rows cannot be split.
+        return [self.encode_tensors({name: row[np.newaxis]}, non_finite) for row in rows]
 
     def _listed(self, name: str, array: np.ndarray) -> Any:
         labels = self._labels.get(name)
@@ -373,16 +365,14 @@ def _number_or_lists(value: Any) -> Any:
 
 _KEY: Final = b'"method"'
 _OF_AUTOML: Final = "predict"
-"""What AutoML's scripts mean where no method is named."""
+"""The default method of AutoML's scripts."""
 
 
 class MethodRequest(NamedTuple):
-    """A decoded request.
+    """A decoded request for a `method` of an estimator, with its inputs by name.
 
     Attributes:
-        method: The method that is asked.
-        inputs: Its inputs by name.
-        results: Whether the answer is to be AutoML's.
+        results: Whether to answer as AutoML's scripts do.
     """
 
     method: str
@@ -391,11 +381,7 @@ class MethodRequest(NamedTuple):
 
 
 class MethodDecoder:
-    """Decodes the bodies of one model. Not thread-safe: it reuses its parser's memory.
-
-    Args:
-        signature: What the model takes and gives; its `signatures` are the methods.
-    """
+    """Decodes the bodies of one estimator. Not thread-safe: it reuses its parser's memory."""
 
     def __init__(self, signature: Signature) -> None:
         self._methods = {named.name: named for named in signature.signatures}
@@ -404,9 +390,7 @@ class MethodDecoder:
         self._lists = not is_columns(self._default.tensors.inputs)
 
     def decode(self, body: bytes) -> MethodRequest:
-        """Return the method that is asked, and its inputs by name.
-
-        Rows may be objects by the names of the columns, where the model has such names.
+        """Return the requested method and its inputs; rows may be objects by column name, if there are such names.
 
         Raises:
             MalformedBody: The body is not JSON.
@@ -447,7 +431,7 @@ def encode_results(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WO
 
 
 def encode_named(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
-    """Return an object of all outputs by name, also of a single one; see `encode_outputs` for NaN."""
+    """Return an object of all outputs by name, even of a single one; see `encode_outputs` for NaN."""
     listed: Any = {name: writable(array) for name, array in outputs.items()}
     text = orjson.dumps(listed, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
     return rewritten(text, listed, to_lists, non_finite) if b"null" in text else text

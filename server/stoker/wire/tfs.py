@@ -1,6 +1,6 @@
 """TensorFlow Serving's REST requests and answers: predict in row and column format.
 
-Source: TensorFlow Serving's REST API text, and for what that leaves open what its code does. Sans-I/O.
+Source: TensorFlow Serving's REST API text and, where that is silent, its code. Sans-I/O.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class PredictRequest:
     """A decoded predict request.
 
     Attributes:
-        signature: The signature that it asks for.
+        signature: The requested signature.
         inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
-        rows: Whether it came in row format, and is to be answered so.
+        rows: Whether the request, and so the answer, is in row format.
     """
 
     signature: NamedSignature
@@ -56,7 +56,7 @@ def decode_predict(signatures: Sequence[NamedSignature], body: bytes) -> Predict
     """Decode `{"instances": [...]}` (row format) or `{"inputs": ...}` (column format).
 
     Args:
-        signatures: Those that the model has, the default first.
+        signatures: The model's signatures, the default first.
         body: The request's body.
 
     Raises:
@@ -84,7 +84,7 @@ def read_document(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a request.
 
     Raises:
-        MalformedBody: The body holds no such object.
+        MalformedBody: The body is not a JSON object.
         BodyTooLarge: It has too many values.
     """
     if not body:
@@ -102,11 +102,11 @@ def read_document(body: bytes) -> dict[str, Any]:
 
 
 def named_signature(signatures: Sequence[NamedSignature], document: Mapping[str, Any]) -> NamedSignature:
-    """Return the signature that a request names, the first if it names none.
+    """Return the signature that a request names, the first one if it names none.
 
     Raises:
-        MalformedBody: Its name is no text.
-        InvalidInput: It is not served.
+        MalformedBody: The name is not a string.
+        InvalidInput: There is no such signature.
     """
     name = document.get("signature_name", "")
     if not isinstance(name, str):
@@ -123,7 +123,7 @@ def named_signature(signatures: Sequence[NamedSignature], document: Mapping[str,
 
 
 def _first_value(body: bytes) -> Any:
-    """The first JSON value; what follows it is ignored, and NaN and Infinity are read, as TensorFlow Serving does."""
+    """Parse the first JSON value with NaN and Infinity; ignore the rest, as TensorFlow Serving does."""
     check_slow(body)
     try:
         value, _ = json.JSONDecoder(parse_float=finite).raw_decode(body.decode().lstrip(" \t\r\n\ufeff"))
@@ -182,7 +182,7 @@ def tensor_of(value: Any, info: TensorInfo) -> np.ndarray:
     """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`.
 
     Raises:
-        InvalidInput: They are none.
+        InvalidInput: The lists have another shape or hold something else.
     """
     try:
         elements = elements_of(value)
@@ -191,7 +191,7 @@ def tensor_of(value: Any, info: TensorInfo) -> np.ndarray:
         if ragged.expected is not None:
             problem += f" expected size: {ragged.expected}"
         raise InvalidInput(problem) from None
-    # First: lists can be nested deeper than arrays.
+    # Before reshaping: lists can be nested deeper than arrays.
     if not info.fits(elements.shape):
         raise InvalidInput(f"Expected {info}, got the shape {list(elements.shape)}")
     array = _strings(elements.items, info) if info.dtype == "string" else _numbers(elements, info)
@@ -219,11 +219,7 @@ def _strings(leaves: list[Any], info: TensorInfo) -> np.ndarray:
 
 
 def string_of(leaf: Any, name: str) -> bytes:
-    """Return a string, or what `{"b64": ...}` stands for.
-
-    Raises:
-        InvalidInput: It is neither; the message calls it `name`.
-    """
+    """Return the bytes of a string or of `{"b64": ...}`; raise InvalidInput, with `name`, for anything else."""
     if isinstance(leaf, str):
         return leaf.encode(errors="surrogatepass")
     if is_base64(leaf):
@@ -259,12 +255,12 @@ def encode_predict(
     Args:
         request: The request.
         outputs: The outputs of its signature by name.
-        non_finite: What becomes of NaN and infinities.
-        key: The only key of the answer; empty for an answer without one, None for the one of the format.
+        non_finite: How to write NaN and infinities.
+        key: The only key of the answer; empty for an answer without one, None for the key of the format.
 
     Raises:
-        NonFiniteOutput: A number is not finite, and that is to be refused.
-        InvalidInput: Row format was asked for, and an output has no batch axis.
+        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
+        InvalidInput: The request is in row format, and an output has no batch axis.
     """
     infos = request.signature.tensors.outputs
     names = [info.name for info in infos]
@@ -305,7 +301,7 @@ def dump(value: Any, non_finite: NonFinite = WORDS) -> bytes:
     """Return the JSON of arrays in lists and objects.
 
     Raises:
-        NonFiniteOutput: A number is not finite, and that is to be refused.
+        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
     """
     text = orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     return rewritten(text, value, _plain, non_finite) if b"null" in text else text

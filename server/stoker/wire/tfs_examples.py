@@ -1,7 +1,9 @@
 """TensorFlow Serving's classify and regress: examples of features in, labels with scores or numbers out.
 
-A signature made for it takes serialized `tf.train.Example`. Of any other, which takes tensors, the features are the
-inputs by name. Source: TensorFlow Serving's REST API text, and its code for what that leaves open.
+A signature for them takes serialized `tf.train.Example`, which are written here without TensorFlow: an example is a
+map from names to lists of bytes, of 32-bit floats, or of 64-bit integers. Other signatures take tensors, and their
+features are the inputs by name. Sources: TensorFlow Serving's REST API text and, where that is silent, its code;
+`tensorflow/core/example/feature.proto`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ __all__ = [
 Verb = Literal["classify", "regress"]
 
 MAX_REPEATED: Final = 1 << 20
-"""What a context that is repeated for each example may make: values and letters, or bytes."""
+"""The limit of a context times the number of examples: values and letters, or bytes."""
 _FEATURE_KINDS: Final[dict[type, str]] = {
     str: "bytes",
     dict: "bytes",
@@ -49,12 +51,7 @@ _FEATURE_KINDS: Final[dict[type, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExamplesRequest:
-    """A decoded classify or regress request.
-
-    Attributes:
-        signature: The signature that it asks for.
-        inputs: Arrays by name; examples are an `object` array of `bytes`.
-    """
+    """A decoded classify or regress request: arrays by name; examples are an `object` array of `bytes`."""
 
     signature: NamedSignature
     inputs: dict[str, np.ndarray]
@@ -67,14 +64,14 @@ def decode_examples(
 
     Args:
         model: The model's name, for error messages.
-        verb: What is asked for.
-        signatures: Those that the model has, the default first.
+        verb: `classify` or `regress`.
+        signatures: The model's signatures, the default first.
         body: The request's body.
 
     Raises:
         MalformedBody: The body is not JSON, or has no examples.
-        InvalidInput: The signature does not do this, or the features do not fit it.
-        BodyTooLarge: The context would become very large, which is repeated for each example.
+        InvalidInput: The signature cannot do this, or the features do not fit it.
+        BodyTooLarge: The context, repeated for each example, would become very large.
     """
     document = read_document(body)
     signature = named_signature(signatures, document)
@@ -98,10 +95,10 @@ def decode_examples(
 
 
 def takes_examples(model: str, verb: Verb, signature: NamedSignature) -> bool:
-    """Whether a signature takes serialized examples; if not, it takes tensors.
+    """Return whether a signature takes serialized examples; otherwise it takes tensors.
 
     Raises:
-        InvalidInput: It is for something else, or its outputs are not what the answer is made of.
+        InvalidInput: It is for something else, or its outputs do not make an answer.
     """
     tensors = signature.tensors
     if signature.method == "predict":
@@ -120,7 +117,7 @@ def takes_examples(model: str, verb: Verb, signature: NamedSignature) -> bool:
 
 
 def _serialized(context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Each example with the features of the context that it has not itself, `object[examples]` of `bytes`."""
+    """Return each example with the features of the context that it lacks, `object[examples]` of `bytes`."""
     shared = {name: _entry(name, value) for name, value in context.items()}
     array = np.empty(len(examples), object)
     array[:] = [
@@ -163,7 +160,7 @@ def _check_names(
 
 
 def _size(feature: Any) -> int:
-    """How many values a feature has, and letters of texts."""
+    """Return the number of values of a feature, plus the letters of texts."""
     values = feature if isinstance(feature, list) else [feature]
     texts = (value["b64"] if is_base64(value) else value for value in values)
     return 1 + sum(1 + len(text) if isinstance(text, str) else 1 for text in texts)
@@ -172,17 +169,17 @@ def _size(feature: Any) -> int:
 def _feature(
     info: TensorInfo, context: Mapping[str, Any], examples: Sequence[Mapping[str, Any]]
 ) -> np.ndarray:
-    """One input of all examples; what they have from the context is read once."""
+    """Return one input of all examples; features from the context are read once."""
     own = [example[info.name] for example in examples if info.name in example]
     if len(own) == len(examples):
-        return _featuretensor_of(own, info)
-    tensor = _featuretensor_of([context[info.name], *own], info)
+        return _feature_tensor(own, info)
+    tensor = _feature_tensor([context[info.name], *own], info)
     has_own = np.array([info.name in example for example in examples])
     shared: np.ndarray = tensor[np.where(has_own, np.cumsum(has_own), 0)]
     return shared
 
 
-def _featuretensor_of(features: list[Any], info: TensorInfo) -> np.ndarray:
+def _feature_tensor(features: list[Any], info: TensorInfo) -> np.ndarray:
     """A feature is a value or a list of values of one kind: integers, floats, or strings."""
     listed = [feature if isinstance(feature, list) else [feature] for feature in features]
     values = list(chain.from_iterable(listed))
@@ -221,7 +218,7 @@ def encode_results(
 
     Raises:
         InvalidInput: As `results_of`.
-        NonFiniteOutput: A number is not finite, and that is to be refused.
+        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
     """
     return dump({"results": results_of(verb, request.signature, outputs)}, non_finite)
 
@@ -258,7 +255,7 @@ def _matrix(output: np.ndarray) -> np.ndarray:
 
 
 def _classified(scores: np.ndarray | None, classes: np.ndarray | None) -> list[Any]:
-    """Pairs of label and score: without classes labels are indices, without scores these are 0."""
+    """Return pairs of label and score: without classes labels are indices, without scores these are 0."""
     if scores is None and classes is None:
         raise InvalidInput("classify needs an output 'classes' or 'scores'; the signature has none")
     if scores is None:
@@ -290,16 +287,12 @@ _INT64_MASK: Final = (1 << 64) - 1
 
 
 def example_of(entries: Iterable[bytes]) -> bytes:
-    """Return an example with these entries of `entry_of`, the last of those with one name."""
+    """Return an example with the entries of `entry_of`; the last one of each name counts."""
     return field(_FEATURES, b"".join(entries))
 
 
 def entry_of(name: str, values: Feature) -> bytes:
-    """Return a feature under its name.
-
-    Raises:
-        OverflowError: A number does not fit its type.
-    """
+    """Return a feature under its name; raise OverflowError if a number does not fit its type."""
     key = field(_KEY, name.encode(errors="surrogatepass"))
     return field(_ENTRY, key + field(_VALUE, _feature_field(values)))
 
@@ -317,5 +310,5 @@ def _feature_field(values: Feature) -> bytes:
 def _int64(value: int) -> bytes:
     if not -(1 << 63) <= value < 1 << 63:
         raise OverflowError("an integer does not fit 64 bits")
-    # Negative numbers are written as their complement, in ten bytes.
+    # Negative numbers are written as two's complement, in ten bytes.
     return varint_bytes(value & _INT64_MASK)

@@ -240,7 +240,7 @@ def test_what_is_queued_is_written_at_the_end(tmp_path: Path) -> None:
     """The thread writes what waits when it is told to end."""
     data = ModelData("m", 1, CollectionSettings(), ModelDataFiles(tmp_path, 1 << 24))
     data.start()
-    data.offer(Series("m", "1", "inputs", "inputs", b"a\n"), NOON_S, b"1\n")
+    data.enqueue(Series("m", "1", "inputs", "inputs", b"a\n"), NOON_S, b"1\n")
     data.close()
     (file,) = tmp_path.rglob("*.csv")
     assert file.read_bytes() == b"a\n1\n"
@@ -252,6 +252,6 @@ def test_lines_that_cannot_be_written_are_said(tmp_path: Path, caplog: pytest.Lo
     data = ModelData("m", 1, CollectionSettings(), ModelDataFiles(tmp_path / "file" / "x", 1 << 24))
     series = Series("m", "1", "inputs", "inputs", b"a\n")
     for _ in range(2):
-        data.offer(series, NOON_S, b"1\n")
+        data.enqueue(series, NOON_S, b"1\n")
     data.write_queued()
     assert caplog.text.count("rows that the script has collected are lost: ") == 1

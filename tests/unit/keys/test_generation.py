@@ -79,7 +79,7 @@ def test_whatever_becomes_of_the_counter_keys_are_checked_and_followed(
             path.mkdir()
         elif harm == "a FIFO":
             os.mkfifo(path)
-    follower.look()
+    follower.check()
     assert verifier.verify(bearer(keys.primary))
     assert KeyVerifier(keyring.keys_dir, "mnist", generation=number).verify(bearer(keys.primary))
     if harm in ("a folder", "a FIFO"):
@@ -100,11 +100,11 @@ def test_a_restored_backup_is_followed(keyring: Keyring, follower: Follower, num
     )
     keyring.regenerate("primary")
     shutil.copyfile(keyring.keys_dir.with_name("backup") / "mnist.verify", keyring.keys_dir / "mnist.verify")
-    follower.look()
+    follower.check()
     assert verifier.verify(bearer(old.primary))
     shutil.rmtree(keyring.keys_dir)
     keyring.keys_dir.with_name("backup").rename(keyring.keys_dir)
-    follower.look()
+    follower.check()
     keyring.regenerate("secondary")
     assert verifier.verify(bearer(old.primary))
     assert not verifier.verify(bearer(old.secondary))
@@ -113,8 +113,8 @@ def test_a_restored_backup_is_followed(keyring: Keyring, follower: Follower, num
 def test_nothing_is_raised_without_a_change(follower: Follower, number: memoryview) -> None:
     """Looks alone make no frontend read files."""
     before = number[0]
-    follower.look()
-    follower.look()
+    follower.check()
+    follower.check()
     assert number[0] == before
 
 
@@ -187,7 +187,7 @@ def test_a_folder_that_comes_later_is_followed(tmp_path: Path, number: memoryvie
     """A server without keys may be given some."""
     follower = Follower(tmp_path / "keys", number, look_s=3600)
     Keyring(tmp_path / "keys", "a").ensure()
-    follower.look()
+    follower.check()
     assert number[0] == 1
     follower.start()
     raise_generation(tmp_path / "keys")

@@ -64,7 +64,7 @@ def test_the_number_of_the_keys_is_shown_once_they_hold(tmp_path: Path) -> None:
         ({"primary": NEW, "generation": "six"}, 0),
     ):
         written(tmp_path / "f", **keys)
-        folder.look()
+        folder.reload_if_changed()
         assert folder.generation == shown
 
 
@@ -83,10 +83,10 @@ def test_a_new_key_holds_at_the_next_look(tmp_path: Path, write: object) -> None
     folder.provide_admin_key()
     verifier, admin = KeyVerifier(tmp_path / "keys", "a"), KeyVerifier(tmp_path / "keys", ADMIN)
     counter = (tmp_path / "keys" / "generation").read_bytes()
-    folder.look()
+    folder.reload_if_changed()
     assert (tmp_path / "keys" / "generation").read_bytes() == counter
     change(primary=NEW, admin=NEW + "!")
-    folder.look()
+    folder.reload_if_changed()
     assert verifier.verify(f"Bearer {NEW}".encode())
     assert not verifier.verify(f"Bearer {OLD}".encode())
     assert admin.verify(f"Bearer {NEW}!".encode())
@@ -98,17 +98,17 @@ def test_what_cannot_be_a_key_changes_nothing(tmp_path: Path, caplog: pytest.Log
     folder.provide("a")
     (tmp_path / "f" / "primary").write_text("short")
     with caplog.at_level(logging.WARNING):
-        folder.look()
-        folder.look()
+        folder.reload_if_changed()
+        folder.reload_if_changed()
     assert [record.getMessage() for record in caplog.records] == [
         "the keys stay as they are: the primary key has 5 characters; it has to have 16 to 512"
     ]
     assert accepts(tmp_path / "keys", "a", OLD)
     (tmp_path / "f" / "primary").unlink()
-    folder.look()
+    folder.reload_if_changed()
     assert accepts(tmp_path / "keys", "a", OLD)
     written(tmp_path / "f", primary=NEW)
-    folder.look()
+    folder.reload_if_changed()
     assert accepts(tmp_path / "keys", "a", NEW)
 
 
@@ -132,11 +132,11 @@ def test_keys_that_cannot_be_written_are_written_by_a_later_look(
         full.setattr(keyring, "replace_file", replace_others)
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
-                folder.look()
+                folder.reload_if_changed()
         (said,) = caplog.messages
         assert said.startswith(f"the keys in {given} do not hold for all services yet: [Errno 28]")
         assert [accepts(tmp_path / "keys", owner, NEW) for owner in "abc"] == [True, False, True]
-    folder.look()
+    folder.reload_if_changed()
     assert [accepts(tmp_path / "keys", owner, NEW) for owner in "abc"] == [True, True, True]
     assert not accepts(tmp_path / "keys", "b", OLD)
 
@@ -223,8 +223,8 @@ def test_a_key_that_cannot_be_read_stays_while_others_follow(
     harmed(given / "primary", how)
     written(given, secondary=NEW, generation="2")
     with caplog.at_level(logging.WARNING):
-        folder.look()
-        folder.look()
+        folder.reload_if_changed()
+        folder.reload_if_changed()
     assert [record.message.startswith("a key stays as it is: ") for record in caplog.records] == [True]
     assert verifier.verify(f"Bearer {OLD}".encode())
     assert verifier.verify(f"Bearer {NEW}".encode())
@@ -232,7 +232,7 @@ def test_a_key_that_cannot_be_read_stays_while_others_follow(
     assert folder.generation == 1
     (given / "primary").rmdir() if how == "folder" else (given / "primary").unlink()
     written(given, primary=OTHER)
-    folder.look()
+    folder.reload_if_changed()
     assert verifier.verify(f"Bearer {OTHER}".encode())
     assert not verifier.verify(f"Bearer {OLD}".encode())
     assert folder.generation == 2

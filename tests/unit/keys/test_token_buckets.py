@@ -14,10 +14,10 @@ def test_a_bucket_is_full_fills_and_owes() -> None:
     bucket = Bucket(100, 2, 7_000, 0)
     assert (bucket.size, bucket.level, bucket.wait_ns(200)) == (200, 200, 0)
     bucket.draw(150)
-    assert bucket.look(S // 2, 7_150) == 100
-    assert bucket.look(S, 7_450) == -150
+    assert bucket.update(S // 2, 7_150) == 100
+    assert bucket.update(S, 7_450) == -150
     assert bucket.wait_ns(0) == 3 * S // 2
-    assert bucket.look(100 * S, 7_450) == 200
+    assert bucket.update(100 * S, 7_450) == 200
 
 
 def test_a_small_rate_has_room_for_one() -> None:
@@ -51,12 +51,12 @@ def test_what_is_let_through_is_within_the_rate(
     granted: list[tuple[int, int]] = []
     for pause_ns, amount in asked:
         now_ns += pause_ns
-        bucket.look(now_ns, drawn)
+        bucket.update(now_ns, drawn)
         if amount > bucket.size:
             continue
         wait_ns = bucket.wait_ns(amount)
         now_ns += wait_ns
-        bucket.look(now_ns, drawn)
+        bucket.update(now_ns, drawn)
         assert bucket.wait_ns(amount) == 0
         bucket.draw(amount)
         drawn += amount

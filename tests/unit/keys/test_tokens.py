@@ -20,7 +20,7 @@ from stoker.keys.credentials import (
     KeyVerifier,
     Token,
     TokenVerifier,
-    issue,
+    issue_token,
 )
 from stoker.keys.keyring import Keyring, Keys, read_signing_secret, services_that_sign
 
@@ -47,7 +47,9 @@ def verifier(keyring: Keyring, clock: SecondsClock) -> TokenVerifier:
 
 
 def signed(keyring: Keyring, **options: int) -> Token:
-    return issue(read_signing_secret(keyring.keys_dir, keyring.service), "mnist", now_s=NOW_S, **options)
+    return issue_token(
+        read_signing_secret(keyring.keys_dir, keyring.service), "mnist", now_s=NOW_S, **options
+    )
 
 
 def bearer(text: str) -> bytes:

@@ -62,13 +62,13 @@ def test_another_pair_holds_when_its_files_stay_as_they_are(
     files = make_pair(tmp_path, "old.example")
     followed = FollowedCertificate(files, ["http/1.1"])
     before = followed.current
-    followed.look()
+    followed.reload_if_changed()
     assert followed.current is before
     replace_pair(files, tmp_path, "new.example")
-    followed.look()
+    followed.reload_if_changed()
     assert followed.current is before
     with caplog.at_level(logging.INFO):
-        followed.look()
+        followed.reload_if_changed()
     assert followed.current.names == ("new.example",)
     assert "was exchanged" in caplog.text
 
@@ -82,14 +82,14 @@ def test_a_broken_pair_is_logged_once_and_the_old_one_stays(
     key = files.key.read_bytes()
     files.key.unlink()
     for _ in range(4):
-        followed.look()
+        followed.reload_if_changed()
     assert followed.current.names == ("old.example",)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "the certificate stays as it was: " in caplog.text
     files.key.write_bytes(key)
     before = followed.current
     for _ in range(2):
-        followed.look()
+        followed.reload_if_changed()
     assert followed.current is not before
 
 
@@ -102,5 +102,5 @@ def test_all_files_are_followed(tmp_path: Path) -> None:
     before = followed.current
     other.file.replace(authority.file)
     for _ in range(2):
-        followed.look()
+        followed.reload_if_changed()
     assert followed.current is not before

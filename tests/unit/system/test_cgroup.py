@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.system import resources
-from stoker.system.resources import core_count, cpu_limit, tell_libraries
+from stoker.system.resources import core_count, cpu_limit, limit_library_threads
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
@@ -83,5 +83,5 @@ def test_libraries_are_told_of_the_limit(
     """Where it is below the cores of the kernel, unless the operator has chosen a number of threads."""
     monkeypatch.setattr(resources, "_own_limit", lambda: limit)
     monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: set(range(16)))
-    tell_libraries(said)
+    limit_library_threads(said)
     assert said == told

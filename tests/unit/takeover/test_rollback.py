@@ -27,8 +27,8 @@ def verdict(old: Counters, new: Counters, bounds: Bounds | None = None) -> str |
     """What is said of versions that began with nothing."""
     trial = Trial(bounds or Bounds(), BOUNDS_S)
     nothing = Counters(times=(0,) * 5)
-    assert trial.look(0.0, nothing, nothing) is None
-    return trial.look(60.0, old, new)
+    assert trial.check(0.0, nothing, nothing) is None
+    return trial.check(60.0, old, new)
 
 
 @FEW
@@ -73,7 +73,7 @@ def test_chance_takes_no_weight_away() -> None:
             for one in seen:
                 one[0] += 20
                 one[1] += sum(chance.random() < 0.02 for _ in range(20))
-            taken += trial.look(2.0 * look, *(counted(*one) for one in seen)) is not None
+            taken += trial.check(2.0 * look, *(counted(*one) for one in seen)) is not None
     assert taken == 0
 
 
@@ -91,12 +91,12 @@ def test_only_the_last_minutes_count() -> None:
     """What both did before the trial or five minutes ago is forgotten."""
     trial = Trial(Bounds(), BOUNDS_S)
     bad = counted(1000, 1000)
-    assert trial.look(0.0, counted(1000), bad) is None
+    assert trial.check(0.0, counted(1000), bad) is None
     for minute in range(1, 8):
         seen = 1000 + 200 * minute
-        assert trial.look(60.0 * minute, counted(seen), Counters(200 * minute, 1000, bad.times)) is None
+        assert trial.check(60.0 * minute, counted(seen), Counters(200 * minute, 1000, bad.times)) is None
     fails_now = Counters(1400, 1400, bad.times)
-    assert trial.look(480.0, counted(2600), fails_now) is not None
+    assert trial.check(480.0, counted(2600), fails_now) is not None
 
 
 @FEW

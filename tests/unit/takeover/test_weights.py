@@ -1,4 +1,4 @@
-"""Turns keep shares exactly, and values stick to a version while weights shift."""
+"""RoundRobin keep shares exactly, and values stick to a version while weights shift."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.takeover.traffic_split import Split, Turns
+from stoker.takeover.traffic_split import RoundRobin, Split
 
 FEW = settings(STEADY, max_examples=30)
 
@@ -22,7 +22,7 @@ values = st.binary(min_size=1, max_size=8)
 @given(weights, st.integers(1, 3))
 def test_every_round_of_turns_has_the_shares(shares: dict[str, int], rounds: int) -> None:
     """And at no time is anybody a whole turn away from what is due, but for those who have nothing."""
-    turns, total, counts = Turns(shares), sum(shares.values()), Counter[str | None]()
+    turns, total, counts = RoundRobin(shares), sum(shares.values()), Counter[str | None]()
     for turn in range(1, rounds * total + 1):
         counts[turns.next()] += 1
         assert all(abs(counts[name] - turn * weight / total) < len(shares) for name, weight in shares.items())
@@ -32,7 +32,7 @@ def test_every_round_of_turns_has_the_shares(shares: dict[str, int], rounds: int
 
 def test_nobody_has_a_turn_without_a_weight() -> None:
     """An endpoint all of whose deployments have 0 answers nobody who names none."""
-    assert Turns({"a": 0}).next() is None
+    assert RoundRobin({"a": 0}).next() is None
 
 
 @FEW
@@ -61,11 +61,11 @@ def test_values_are_spread_by_weight_and_nothing_sticks_unless_it_was_asked_for(
 def test_a_split_goes_on_only_as_one_that_is_alike() -> None:
     """The order counts: it says who has which place."""
     split = Split({"3": 9, "7": 1, "8": 0}, b"x")
-    assert split.alike(Split({"3": 9, "7": 1}, b"x"))
+    assert split.equals(Split({"3": 9, "7": 1}, b"x"))
     for other in (
         None,
         Split({"7": 1, "3": 9}, b"x"),
         Split({"3": 9, "7": 1}),
         Split({"3": 9, "7": 2}, b"x"),
     ):
-        assert not split.alike(other)
+        assert not split.equals(other)

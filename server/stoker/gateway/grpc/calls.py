@@ -16,7 +16,7 @@ from stoker.errors import (
     NotReady,
     RequestTimeout,
     StokerError,
-    unforeseen,
+    unexpected_error,
 )
 from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, inflate, prefixed
 from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, error_fields, ok_trailers, trailers_only
@@ -291,7 +291,7 @@ def log_fault(error: Exception, call: RpcCall, model: str = "") -> StokerError:
     """Log an error that should not have been, and return what the caller is told."""
     name = call.ids.request_id.decode("latin-1")
     logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)
-    return unforeseen(error)
+    return unexpected_error(error)
 
 
 def closing_error() -> NotReady:

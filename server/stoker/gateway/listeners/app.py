@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError, unforeseen
+from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError, unexpected_error
 from stoker.gateway.console.routes import console_routes
 from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe
@@ -245,4 +245,4 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     # Starlette raises the error again after the answer, and the server logs it.
-    return await _on_error(request, unforeseen(error))
+    return await _on_error(request, unexpected_error(error))

@@ -115,7 +115,7 @@ class TlsListener:
 
     def check_certificate(self) -> None:
         """Load the certificate again if its file has changed; call this once a second."""
-        self._certificate.look()
+        self._certificate.reload_if_changed()
         self._report_expiry()
 
     async def wait_for_handshakes(self, timeout_s: float) -> None:

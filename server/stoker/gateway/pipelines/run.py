@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from stoker.errors import InvalidInput, StokerError, unforeseen
+from stoker.errors import InvalidInput, StokerError, unexpected_error
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.urgency import USUAL
 from stoker.gateway.scoring.call import Call, Dialect
@@ -270,7 +270,7 @@ class PipelineRun:
             self._fail(step, error)
         except Exception as error:
             logger.exception("a step of a pipeline could not begin")
-            self._fail(step, unforeseen(error))
+            self._fail(step, unexpected_error(error))
 
     def _check(self, step: int, inputs: Mapping[str, np.ndarray]) -> None:
         """Raise InvalidInput where sizes that the models leave free do not match; rows of fixed shapes always do."""
@@ -293,7 +293,7 @@ class PipelineRun:
                 self._fail(step, call.failure)
         except Exception as error:
             logger.exception("the outputs of a step of a pipeline could not be taken")
-            self._fail(step, unforeseen(error))
+            self._fail(step, unexpected_error(error))
 
     def _take_outputs(self, step: int, call: StepCall) -> None:
         """Take the outputs of a step, and start the steps that waited for it alone."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Unpack
 
-from stoker.errors import InvalidSettings, NotReady, Overloaded, StokerError, unforeseen
+from stoker.errors import InvalidSettings, NotReady, Overloaded, StokerError, unexpected_error
 from stoker.gateway.pipelines.run import PipelineCall, PipelineRun
 from stoker.gateway.rows.exchange import device_lost
 from stoker.gateway.rows.ticket import Exchange, SlicedAnswer
@@ -150,7 +150,7 @@ class PipelineExchange(Exchange):
             self._fill(call, run)
         except Exception as error:
             logger.exception("the answer of a pipeline could not be assembled")
-            call.fail(unforeseen(error))
+            call.fail(unexpected_error(error))
         else:
             call.settle()
 

@@ -33,7 +33,7 @@ from stoker.errors import (
     StokerError,
     TooManySequences,
     UnknownSequence,
-    unforeseen,
+    unexpected_error,
 )
 from stoker.gateway.rows.admission import TargetAdmission
 from stoker.gateway.rows.bookkeeping import (
@@ -723,4 +723,4 @@ class SlicedTickets:
 def _fail_unforeseen(ticket: Ticket, error: Exception) -> None:
     """Fail a request after an internal error, which would otherwise leave it unanswered."""
     logger.error("a slice of a large request failed", exc_info=error)
-    ticket.fail(unforeseen(error))
+    ticket.fail(unexpected_error(error))

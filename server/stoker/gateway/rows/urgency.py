@@ -93,7 +93,7 @@ class Quota:
     def look(self, now_ns: int, rows: int, device_ns: int) -> None:
         """Update the buckets from what the caller has used by now, in rows and device time."""
         for kind, bucket in self._buckets.items():
-            bucket.look(now_ns, rows if kind == _ROWS else device_ns / _MS_NS)
+            bucket.update(now_ns, rows if kind == _ROWS else device_ns / _MS_NS)
 
     def check(self) -> None:
         """Refuse a request before its rows are known, if no row is left; otherwise it may be read.
@@ -200,7 +200,7 @@ class Quotas:
             return None
         quota = self._quotas.get(terms.name)
         if quota is None:
-            self._usage.look_for_processes()
+            self._usage.include_new_processes()
             had = int(self._rows[terms.number]), int(self._device_ns[terms.number])
             quota = self._quotas[terms.name] = Quota(
                 terms, self._usage, self._counts, self._clock_ns, self._slack_ns, *had
@@ -236,7 +236,7 @@ class Quotas:
         if now_ns < self._looked_ns + LOOK_NS:
             return
         self._looked_ns = now_ns
-        self._usage.look_for_processes()
+        self._usage.include_new_processes()
         self._rows, self._device_ns = self._usage.all_rows(), self._usage.all_device_ns()
         if not self._quotas:
             return

@@ -28,7 +28,7 @@ from stoker.errors import (
     StokerError,
     TooManySequences,
     Unauthorized,
-    unforeseen,
+    unexpected_error,
 )
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
@@ -488,7 +488,7 @@ class Call(Ticket):
         )
         # The exception may have been raised after the answer was given.
         if self.wanted:
-            self.refuse(unforeseen(error))
+            self.refuse(unexpected_error(error))
 
     def abandon(self) -> None:
         """The caller has gone: rows that have not started will not run."""

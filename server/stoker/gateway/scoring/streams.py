@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import ScoringTimeout
 from stoker.gateway.http.responses import Answer, error_body
-from stoker.wire.script_streams import TOKEN_BYTES, PieceReader, fresh_place, listening_socket
+from stoker.wire.script_streams import TOKEN_BYTES, PieceReader, listening_socket, new_address
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
@@ -57,7 +57,7 @@ class ScriptStreams:
 
     def expect(self) -> ExpectedStream:
         """Expect a stream; its `close` has to be called."""
-        token, place = fresh_place(self._name)
+        token, place = new_address(self._name)
         expected = self._expected[token] = ExpectedStream(self, token, place)
         return expected
 
@@ -101,7 +101,7 @@ class ScriptStreams:
             writer.close()
             return
         pieces = PieceReader(reader, writer)
-        pieces.take()
+        pieces.accept()
         expected.begun.set_result(pieces)
 
 

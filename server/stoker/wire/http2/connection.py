@@ -1,14 +1,15 @@
-"""A server's connection of HTTP/2 (RFC 9113): what a client sends, as requests, and what it may not send.
+"""A server's connection of HTTP/2 (RFC 9113): turns received bytes into requests, and enforces limits. Sans-I/O.
 
-Nothing here waits or knows a socket: its owner gives it what has arrived, and writes what is in `out`. Whatever a
-client sends costs its own connection alone, and takes a bounded part of memory and time:
+The owner passes received bytes in, and writes the frames in `out`. Whatever a client sends affects its own connection
+alone, and costs a limited amount of memory and time:
 
-- frames, blocks of header fields, streams that are open at once, and what their receivers have not taken
-- frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, tiny DATA, unknown ones) are counted.
-  `patience` is what is left of them; what is sent earns some more, and its owner gives it back now and then.
-- so are streams that the client resets ("rapid reset", CVE-2023-44487), in `resets`: only answers with content earn
-  some more of these, or whoever is refused could begin streams for ever.
-- a turn of the event loop reads a part of what has arrived; `more` says that its owner is to come back.
+- The sizes of frames, header blocks, open streams and unread content are limited.
+- Frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, tiny DATA, unknown ones) are counted: `patience`
+is
+  the number of further ones. Sent answers earn some more, and the owner restores it from time to time.
+- Streams that the client resets ("rapid reset", CVE-2023-44487) are counted too: `resets`. Only answers with content
+  earn more of these, so a client whose requests are refused cannot begin streams for ever.
+- Each turn of the event loop reads a limited part; `more` tells the owner to come back.
 """
 
 from __future__ import annotations
@@ -70,9 +71,6 @@ __all__ = [
 ]
 
 
-# What frames say beside the requests, and the forms that they have to have.
-
-
 _SETTING: Final = struct.Struct(">HI")
 _MOST_SETTINGS: Final = 64
 _LARGEST_FRAME_BYTES: Final = (1 << 24) - 1
@@ -80,34 +78,26 @@ _PRIORITY_BYTES: Final = 5
 
 
 def peer_settings(flags: int, number: int, payload: bytes) -> list[tuple[int, int]]:
-    """Return what a SETTINGS frame says, in its order.
-
-    Raises:
-        ConnectionFault: It is malformed, says what cannot be, or more than anybody has to say.
-    """
+    """Return the settings in a SETTINGS frame, in order; raise ConnectionFault for malformed or excessive ones."""
     if number:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "settings of a stream")
     if len(payload) % _SETTING.size or (flags & ACK and payload):
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed SETTINGS")
     if len(payload) > _MOST_SETTINGS * _SETTING.size:
         raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
-    said = list(_SETTING.iter_unpack(payload))
-    for name, value in said:
+    values = list(_SETTING.iter_unpack(payload))
+    for name, value in values:
         if name == Setting.ENABLE_PUSH and value > 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "push is neither on nor off")
         if name == Setting.INITIAL_WINDOW_SIZE and value > LARGEST_WINDOW_BYTES:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "window is too large")
         if name == Setting.MAX_FRAME_SIZE and not SMALLEST_MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_BYTES:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "no size of frames")
-    return said
+    return values
 
 
 def ping_payload(number: int, payload: bytes) -> bytes:
-    """Return what a PING frame holds.
-
-    Raises:
-        ConnectionFault: It is malformed.
-    """
+    """Return the payload of a PING frame; raise ConnectionFault if it is malformed."""
     if number:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ping of a stream")
     if len(payload) != 8:
@@ -116,55 +106,39 @@ def ping_payload(number: int, payload: bytes) -> bytes:
 
 
 def reset_code(payload: bytes) -> int:
-    """Return why a stream is reset.
-
-    Raises:
-        ConnectionFault: The frame is malformed.
-    """
+    """Return the error code of a RST_STREAM frame; raise ConnectionFault if it is malformed."""
     if len(payload) != 4:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed RST_STREAM")
     return int.from_bytes(payload, "big")
 
 
 def window_increment(payload: bytes) -> int:
-    """Return by how much a window grows.
-
-    Raises:
-        ConnectionFault: The frame is malformed.
-    """
+    """Return the increment of a WINDOW_UPDATE frame; raise ConnectionFault if it is malformed."""
     if len(payload) != 4:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed WINDOW_UPDATE")
     return int.from_bytes(payload, "big") & LARGEST_STREAM
 
 
 def check_begins(kind: int, flags: int) -> None:
-    """Check the first frame of a client.
-
-    Raises:
-        ConnectionFault: It is not its settings.
-    """
+    """Raise ConnectionFault unless the first frame of a client has its settings."""
     if kind != Kind.SETTINGS or flags & ACK:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "client begins without its settings")
 
 
 def unpadded(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """Return where the content of a padded frame begins and ends.
-
-    Raises:
-        ConnectionFault: The padding is longer than the frame.
-    """
+    """Return begin and end of the content of a padded frame; raise ConnectionFault if the padding is too long."""
     if start == stop or start + 1 + data[start] > stop:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
     return start + 1, stop - data[start]
 
 
 def check_priority(number: int, fields: bytes, *, alone: bool = False) -> None:
-    """Check the form of a priority, which means nothing here (RFC 9113, section 5.3.2).
+    """Check the form of a priority, which is ignored (RFC 9113, section 5.3.2).
 
     Args:
         number: The stream.
-        fields: The priority, and whatever follows it.
-        alone: Whether nothing may follow, and nothing is begun by it.
+        fields: The priority and the rest of the frame.
+        alone: Whether the frame is a PRIORITY frame, which has nothing else.
 
     Raises:
         ConnectionFault: It has another form.
@@ -182,7 +156,7 @@ _ASKING: Final = b"are you "
 
 
 class Head(Protocol):
-    """What is kept of the fields of a request."""
+    """The parsed fields of a request."""
 
     @property
     def content_bytes(self) -> int | None:
@@ -196,20 +170,20 @@ class Connection(Sender, Generic[HeadT]):
     """The server's side of a connection.
 
     Attributes:
-        failed: Whether nothing more is to be read: what is in `out` is the last.
-        greeted: Whether the client has begun to speak HTTP/2.
-        settled: Whether it has been told which requests are the last that are answered.
-        heard: Whether anything has come since somebody has set this to False.
-        more: Whether frames are left that this turn has no time for: `receive` goes on with them.
-        stuck: Whether no frame has become whole since somebody has set this to True.
+        failed: Whether the connection has ended: nothing more is read, and `out` has the last frames.
+        greeted: Whether the client has sent its preface.
+        settled: Whether the client knows which requests are the last to be answered.
+        heard: Whether anything has arrived since the owner set this to False.
+        more: Whether frames are left for the next turn: the owner calls `receive` again.
+        stuck: Whether no frame was completed since the owner set this to True.
     """
 
     def __init__(self, read: Callable[[Fields], HeadT], begin: Callable[[Stream, HeadT], Receiver]) -> None:
-        """Begin, with the server's greeting.
+        """Start with the server's greeting.
 
         Args:
-            read: Makes of the fields of a request what is kept of them.
-            begin: Called with each new stream; returns what takes its request. It may answer at once.
+            read: Parses the fields of a request.
+            begin: Called with each new stream; returns the receiver of its request. It may answer at once.
         """
         super().__init__()
         self.patience, self.resets = PATIENCE, RESETS
@@ -228,13 +202,13 @@ class Connection(Sender, Generic[HeadT]):
 
     @property
     def arriving(self) -> bool:
-        """Whether a frame, or a block of fields, is there in part."""
+        """Whether a frame or a header block has arrived in part."""
         return bool(self._rest) or self._block is not None or not self.greeted
 
-    # --- what its owner does ---
+    # --- for the owner ---
 
     def receive(self, data: bytes) -> None:
-        """Take what has arrived, as much as fits in a turn; `more` says whether something is left."""
+        """Process received bytes, as many as fit into a turn; `more` tells whether some are left."""
         if self.failed:
             return
         self.heard = True
@@ -244,7 +218,7 @@ class Connection(Sender, Generic[HeadT]):
             self.fail(fault.code, str(fault))
 
     def fail(self, code: ErrorCode, reason: str) -> None:
-        """End the connection at once; the receivers of its streams are told."""
+        """End the connection at once, and notify the receivers of its streams."""
         if self.failed:
             return
         self.failed, self.more = True, False
@@ -252,33 +226,33 @@ class Connection(Sender, Generic[HeadT]):
         self.lose()
 
     def lose(self) -> None:
-        """Tell the receivers of all streams that nobody waits."""
+        """Notify the receivers of all streams that the client has gone."""
         for stream in list(self.streams.values()):
             self._lose(stream)
 
     def drain(self) -> None:
-        """Ask the client to begin nothing more; what it sends before it has read that is answered."""
+        """Ask the client to begin no further streams; those that it sends before it reads that are answered."""
         if not self._drains and not self.failed:
             self._drains = True
             self.out += (goaway(LARGEST_STREAM), frame(Kind.PING, 0, 0, _DRAINING))
 
     def settle(self) -> None:
-        """Say which requests are the last; done when the client has read that it is to begin none."""
+        """Announce the last stream; done when the client has acknowledged `drain`."""
         if not self.settled and not self.failed:
             self._drains = self.settled = True
             self.out.append(goaway(self._last))
             self.on_settled()
 
     def ask(self) -> None:
-        """Make a client that says nothing say that it is there."""
+        """Ping a silent client."""
         self.out.append(frame(Kind.PING, 0, 0, _ASKING))
 
     def cancel(self, stream: Stream) -> None:
-        """Give a stream up whose answer its client does not take."""
+        """Reset a stream whose client does not read the answer."""
         self.reset(stream, ErrorCode.CANCEL)
 
     def release(self, stream: Stream) -> None:
-        """Hold a stream no longer: its client may send on."""
+        """Let the client of a held stream send again."""
         stream.held = False
         if stream.received_bytes >= STREAM_WINDOW_BYTES // 2 and not stream.ended:
             self._give_room(stream)
@@ -294,7 +268,8 @@ class Connection(Sender, Generic[HeadT]):
             data = b"".join(self._rest)
             self._rest.clear()
         self.stuck = False
-        position, end = (0, len(data)) if self.greeted else (self._greet(data), len(data))
+        position = 0 if self.greeted else self._greet(data)
+        end = len(data)
         needed = HEAD_BYTES if self.greeted else len(PREFACE) + HEAD_BYTES
         work = TURN_WORK
         while end - position >= HEAD_BYTES and self.greeted and not self.failed and work > 0:
@@ -312,13 +287,13 @@ class Connection(Sender, Generic[HeadT]):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block is not continued")
             if kind == 0:
                 work -= 1
-                self._take_data(data, start, stop, flags, number)
+                self._on_data(data, start, stop, flags, number)
             elif kind == 1:
                 work -= HEAD_WORK + (stop - start) // WORK_BYTES
-                self._take_headers(data, start, stop, flags, number)
+                self._on_headers(data, start, stop, flags, number)
             else:
                 work -= 1 + (stop - start) // WORK_BYTES
-                self._take_other(kind, flags, number, data[start:stop])
+                self._on_other(kind, flags, number, data[start:stop])
             position = stop
             needed = HEAD_BYTES
         self.more = work <= 0 and position < end and not self.failed
@@ -327,7 +302,7 @@ class Connection(Sender, Generic[HeadT]):
             self._rest_bytes, self._needed_bytes = end - position, 0 if self.more else needed
 
     def _greet(self, data: bytes) -> int:
-        """Read the client's preface; return how long it is, and 0 if it is not whole."""
+        """Read the client's preface; return its length, or 0 if it is incomplete."""
         if not PREFACE.startswith(data[: len(PREFACE)]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "connection does not speak HTTP/2")
         if len(data) < len(PREFACE) + HEAD_BYTES:
@@ -336,7 +311,7 @@ class Connection(Sender, Generic[HeadT]):
         check_begins(data[len(PREFACE) + 3], data[len(PREFACE) + 4])
         return len(PREFACE)
 
-    def _take_data(self, data: bytes, start: int, stop: int, flags: int, number: int) -> None:
+    def _on_data(self, data: bytes, start: int, stop: int, flags: int, number: int) -> None:
         size = stop - start
         self._received_bytes += size
         if self._received_bytes >= WINDOW_BYTES // 2:
@@ -346,10 +321,10 @@ class Connection(Sender, Generic[HeadT]):
             start, stop = unpadded(data, start, stop)
         ended = bool(flags & END_STREAM)
         if size < TINY_BYTES and not ended:
-            self._be_patient()
+            self._spend_patience()
         stream = self.streams.get(number)
         if stream is None or stream.ended:
-            self._take_stray(number, stream)
+            self._on_stray_data(number, stream)
             return
         if stream.left_bytes is not None or stream.held:
             try:
@@ -360,7 +335,7 @@ class Connection(Sender, Generic[HeadT]):
         stream.received_bytes += size
         stream.ended = ended
         content_bytes = stop - start
-        # A view keeps all that has arrived with it.
+        # A view keeps all bytes that arrived together.
         copied = content_bytes <= COPIED_BYTES or content_bytes * MOST_KEPT < len(data)
         stream.receiver.take(data[start:stop] if copied else memoryview(data)[start:stop], ended)
         if stream.received_bytes >= STREAM_WINDOW_BYTES // 2 and not (ended or stream.held):
@@ -371,18 +346,18 @@ class Connection(Sender, Generic[HeadT]):
             self.out.append(window_update(stream.number, stream.received_bytes))
             stream.received_bytes = 0
 
-    def _take_stray(self, number: int, stream: Stream | None) -> None:
-        """Content of a stream that takes none."""
+    def _on_stray_data(self, number: int, stream: Stream | None) -> None:
+        """Handle content of a stream that takes none."""
         if number in self._dropped:
             return
         self._check_begun(number)
-        self._be_patient()
+        self._spend_patience()
         if stream is None:
             self.out.append(rst_stream(number, ErrorCode.STREAM_CLOSED))
         else:
             self.reset(stream, ErrorCode.STREAM_CLOSED)
 
-    def _take_headers(self, data: bytes, start: int, stop: int, flags: int, number: int) -> None:
+    def _on_headers(self, data: bytes, start: int, stop: int, flags: int, number: int) -> None:
         if not number & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "stream has a number of the server's")
         if flags & PADDED:
@@ -392,7 +367,7 @@ class Connection(Sender, Generic[HeadT]):
             start += 5
         self._block_flags = flags
         if flags & END_HEADERS:
-            self._take_block(number, data[start:stop])
+            self._on_block(number, data[start:stop])
             return
         self._block, self._block_stream, self._block_bytes = [data[start:stop]], number, stop - start
 
@@ -406,14 +381,14 @@ class Connection(Sender, Generic[HeadT]):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block is too long")
         if flags & END_HEADERS:
             self._block = None
-            self._take_block(number, b"".join(block))
+            self._on_block(number, b"".join(block))
 
-    def _take_block(self, number: int, block: bytes) -> None:
+    def _on_block(self, number: int, block: bytes) -> None:
         if len(block) > MAX_BLOCK_BYTES:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block is too long")
         ended = bool(self._block_flags & END_STREAM)
         if number <= self._last:
-            self._take_trailers(number, block, ended)
+            self._on_trailers(number, block, ended)
             return
         self._last = number
         try:
@@ -434,13 +409,13 @@ class Connection(Sender, Generic[HeadT]):
             if ended:
                 receiver.end()
 
-    def _take_trailers(self, number: int, block: bytes, ended: bool) -> None:
+    def _on_trailers(self, number: int, block: bytes, ended: bool) -> None:
         stream = self.streams.get(number)
         if stream is None and number not in self._dropped:
             code = ErrorCode.STREAM_CLOSED if number == self._last else ErrorCode.PROTOCOL_ERROR
             raise ConnectionFault(code, "stream has ended")
         fields = self._heads.fields(block)
-        self._be_patient()
+        self._spend_patience()
         if stream is None:
             return
         try:
@@ -451,26 +426,26 @@ class Connection(Sender, Generic[HeadT]):
             return
         stream.receiver.end()
 
-    def _take_other(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def _on_other(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == Kind.CONTINUATION:
             self._continue(flags, number, payload)
             return
         if kind == Kind.RST_STREAM:
-            self._take_reset(number, payload)
+            self._on_reset(number, payload)
             return
-        self._be_patient()
+        self._spend_patience()
         if kind == Kind.WINDOW_UPDATE:
-            self._take_room(number, payload)
+            self._on_window_update(number, payload)
         elif kind == Kind.PING:
-            self._take_ping(flags, number, payload)
+            self._on_ping(flags, number, payload)
         elif kind == Kind.SETTINGS:
-            self._take_settings(flags, number, payload)
+            self._on_settings(flags, number, payload)
         elif kind == Kind.PRIORITY:
             check_priority(number, payload, alone=True)
         elif kind == Kind.PUSH_PROMISE or (kind == Kind.GOAWAY and (number or len(payload) < 8)):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame that a client does not send")
 
-    def _take_room(self, number: int, payload: bytes) -> None:
+    def _on_window_update(self, number: int, payload: bytes) -> None:
         more_bytes = window_increment(payload)
         stream = self.streams.get(number)
         if number and stream is None:
@@ -481,7 +456,7 @@ class Connection(Sender, Generic[HeadT]):
         elif not self._widen_stream(stream, more_bytes):
             self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR if more_bytes else ErrorCode.PROTOCOL_ERROR)
 
-    def _take_reset(self, number: int, payload: bytes) -> None:
+    def _on_reset(self, number: int, payload: bytes) -> None:
         reset_code(payload)
         self._check_begun(number)
         self.resets -= 1
@@ -491,20 +466,20 @@ class Connection(Sender, Generic[HeadT]):
         if stream is not None:
             self._lose(stream)
 
-    def _take_ping(self, flags: int, number: int, payload: bytes) -> None:
+    def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         ping_payload(number, payload)
         if not flags & ACK:
             self.out.append(frame(Kind.PING, ACK, 0, payload))
         elif payload == _DRAINING and self._drains:
             self.settle()
 
-    def _take_settings(self, flags: int, number: int, payload: bytes) -> None:
-        said = peer_settings(flags, number, payload)
+    def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
+        values = peer_settings(flags, number, payload)
         if not flags & ACK:
-            # Before what they let go.
+            # Before the frames that they allow.
             self.out.append(frame(Kind.SETTINGS, ACK, 0))
-        # The last value of each: a change of the windows costs as much as there are streams.
-        for name, value in dict(said).items():
+        # Only the last value of each: changing the window visits all streams.
+        for name, value in dict(values).items():
             if name == Setting.INITIAL_WINDOW_SIZE:
                 self._set_stream_windows(value)
             elif name == Setting.MAX_FRAME_SIZE:
@@ -515,12 +490,12 @@ class Connection(Sender, Generic[HeadT]):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "stream has not begun")
 
     def _refuse(self, number: int, code: ErrorCode) -> None:
-        """Begin no stream."""
-        self._be_patient()
+        """Refuse a new stream."""
+        self._spend_patience()
         self.out.append(rst_stream(number, code))
         self._drop(number)
 
-    def _be_patient(self) -> None:
+    def _spend_patience(self) -> None:
         self.patience -= 1
         if self.patience < 0:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that move nothing")

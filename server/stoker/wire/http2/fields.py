@@ -1,4 +1,4 @@
-"""Header fields of HTTP/2: blocks that a client has sent to what they say, and fields as blocks (HPACK, RFC 7541)."""
+"""Header fields of HTTP/2: decoding a client's blocks, and encoding fields (HPACK, RFC 7541)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BAD_VALUE: Final = re.compile(rb"[\0\r\n]")
 _SPACE: Final = b" \t"
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _NEEDED: Final = (b":method", b":scheme", b":path")
-# They are of one connection of HTTP/1.1 (section 8.2.2).
+# Fields of a connection of HTTP/1.1 (section 8.2.2).
 _OF_CONNECTIONS: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
@@ -35,7 +35,7 @@ Head = TypeVar("Head")
 
 
 class _Table(HeaderTable):
-    """The table of a connection, which notes that it has changed."""
+    """The header table of a connection, which notes its changes."""
 
     changed = False
 
@@ -45,13 +45,10 @@ class _Table(HeaderTable):
 
 
 class HeadReader(Generic[Head]):
-    """Reads the heads of one connection's requests.
+    """Reads the heads of one connection's requests; `read` parses the fields of one.
 
-    Callers repeat theirs: a block that changes no table means the same until the table changes. So what it said is
+    Callers repeat theirs: a block that changes no table means the same until the table changes, so its result is
     remembered by its bytes.
-
-    Args:
-        read: Makes of the fields of a request what is kept of them.
     """
 
     def __init__(self, read: Callable[[Fields], Head]) -> None:
@@ -61,7 +58,7 @@ class HeadReader(Generic[Head]):
         self._known: dict[bytes, Head] = {}
 
     def head(self, block: bytes) -> Head:
-        """Return what a request says.
+        """Return the head of a request.
 
         Raises:
             StreamFault: Its fields are not those of a request.
@@ -78,11 +75,7 @@ class HeadReader(Generic[Head]):
         return head
 
     def fields(self, block: bytes) -> Fields:
-        """Return the fields of any block.
-
-        Raises:
-            ConnectionFault: It cannot be read.
-        """
+        """Return the fields of any block; raise ConnectionFault if it cannot be read."""
         table: Any = self._table
         table.changed = bool(block) and block[0] & _RESIZES_MASK == _RESIZES
         try:
@@ -97,25 +90,22 @@ class HeadReader(Generic[Head]):
 
 
 def _checked_request(fields: Fields) -> Fields:
-    """Return the fields of a request if they are well-formed (RFC 9113, section 8).
+    """Return the fields of a request if they are well-formed (RFC 9113, section 8), else raise StreamFault.
 
-    Space around a value is taken away, as gRPC lets servers do: `Bearer ` without a key is then refused for its key.
-
-    Raises:
-        StreamFault: They are not.
+    Spaces around values are removed, as gRPC lets servers do: `Bearer ` without a key is then refused for its key.
     """
     pseudo: set[bytes] = set()
     regular = False
     read: Fields = []
-    for name, said in fields:
-        _check_field(name, said)
-        value = said.strip(_SPACE)
+    for name, raw in fields:
+        _check_field(name, raw)
+        value = raw.strip(_SPACE)
         read.append((name, value))
         if name[:1] != b":":
             regular = True
             if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
                 raise _malformed(name)
-        elif regular or name in pseudo or name not in _PSEUDO or value != said:
+        elif regular or name in pseudo or name not in _PSEUDO or value != raw:
             raise _malformed(name)
         else:
             pseudo.add(name)
@@ -125,11 +115,7 @@ def _checked_request(fields: Fields) -> Fields:
 
 
 def checked_trailers(fields: Fields) -> Fields:
-    """Return the fields that followed the content of a request if they are well-formed.
-
-    Raises:
-        StreamFault: They are not.
-    """
+    """Return the fields after the content of a request if they are well-formed, else raise StreamFault."""
     for name, value in fields:
         _check_field(name, value)
         if name[:1] == b":" or name in _OF_CONNECTIONS:
@@ -147,12 +133,12 @@ def _malformed(name: bytes) -> StreamFault:
 
 
 def encoded(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Write fields as a block that needs no table and changes none."""
+    """Encode fields as a block that neither needs nor changes a table."""
     return b"".join(b"\0" + _string(name) + _string(value) for name, value in fields)
 
 
 def _string(content: bytes) -> bytes:
-    """A string of HPACK, not compressed (RFC 7541, section 5.2)."""
+    """Encode a string of HPACK without compression (RFC 7541, section 5.2)."""
     size = len(content)
     if size < _SHORT:
         return bytes((size,)) + content

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113, sections 4 and 6): their names and numbers, and how they are written."""
+"""Frames of HTTP/2 (RFC 9113, sections 4 and 6): names, numbers, encoding, and the limits that the server sets."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ __all__ = [
 ]
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first."""
+"""The first bytes of a client."""
 
 HEAD: Final = struct.Struct(">IBI")
-"""The head of a frame: its length above its type, flags, stream."""
+"""The head of a frame: length (upper 24 bits) and type, flags, stream."""
 HEAD_BYTES: Final = 9
 
 END_STREAM: Final = 0x1
@@ -85,7 +85,7 @@ class Kind(IntEnum):
 
 
 class Setting(IntEnum):
-    """What either side says of itself (section 6.5.2)."""
+    """Settings that either side sends (section 6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -113,7 +113,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer has broken the rules in a way that ends the connection."""
+    """A fault of the peer that ends the connection."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -121,7 +121,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The peer has broken the rules in a way that ends one stream."""
+    """A fault of the peer that ends one stream."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -149,7 +149,7 @@ def rst_stream(stream: int, code: ErrorCode) -> bytes:
 
 
 def goaway(last_stream: int, code: ErrorCode = ErrorCode.NO_ERROR, reason: bytes = b"") -> bytes:
-    """Write a GOAWAY frame: streams up to `last_stream` are answered, later ones have not been looked at."""
+    """Write a GOAWAY frame: streams up to `last_stream` are answered, later ones were not processed."""
     return frame(Kind.GOAWAY, 0, 0, _WORD.pack(last_stream) + _WORD.pack(code) + reason)
 
 
@@ -157,33 +157,33 @@ MAX_LIST_BYTES: Final = 1 << 14
 """The longest header list that is read: names and values, and 32 bytes for each (RFC 9113, section 6.5.2)."""
 MAX_FRAME_BYTES: Final = 1 << 16
 MAX_STREAMS: Final = 256
-"""How many streams may be open at once."""
+"""The maximum number of open streams."""
 MAX_BLOCK_BYTES: Final = MAX_LIST_BYTES
-"""The longest block of header fields, as it is sent."""
+"""The longest encoded block of header fields."""
 MAX_CONTINUATIONS: Final = 16
 
 STREAM_WINDOW_BYTES: Final = 1 << 20
-"""How much a client may send on a stream that is held."""
+"""How much a client may send on a held stream."""
 WINDOW_BYTES: Final = 1 << 22
-"""How much it may have on its way on all streams together."""
+"""How much a client may have in flight on all streams together."""
 
 PATIENCE: Final = 1000
-"""How many frames may move nothing before somebody looks."""
+"""How many frames may move nothing until the owner checks the connection."""
 RESETS: Final = 1000
-"""How many streams a client may give up before somebody looks; answers with content earn more."""
+"""How many streams a client may reset until the owner checks; answers with content earn more."""
 TURN_WORK: Final = 1024
-"""How many frames are read in a turn of the event loop: enough for a client that begins all streams that it may have,
-with a request in a frame of each. `HEAD_WORK` and `WORK_BYTES` say what counts as more than one."""
+"""How much work a turn of the event loop does, in frames: enough for a client that begins all its streams with a
+request of one frame each."""
 HEAD_WORK: Final = 3
-"""A head counts as so many frames,"""
+"""The work of a head, in frames."""
 WORK_BYTES: Final = 64
-"""and so many bytes of any frame but DATA count as one more."""
+"""So many bytes of any frame but DATA count as one more frame."""
 TINY_BYTES: Final = 256
-"""A frame with less content, and more to follow, is such a one."""
+"""A DATA frame with less content, unless it is the last, moves nothing."""
 COPIED_BYTES: Final = 1 << 12
-"""Content up to this size is copied; of more, receivers get a view of what has arrived,"""
+"""Content up to this size is copied; of longer content, receivers get a view of the received bytes."""
 MOST_KEPT: Final = 8
-"""unless that is so many times as much."""
+"""Content is also copied if the received bytes are so many times as long."""
 
 GREETING: Final = settings(
     {
@@ -193,4 +193,4 @@ GREETING: Final = settings(
         Setting.MAX_HEADER_LIST_SIZE: MAX_LIST_BYTES,
     }
 ) + window_update(0, WINDOW_BYTES - INITIAL_WINDOW_BYTES)
-"""What a server says first."""
+"""The first frames of a server."""

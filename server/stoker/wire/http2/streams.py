@@ -1,4 +1,4 @@
-"""One stream of a connection, and who receives it."""
+"""Streams of a connection and their sending side: no faster than the client and its socket accept."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ __all__ = ["NOBODY", "Receiver", "Sender", "Stream"]
 
 
 class Receiver(Protocol):
-    """What takes the request of a stream. Nothing here raises."""
+    """Receives the request of a stream. Its methods do not raise."""
 
     def take(self, part: bytes | memoryview, ended: bool) -> None:
-        """Take some of the content; `ended` with the last of it."""
+        """Receive some of the content; `ended` with the last part."""
 
     def end(self) -> None:
-        """Take note that the content has ended, apart from it."""
+        """Note that the content has ended without a further part."""
 
     def lost(self) -> None:
-        """Take note that nobody waits for the answer any more; nothing can be sent."""
+        """Note that nobody waits for the answer any more; nothing can be sent."""
 
     def drained(self) -> None:
-        """Take note that all that was queued has been sent; called where `Stream.tells_drained` is set."""
+        """Note that everything queued has been sent; called if `Stream.tells_drained` is set."""
 
 
 class _Nobody:
-    """Receives what comes for a stream that has ended."""
+    """Ignores everything that comes for a stream that has ended."""
 
     def take(self, part: bytes | memoryview, ended: bool) -> None:
-        """Overlook it."""
+        """Ignore it."""
 
     def end(self) -> None:
-        """Overlook it."""
+        """Ignore it."""
 
     def lost(self) -> None:
-        """Overlook it."""
+        """Ignore it."""
 
     def drained(self) -> None:
-        """Overlook it."""
+        """Ignore it."""
 
 
 NOBODY: Final = _Nobody()
-"""The receiver of streams that have ended: a circle of stream and receiver would wait for a collection of garbage."""
+"""The receiver of streams that have ended: otherwise stream and receiver would be a reference cycle."""
 
 
 class Stream:
@@ -64,17 +64,17 @@ class Stream:
 
     Attributes:
         number: Its number on the connection.
-        receiver: What takes the request, while the stream is open.
+        receiver: Receives the request, while the stream is open.
         ended: Whether the client has sent all of its side.
-        held: Whether its client is given no new room, until `Connection.release`.
-        received_bytes: What has come that the client has not been given new room for.
-        left_bytes: What is still to come by its content-length; None where it has none.
-        window_bytes: What may be sent on it now; negative where the client has made its window smaller.
-        queue: What is to be sent: a kind of frame and what is in it.
-        queued_bytes: How much that is.
-        sent_bytes: How much has been sent that was there.
-        answered: Whether the last frame of its answer is in the queue, or has been sent.
-        tells_drained: Whether the receiver is told when the queue is empty again.
+        held: Whether the client gets no new room, until `Connection.release`.
+        received_bytes: Received bytes for which the client has not been given new room.
+        left_bytes: The rest of the content by its content-length; None without one.
+        window_bytes: How much may be sent now; negative if the client has made its window smaller.
+        queue: Frames to send: kind and payload.
+        queued_bytes: The size of the queue.
+        sent_bytes: How much of the queue has been sent so far.
+        answered: Whether the last frame of the answer is queued or sent.
+        tells_drained: Whether the receiver is notified when the queue is empty again.
     """
 
     __slots__ = (
@@ -106,15 +106,15 @@ class Stream:
         self.tells_drained = False
 
     def check(self, size_bytes: int, content_bytes: int, ended: bool) -> None:
-        """Check a frame of content of a stream that is held, or has a content-length.
+        """Check a content frame of a stream that is held or has a content-length.
 
         Args:
-            size_bytes: How long the frame is.
-            content_bytes: How much of it is no padding.
-            ended: Whether it is the last.
+            size_bytes: The length of the frame.
+            content_bytes: Its length without padding.
+            ended: Whether it is the last one.
 
         Raises:
-            StreamFault: There is no room for it, or the length of the content is another one.
+            StreamFault: There is no room for it, or it contradicts the content-length.
         """
         if self.held and self.received_bytes + size_bytes > STREAM_WINDOW_BYTES:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more than there is room for")
@@ -124,13 +124,10 @@ class Stream:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "content is not as long as its content-length")
 
     def check_end(self, *, fields_follow: bool = False) -> None:
-        """Take note of fields that end the request, behind its content.
-
-        Args:
-            fields_follow: Whether they do not end it.
+        """Note the fields that end the request; `fields_follow` if they do not end it.
 
         Raises:
-            StreamFault: It has ended already, or may not end here.
+            StreamFault: The request has ended already, or may not end here.
         """
         if self.ended:
             raise StreamFault(ErrorCode.STREAM_CLOSED, "fields behind the end")
@@ -143,7 +140,7 @@ _DATA: Final = int(Kind.DATA)
 _HEADERS: Final = int(Kind.HEADERS)
 _LAST: Final = END_STREAM | END_HEADERS
 _TRAILERS: Final = -1
-"""In a queue: the HEADERS that end a stream."""
+"""The kind of queued HEADERS that end a stream."""
 _TURN_BYTES: Final = 1 << 18
 _MOST_DROPPED: Final = 512
 _EARNED_BY_ANSWER: Final = 4
@@ -152,14 +149,14 @@ _EARNING_BYTES: Final = 1024
 
 
 class Sender:
-    """What is sent on one connection.
+    """The sending side of one connection.
 
     Attributes:
-        out: Frames that are to be written to the socket, in this order; its owner takes them.
-        writable: Whether the socket takes more; its owner sets it.
-        streams: The open streams by their numbers.
+        out: Frames to write to the socket, in order; the owner removes them.
+        writable: Whether the socket accepts more; set by the owner.
+        streams: The open streams by number.
         patience: How many more frames may come that move nothing; see `Connection`.
-        resets: How many more streams its client may give up.
+        resets: How many more streams the client may reset.
     """
 
     def __init__(self) -> None:
@@ -175,17 +172,17 @@ class Sender:
 
     @property
     def sending(self) -> bool:
-        """Whether something is left to send that can be sent as soon as the socket takes it."""
+        """Whether anything can be sent as soon as the socket accepts it."""
         return bool(self._waiting) and self._window_bytes > 0
 
     def answer(self, stream: Stream, block: bytes, content: bytes, trailers: bytes) -> None:
-        """Send a whole answer.
+        """Send a whole answer to a stream that has none yet.
 
         Args:
-            stream: Where; it has no answer yet.
-            block: The head of the answer, encoded.
+            stream: The stream.
+            block: The encoded head of the answer.
             content: Its content.
-            trailers: The fields behind it, encoded.
+            trailers: The encoded fields after it.
         """
         size, number = len(content), stream.number
         if number not in self.streams:
@@ -226,24 +223,24 @@ class Sender:
         self._queue(stream, _DATA, content)
 
     def end_answer(self, stream: Stream, trailers: bytes) -> None:
-        """End an answer with these fields; they are all of it where nothing came before."""
+        """End an answer with these fields; they are the whole answer if nothing was sent before."""
         stream.answered = True
         self._queue(stream, _TRAILERS, trailers)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Give a stream up."""
+        """Give up a stream."""
         self.out.append(rst_stream(stream.number, code))
         self._drop(stream.number)
         self._lose(stream)
 
     def pump(self) -> None:
-        """Send what can be sent now of what waits, in turns, but no more than one write should have."""
+        """Send as much of the queues as is possible now and fits one write, stream by stream."""
         turn_bytes = _TURN_BYTES
         while self._waiting and self.writable and turn_bytes > 0:
             stream = next(iter(self._waiting))
             sent_bytes = self._send_some(stream)
             if sent_bytes is None:
-                # The client has no room for anybody.
+                # The connection's window is used up.
                 return
             turn_bytes -= sent_bytes
 
@@ -258,9 +255,9 @@ class Sender:
         self.pump()
 
     def _send_some(self, stream: Stream) -> int | None:
-        """Send the next frame of a stream, and let the others have their turn; None if no content can be sent."""
+        """Send the next frame of a stream, and put the stream last; None if no content can be sent."""
         queue = stream.queue
-        assert queue, "those who wait have something to send"
+        assert queue, "waiting streams have something to send"
         kind, payload = queue[0]
         size, flags = len(payload), END_HEADERS
         if kind == _DATA:
@@ -270,17 +267,17 @@ class Sender:
                     return None
                 size = min(size, self._window_bytes, stream.window_bytes, self._frame_bytes)
                 if size <= 0:
-                    # Its client says when it goes on.
+                    # It waits for a WINDOW_UPDATE.
                     del self._waiting[stream]
                     return 0
             self._window_bytes -= size
             stream.window_bytes -= size
             if size == len(payload) and isinstance(payload, bytes):
-                # The answer of one request of a stream, of any size: its client gives its room back.
+                # A whole message of any size, for which the client will give room back.
                 self.patience += _EARNED_BY_ANSWER
                 self.resets += _EARNED_BY_ANSWER
             elif size >= _EARNING_BYTES:
-                # A client that gives little room at a time has its answer cut into as many frames as it likes.
+                # Only large parts count: a client that gives little room gets as many frames as it likes.
                 self.patience += _EARNED_BY_DATA
                 self.resets += _EARNED_BY_DATA
         elif kind == _TRAILERS:
@@ -298,40 +295,36 @@ class Sender:
         elif queue:
             self._waiting[stream] = None
         elif stream.tells_drained and kind == _DATA:
-            # Behind a head comes content, before which nothing may end the answer.
+            # Not after a head: content follows, before which nothing may end the answer.
             stream.receiver.drained()
         return size + HEAD.size
 
     def _end(self, stream: Stream) -> None:
-        """Forget a stream that has been answered."""
+        """Forget an answered stream."""
         stream.answered = True
         stream.receiver = NOBODY
         self.patience += _EARNED_BY_ANSWER
         del self.streams[stream.number]
         if not stream.ended:
-            # The rest of the request is of no use (RFC 9113, section 8.1).
+            # The rest of the request is useless (RFC 9113, section 8.1).
             self.out.append(rst_stream(stream.number, ErrorCode.NO_ERROR))
             self._drop(stream.number)
 
     def _lose(self, stream: Stream) -> None:
-        """Forget a stream that will not be answered, and tell its receiver."""
+        """Forget a stream that will not be answered, and notify its receiver."""
         self.streams.pop(stream.number, None)
         self._waiting.pop(stream, None)
         receiver, stream.receiver = stream.receiver, NOBODY
         receiver.lost()
 
     def _drop(self, number: int) -> None:
-        """Remember a stream of which more may be on its way: that is no fault."""
+        """Remember a stream of which more may be in flight, which is not a fault."""
         self._dropped[number] = None
         if len(self._dropped) > _MOST_DROPPED:
             del self._dropped[next(iter(self._dropped))]
 
     def _widen(self, more_bytes: int) -> None:
-        """Take note that more may be sent on the connection.
-
-        Raises:
-            ConnectionFault: It is none, or more than there can be.
-        """
+        """Widen the connection's window; raise ConnectionFault for an increment of 0 or too large a window."""
         if not more_bytes:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "window grows by nothing")
         self._window_bytes += more_bytes
@@ -340,7 +333,7 @@ class Sender:
         self.pump()
 
     def _widen_stream(self, stream: Stream, more_bytes: int) -> bool:
-        """Take note that more may be sent on a stream; False if that is nothing, or more than there can be."""
+        """Widen a stream's window; return False for an increment of 0 or a window that is too large."""
         stream.window_bytes += more_bytes
         if not more_bytes or stream.window_bytes > LARGEST_WINDOW_BYTES:
             return False
@@ -350,11 +343,7 @@ class Sender:
         return True
 
     def _set_stream_windows(self, window_bytes: int) -> None:
-        """Take note of the window that each stream has, those that are open too.
-
-        Raises:
-            ConnectionFault: One of theirs becomes too large.
-        """
+        """Set the window of all streams; raise ConnectionFault if one becomes too large."""
         change = window_bytes - self._stream_window_bytes
         self._stream_window_bytes = window_bytes
         for stream in list(self.streams.values()):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.gateway.scoring.streams import ScriptStreams
-from stoker.wire.script_streams import CallerGone, PieceWriter, fresh_place, token_of
+from stoker.wire.script_streams import CallerGone, PieceWriter, new_address, token_of
 
 
 def test_pieces_come_in_order_and_end() -> None:
@@ -46,7 +46,7 @@ def test_who_does_not_know_the_token_sends_nothing() -> None:
         streams = ScriptStreams()
         expected = streams.expect()
         name, _ = token_of(expected.place)
-        _, foreign = fresh_place(name)
+        _, foreign = new_address(name)
         loop = asyncio.get_running_loop()
         first, second = PieceWriter(expected.place, 5), PieceWriter(expected.place, 5)
         with pytest.raises(ConnectionResetError):

@@ -390,7 +390,7 @@ class Webservice(ServiceFacts, UnofferedByWebservice):
             raise WebserviceException(f"{self.name} takes no tokens: deploy it with token_auth_enabled=True")
         with raised_as(WebserviceException):
             secret = self._backend.signing_secret()
-        token = deferred.credentials.issue(secret, self.name, now_s=time.time())
+        token = deferred.credentials.issue_token(secret, self.name, now_s=time.time())
         refresh_after, expiry_on = (
             datetime.fromtimestamp(at_s, UTC) for at_s in (token.refresh_after_s, token.expires_s)
         )
