@@ -17,9 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from stoker.gpu.facts import Gpu, GpuReading
 from stoker.gpu.visible import visible_devices
-from stoker.metrics.totals import ModelTotals
+from stoker.metrics.totals import CacheTotals, ModelTotals
 
-__all__ = ["format_for_triton", "gpu_metrics", "inference_metrics"]
+__all__ = ["cache_metrics", "format_for_triton", "gpu_metrics", "inference_metrics"]
 
 _FAILURES: Final = "nv_inference_request_failure"
 _REASONS: Final = {429: "REJECTED", 499: "CANCELED", 500: "BACKEND", 503: "REJECTED", 504: "REJECTED"}
@@ -114,6 +114,30 @@ def inference_metrics(
             failures.add_sample(_FAILURES, {**labels, "reason": reason}, count)
         waiting.add_sample(waiting.name, labels, totals.queue_rows)
     yield from (failures, waiting)
+
+
+_CACHE: Final[tuple[tuple[str, str, Callable[[CacheTotals], float]], ...]] = (
+    ("nv_cache_num_hits_per_model", "stoker_cache_hits", lambda cache: cache.hits),
+    ("nv_cache_num_misses_per_model", "stoker_cache_misses", lambda cache: cache.misses),
+    ("nv_cache_hit_duration_per_model", "stoker_cache_hit_seconds", lambda cache: cache.hit_ns / 1e9 * 10**6),
+    (
+        "nv_cache_miss_duration_per_model",
+        "stoker_cache_miss_seconds",
+        lambda cache: cache.miss_ns / 1e9 * 10**6,
+    ),
+)
+"""Triton's name, Stoker's name and the value; Triton counts microseconds."""
+
+
+def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Metric]:
+    """The metrics of response caches under Triton's names; models that do not use theirs have no samples."""
+    caches = [(labels, totals.cache()) for labels, totals in named]
+    for name, own, read in _CACHE:
+        metric = Metric(name, f"Triton's name of {own}_total.", "unknown")
+        for (model, version), cache in caches:
+            if cache.hits or cache.misses:
+                metric.add_sample(name, {"model": model, "version": version}, read(cache))
+        yield metric
 
 
 def format_for_triton(exposition: bytes) -> bytes:
