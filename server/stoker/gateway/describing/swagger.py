@@ -20,11 +20,7 @@ _VERSIONS: Final = ("2", "3", "3.1")
 _ALIASES: Final = {"2.0": "2", "3.0": "3"}
 _ERROR: Final = {
     "type": "object",
-    "properties": {
-        "message": {"type": "string"},
-        "code": {"type": "string"},
-        "error_id": {"type": "string"},
-    },
+    "properties": {"message": {"type": "string"}, "code": {"type": "string"}, "error_id": {"type": "string"}},
 }
 _ANYTHING: Final = {"type": "object", "example": {}}
 _FAILED: Final = "The service could not answer; the message says why."

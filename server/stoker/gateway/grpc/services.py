@@ -10,14 +10,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from stoker import __version__
-from stoker.errors import (
-    BodyTooLarge,
-    MalformedBody,
-    NotReady,
-    NotSupported,
-    UnknownService,
-    cut,
-)
+from stoker.errors import BodyTooLarge, MalformedBody, NotReady, NotSupported, UnknownService, cut
 from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.grpc.calls import BEARER_METADATA, CoroutineCall, Method, RpcCall
 from stoker.gateway.grpc.infer import InferCall, InferStream, Scoring, StreamDispatcher
@@ -37,10 +30,7 @@ from stoker.gateway.grpc.messages import (
     message,
 )
 from stoker.gateway.grpc.standard_services import Health, ReflectionCall, WatchCall
-from stoker.gateway.grpc.tensorflow_serving import (
-    ServingDispatcher,
-    ServingMetadata,
-)
+from stoker.gateway.grpc.tensorflow_serving import ServingDispatcher, ServingMetadata
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.live_settings import LiveSettings
 from stoker.gateway.protocols.oip import supported_extensions

@@ -12,20 +12,10 @@ import numpy as np
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from stoker.errors import (
-    BodyTooLarge,
-    InvalidInput,
-    MalformedBody,
-    NotSupported,
-    StokerError,
-    cut,
-)
+from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, NotSupported, StokerError, cut
 from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
 from stoker.gateway.grpc.infer import GrpcDialect, Scoring
-from stoker.gateway.grpc.messages import (
-    SERVING,
-    message,
-)
+from stoker.gateway.grpc.messages import SERVING, message
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.infer import signatures_of

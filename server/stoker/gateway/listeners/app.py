@@ -91,10 +91,7 @@ def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
         async def send_with_added(message: Message) -> None:
             if message["type"] == "http.response.start":
                 names = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *(pair for pair in added if pair[0] not in names),
-                ]
+                message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in names)]
             await send(message)
 
         answer = send_with_added if added else send

@@ -46,11 +46,7 @@ class TlsListener:
     """The TLS connections of one kind that a frontend has; belongs to its event loop."""
 
     def __init__(
-        self,
-        files: TlsFiles,
-        protocol: str,
-        page: MetricPage,
-        clock_s: Callable[[], float] = time.monotonic,
+        self, files: TlsFiles, protocol: str, page: MetricPage, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         """Read the certificate; nothing is accepted before `start`.
 

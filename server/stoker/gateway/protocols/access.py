@@ -21,11 +21,7 @@ __all__ = ["check_caller", "check_metadata_access"]
 
 
 def check_metadata_access(
-    gateway: Gateway,
-    authorization: bytes,
-    services: Iterable[Service] = (),
-    *,
-    sent_as: str = BEARER_HEADER,
+    gateway: Gateway, authorization: bytes, services: Iterable[Service] = (), *, sent_as: str = BEARER_HEADER
 ) -> None:
     """Refuse a caller who sends neither a key or token of a service nor the admin key.
 
@@ -42,11 +38,7 @@ def check_metadata_access(
 
 
 def check_caller(
-    gateway: Gateway,
-    authorization: bytes,
-    services: Iterable[Service] = (),
-    *,
-    sent_as: str = BEARER_HEADER,
+    gateway: Gateway, authorization: bytes, services: Iterable[Service] = (), *, sent_as: str = BEARER_HEADER
 ) -> None:
     """As `check_metadata_access`, if the setting asks for keys for metadata.
 

@@ -177,13 +177,7 @@ def begin_scoring(service: Service, request: ScoringRequest) -> tuple[Call, asyn
             answered.set_result(Answer(status, lines, body))
 
     call = service.score(
-        request.body,
-        request.ids,
-        respond,
-        request.received_ns,
-        request.head,
-        request.dialect,
-        request.asker,
+        request.body, request.ids, respond, request.received_ns, request.head, request.dialect, request.asker
     )
     return call, answered
 

@@ -76,11 +76,7 @@ class GenerateEndpoint:
     """
 
     def __init__(
-        self,
-        gateway: Gateway,
-        find: Callable[[Scope, Mapping[bytes, bytes]], Service],
-        *,
-        streams: bool,
+        self, gateway: Gateway, find: Callable[[Scope, Mapping[bytes, bytes]], Service], *, streams: bool
     ) -> None:
         self._gateway, self._find, self._streams = gateway, find, streams
 

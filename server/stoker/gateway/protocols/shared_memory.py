@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from stoker.errors import (
-    Forbidden,
-    MalformedBody,
-    NotFound,
-    NotSupported,
-    Unauthorized,
-    cut,
-)
+from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, Unauthorized, cut
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.http.threads import run_in_thread

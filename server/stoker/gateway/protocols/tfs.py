@@ -135,11 +135,7 @@ def _described_signature(signature: NamedSignature) -> dict[str, Any]:
         {info.name: _tensor_info(info) for info in side}
         for side in (signature.tensors.inputs, signature.tensors.outputs)
     )
-    return {
-        "inputs": inputs,
-        "outputs": outputs,
-        "method_name": f"tensorflow/serving/{signature.method}",
-    }
+    return {"inputs": inputs, "outputs": outputs, "method_name": f"tensorflow/serving/{signature.method}"}
 
 
 def _tensor_info(info: TensorInfo) -> dict[str, Any]:

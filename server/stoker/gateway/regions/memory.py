@@ -24,13 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.errors import (
-    InvalidInput,
-    NotSupported,
-    Overloaded,
-    StokerError,
-    quoted,
-)
+from stoker.errors import InvalidInput, NotSupported, Overloaded, StokerError, quoted
 from stoker.gateway.regions.table import CudaLocation
 from stoker.gpu.cuda_ipc import CudaFailure, CudaSharing, CudaUnusable, load_cuda_ipc
 

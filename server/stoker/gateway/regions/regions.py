@@ -11,15 +11,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.errors import (
-    BodyTooLarge,
-    Forbidden,
-    InvalidInput,
-    MalformedBody,
-    NotFound,
-    RegionTaken,
-    quoted,
-)
+from stoker.errors import BodyTooLarge, Forbidden, InvalidInput, MalformedBody, NotFound, RegionTaken, quoted
 from stoker.gateway.regions.memory import CudaDevices, CudaMemory, OpenMemory, file_of
 from stoker.gateway.regions.table import CudaLocation, FileLocation, Place, RegionTable, Registration
 from stoker.wire.oip_requests import InferRequest, RegionOutput
