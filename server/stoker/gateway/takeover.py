@@ -99,7 +99,6 @@ def content_of(exchange: Exchange, number: int) -> Rows | bytes:
 
 
 def _size_bytes(content: Rows | bytes) -> int:
-    """Return how much memory a sample takes."""
     return len(content) if isinstance(content, bytes) else sum(array.nbytes for array in content)
 
 

@@ -155,7 +155,6 @@ class MessageReader:
             self._reservation = None
 
     def _begin(self) -> StokerError | None:
-        """Read the bytes before a message."""
         flag, size = self._prefix[0], int.from_bytes(self._prefix[1:], "big")
         self._prefix = b""
         self._missing_bytes, self._compressed, self._skipped = size, bool(flag), False

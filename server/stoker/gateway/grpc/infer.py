@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from stoker.errors import NotSupported, StokerError, cut
+from stoker.errors import StokerError, cut
 from stoker.gateway.grpc.calls import (
     BEARER_METADATA,
     CallConnection,
@@ -18,12 +19,12 @@ from stoker.gateway.grpc.calls import (
     UnaryCall,
 )
 from stoker.gateway.grpc.framing import Message
-from stoker.gateway.grpc.inference import Inference, PieceRequest, PiecewiseInference
+from stoker.gateway.grpc.inference import Inference, InferenceOwner, PieceRequest, PiecewiseInference
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.gateway.grpc.metadata import error_fields, error_text
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage, RequestReader
 from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter, stream_answer
-from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.infer import submit_request, tell_urgency, tensors_of
 from stoker.gateway.regions.regions import Places, Reader
 from stoker.gateway.scoring.call_options import TIER_HEADER, Asker, asker_of
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from stoker.wire.http2.streams import Stream
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["GrpcDialect", "InferCall", "InferStream", "Named", "Scoring", "StreamDispatcher"]
+__all__ = ["GrpcDialect", "InferCall", "InferStream", "Named"]
 
 _TIMEOUT: Final = b"timeout"
 
@@ -64,8 +65,6 @@ class Named(Protocol):
 
 
 class _Codec(NamedTuple):
-    """What reads the requests of a model and writes its answers."""
-
     decoder: RequestDecoder
     writer: AnswerWriter
     has_rows: bool
@@ -93,7 +92,6 @@ class _InferDialect(GrpcDialect):
     __slots__ = ()
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Decode the request and queue its tensors."""
         del body, head
         inference: Inference = call.asked
         codec, message = _codec_of(call.service), inference.request
@@ -161,7 +159,6 @@ class _RegionDialect(_InferDialect):
         self._regions = regions
 
     def serves(self, address: str) -> bool:
-        """Whether a peer at this address may use regions."""
         return self._regions.serves(address)
 
     def _decode(self, call: Call, decoder: RequestDecoder, message: RequestMessage) -> InferRequest:
@@ -182,8 +179,14 @@ def _codec_of(service: ServiceBase) -> _Codec:
     return codec
 
 
-class Scoring:
-    """Finds the services that inquiries are for."""
+class InferDispatcher:
+    """Finds the services for infer requests, and submits them.
+
+    Attributes:
+        max_stream_requests: How many requests of a stream run at once; the stream is not read further meanwhile.
+    """
+
+    max_stream_requests = 64
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -215,7 +218,8 @@ class Scoring:
         service, caller = self.plain(request, call.authorization) or self.find(request, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
-                inference.cover(Allowance(self._gateway.bodies, self._caller(service, call)), len(content))
+                find_caller = partial(identify_caller, service, call.authorization, call.address)
+                inference.cover(Allowance(self._gateway.bodies, find_caller), len(content))
             deadline_ns = call.deadline_ns()
             asker = None
             if caller is not DEFAULT or TIER_HEADER in call.head.metadata:
@@ -242,7 +246,7 @@ class Scoring:
         request = PieceRequest.read(service.name, inference.request, sequences=sequences)
         if len(request.body) > service.max_body_bytes:
             raise service.too_large()
-        inference.begin_pieces()
+        inference.owner.begin_pieces(inference)
         return PiecewiseInference(inference, service, request, asker, self._gateway.take_streams())
 
     def plain(self, request: Named, authorization: bytes) -> tuple[Service, CallerTerms] | None:
@@ -276,13 +280,9 @@ class Scoring:
             self._gateway.note_refusal(service, call.headers(), refused)
             raise
 
-    @staticmethod
-    def _caller(service: Service, call: RpcCall) -> Callable[[], Caller]:
-        return lambda: identify_caller(service, call.authorization, call.address)
 
-
-class InferCall(UnaryCall):
-    """A call that makes one inquiry. Its method answers nothing: it has the scoring."""
+class InferCall(UnaryCall, InferenceOwner):
+    """A call with one inference; its method's `answer` is a `Dispatcher`."""
 
     __slots__ = ("_inference",)
 
@@ -291,7 +291,7 @@ class InferCall(UnaryCall):
         super().__init__(connection, stream, head, method)
 
     def check(self) -> None:
-        """Refuse a caller without a key whose message is not whole yet: it need not be sent."""
+        """Refuse a caller without a key before the rest of the message is sent."""
         if self._inference is None and not self.done:
             error = self.method.answer.check_key(self.authorization)
             if error is not None:
@@ -304,64 +304,36 @@ class InferCall(UnaryCall):
             reservation = self._message.reservation
             self._message = None
         self._inference = inference = Inference(self, self, reservation)
-        inference.ask(self.method.answer, content)
+        inference.start(self.method.answer, content)
         if self.done:
             self._inference = None
 
-    def begin_pieces(self, inference: Inference) -> None:
-        """Refuse: there is one answer."""
-        name = "" if inference.request is None else inference.request.model_name
-        raise NotSupported(f"'{name}' yields its answer piece by piece: call ModelStreamInfer")
-
-    def piece(self, inference: Inference, content: bytes) -> None:
-        """Take none: it has refused."""
-
-    async def drain(self) -> None:
-        """Wait for nothing."""
-
-    def answered(self, inference: Inference, content: bytes) -> None:
+    def send_answer(self, inference: Inference, content: bytes) -> None:
         """Send the answer."""
         del inference
         self._inference = None
         self.answer(content)
 
-    def refused(self, inference: Inference, fields: Fields, text: str) -> None:
+    def send_error(self, inference: Inference, fields: Fields, text: str) -> None:
         """End with the error."""
         del inference, text
         self._inference = None
         self.end_with(fields)
 
     def abandon(self) -> None:
-        """Give the rows up."""
+        """Abandon the inference."""
         super().abandon()
         if self._inference is not None:
             self._inference.abandon()
             self._inference = None
 
 
-_MAX_REQUESTS: Final = 64
 _UNTAKEN_BYTES: Final = 1 << 16
-"""While a caller has so much of pieces left to take, no more are read of their scripts."""
-
-
-class StreamDispatcher:
-    """The streams of infer requests of a server.
-
-    Args:
-        max_requests: How many requests of one stream are under way at once; it is not read further meanwhile.
-    """
-
-    def __init__(self, scoring: Scoring, max_requests: int = _MAX_REQUESTS) -> None:
-        self.scoring = scoring
-        self.max_requests = max_requests
-
-    def check_key(self, authorization: bytes) -> StokerError | None:
-        """See `Scoring.check_key`."""
-        return self.scoring.check_key(authorization)
+"""While so many bytes of pieces wait for the caller, no more are read from scripts."""
 
 
 class _Slot:
-    """The place of an answer among those of its stream: what it is, once it is there."""
+    """The place of an answer among those of its stream."""
 
     __slots__ = ("answer",)
 
@@ -369,8 +341,8 @@ class _Slot:
         self.answer: bytes | None = None
 
 
-class InferStream(StreamedCall):
-    """A stream of infer requests: scored side by side, answered in their order by a `StreamDispatcher`.
+class InferStream(StreamedCall, InferenceOwner):
+    """A stream of infer requests: scored side by side, answered in their order.
 
     Answers that come in pieces have no place in that order: each piece is sent when it is there.
     """
@@ -386,9 +358,9 @@ class InferStream(StreamedCall):
 
     @property
     def busy(self) -> bool:
-        """Whether there are as many requests under way as may be."""
-        streams: StreamDispatcher = self.method.answer
-        return len(self._slots) + len(self._in_pieces) >= streams.max_requests or super().busy
+        """Whether as many requests are under way as are allowed."""
+        under_way = len(self._slots) + len(self._in_pieces)
+        return under_way >= self.method.answer.max_stream_requests or super().busy
 
     @property
     def complete(self) -> bool:
@@ -403,51 +375,51 @@ class InferStream(StreamedCall):
                 self.give_up(error)
 
     def handle(self, item: Message | StokerError) -> None:
-        """Score a request, or answer that it was none."""
+        """Score a request, or answer with its error."""
         inference = Inference(self, self, item.reservation if isinstance(item, Message) else None)
         place = _Slot()
         self._slots.append(place)
         self._slots_of[inference] = place
         if isinstance(item, Message):
-            inference.ask(self.method.answer.scoring, item.content)
+            inference.start(self.method.answer, item.content)
         else:
             inference.refuse(item)
 
     def begin_pieces(self, inference: Inference) -> None:
-        """Let those behind it be answered before it."""
+        """Let later requests be answered before this one."""
         self._slots.remove(self._slots_of.pop(inference))
         self._in_pieces.add(inference)
 
-    def piece(self, inference: Inference, content: bytes) -> None:
+    def send_piece(self, inference: Inference, content: bytes) -> None:
         """Send a piece."""
         if inference in self._in_pieces:
             self.send(content)
 
     async def drain(self) -> None:
-        """Wait until the caller has taken what was sent, once that is much."""
+        """Wait until the caller has taken most of what was sent."""
         while self._stream.queued_bytes > _UNTAKEN_BYTES and not self.done:
             self._taken = self._taken or asyncio.Event()
             self._taken.clear()
             await self._taken.wait()
 
     def drained(self) -> None:
-        """Go on with pieces, and look at further messages."""
+        """Continue with pieces, and handle further messages."""
         if self._taken is not None:
             self._taken.set()
         super().drained()
 
-    def answered(self, inference: Inference, content: bytes) -> None:
-        """Send an answer, in its turn; behind pieces the last one, if there is to be one."""
+    def send_answer(self, inference: Inference, content: bytes) -> None:
+        """Send an answer, in its turn."""
         self._put(inference, stream_answer(content) if content else b"")
 
-    def refused(self, inference: Inference, fields: Fields, text: str) -> None:
+    def send_error(self, inference: Inference, fields: Fields, text: str) -> None:
         """Answer with an error, in its turn."""
         request = inference.request
         named = None
         if request is not None:
             named = ModelInferResponse(model_name=cut(request.model_name), id=request.id)
             if inference in self._in_pieces:
-                _explain(named, dict(fields))
+                _add_error_parameters(named, dict(fields))
         answer = ModelStreamInferResponse(error_message=text, infer_response=named)
         self._put(inference, answer.SerializeToString())
 
@@ -468,14 +440,14 @@ class InferStream(StreamedCall):
         self.advance()
 
     def abandon(self) -> None:
-        """Give the rows of all requests up."""
+        """Abandon all inferences."""
         super().abandon()
         for inference in (*self._slots_of, *self._in_pieces):
             inference.abandon()
 
 
-def _explain(named: Any, fields: Mapping[bytes, bytes]) -> None:
-    """Say in parameters what no trailing metadata say, as the stream goes on, and that no more pieces come."""
+def _add_error_parameters(named: Any, fields: Mapping[bytes, bytes]) -> None:
+    """Put the error's fields into parameters, as the stream goes on without trailers, and mark the last answer."""
     named.parameters[IS_FINAL].bool_param = True
     for name in (b"error-code", b"error-id"):
         if name in fields:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from stoker.errors import InvalidInput, StokerError, cut
+from stoker.errors import InvalidInput, NotSupported, StokerError, cut
 from stoker.gateway.grpc.calls import RpcCall, log_fault
 from stoker.gateway.grpc.contents import fill_typed
 from stoker.gateway.grpc.messages import SERVICE, ModelInferResponse, ModelStreamInferResponse
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
     from stoker.gateway.grpc.framing import Reservation
     from stoker.gateway.http.responses import Answer
+    from stoker.gateway.scoring.call import Call
     from stoker.gateway.scoring.service import Service
     from stoker.gateway.scoring.streams import ScriptStreams
     from stoker.tensors import SequenceStep
     from stoker.wire.http2.fields import Fields
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["Dispatcher", "Inference", "InferenceOwner", "PieceRequest", "PiecewiseInference", "Scored"]
+__all__ = ["Dispatcher", "Inference", "InferenceOwner", "PieceRequest", "PiecewiseInference"]
 
 _SCORED: Final = 200
 _REFUSAL: Final = frozenset(
@@ -51,60 +52,61 @@ _REFUSAL: Final = frozenset(
 )
 
 
-class Scored(Protocol):
-    """What is under way for an inquiry."""
-
-    def abandon(self) -> None:
-        """Give it up: nobody waits for the answer."""
-
-
 class Dispatcher(Protocol):
-    """Who finds the model of an inquiry; see `stoker.gateway.grpc.infer.Scoring`."""
+    """Finds the model of an inference; see `stoker.gateway.grpc.infer.InferDispatcher`."""
 
-    def score(self, inference: Inference, content: bytes) -> Scored:
+    def score(self, inference: Inference, content: bytes) -> Call | PiecewiseInference:
         """Hand a message to the service that it is for; raises StokerError if it is refused."""
 
 
-class InferenceOwner(Protocol):
-    """What asks: a call, or a stream of which one message asks."""
+class InferenceOwner:
+    """A call, or a stream with many inferences. Unless it overrides them, it accepts no answers in pieces."""
+
+    __slots__ = ()
 
     def begin_pieces(self, inference: Inference) -> None:
-        """Take note that its answer comes in pieces.
+        """Expect the answer in pieces.
 
         Raises:
-            NotSupported: It takes one answer alone.
+            NotSupported: The owner takes one answer alone.
         """
+        name = "" if inference.request is None else inference.request.model_name
+        raise NotSupported(f"'{name}' yields its answer piece by piece: call ModelStreamInfer")
 
-    def piece(self, inference: Inference, content: bytes) -> None:
-        """Take a piece, a `ModelStreamInferResponse`."""
+    def send_piece(self, inference: Inference, content: bytes) -> None:
+        """Send a piece, a `ModelStreamInferResponse`."""
+        raise NotImplementedError
 
     async def drain(self) -> None:
-        """Wait while the caller has too much left to take."""
+        """Wait while the caller has not taken most of what was sent."""
+        raise NotImplementedError
 
-    def answered(self, inference: Inference, content: bytes) -> None:
-        """Take an answer, a `ModelInferResponse`; behind pieces the last one, empty for none."""
+    def send_answer(self, inference: Inference, content: bytes) -> None:
+        """Send an answer, a `ModelInferResponse`; after pieces the last one, or nothing if it is empty."""
+        raise NotImplementedError
 
-    def refused(self, inference: Inference, fields: Fields, text: str) -> None:
-        """Take an error: the fields that would end a call with it, and what it says."""
+    def send_error(self, inference: Inference, fields: Fields, text: str) -> None:
+        """Send an error: the fields that would end a call with it, and its message."""
+        raise NotImplementedError
 
 
 class Inference:
     """One infer request, from its message to its answer.
 
     Attributes:
-        request: What its message says without the model; None until it has been read.
-        decoded: What it says to the model; set when it is submitted.
-        writer: What writes its answer; set then too.
-        places: The shared memory that its outputs go to; set then too where its caller may have some.
+        request: The message, read without the model; None until it has been read.
+        decoded: The message, decoded for the model; set when it is submitted.
+        writer: Writes the answer; set when the request is submitted.
+        places: The shared memory for the outputs; set when the request is submitted, if its caller may have some.
     """
 
     __slots__ = (
         "_allowance",
-        "_owner",
         "_reservation",
         "_scored",
         "call",
         "decoded",
+        "owner",
         "places",
         "request",
         "writer",
@@ -118,68 +120,56 @@ class Inference:
         """Begin.
 
         Args:
-            reservation: The room that its message has taken while it arrived, which is given back with the answer.
+            reservation: The memory of its message, which is released with the answer.
         """
         self.call = call
         self._reservation = reservation
         self.request: RequestMessage | None = None
-        self._owner = owner
-        self._scored: Scored | None = None
+        self.owner = owner
+        self._scored: Call | PiecewiseInference | None = None
         self._allowance: Allowance | None = None
 
-    def ask(self, scoring: Dispatcher, content: bytes) -> None:
-        """Score a message; its inquirer is told once, at once or later."""
+    def start(self, dispatcher: Dispatcher, content: bytes) -> None:
+        """Score a message. The owner sends one answer or error, now or later."""
         try:
-            self._scored = scoring.score(self, content)
+            self._scored = dispatcher.score(self, content)
         except StokerError as error:
             self.refuse(error.with_traceback(None))
         except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
             self.refuse(log_fault(error, self.call, "" if self.request is None else self.request.model_name))
 
     def cover(self, allowance: Allowance, size_bytes: int) -> None:
-        """Hold room for a large message until it is answered: as its caller's now, and no more as the connection's.
+        """Reserve memory for a large message until it is answered: from its caller's share, no more the connection's.
 
         Raises:
-            Overloaded: There is none.
+            Overloaded: The caller's share is used up.
         """
-        self._let_go()
+        self._release()
         self._allowance = allowance
         allowance.cover(size_bytes)
 
     def refuse(self, error: StokerError) -> None:
-        """Tell the inquirer of an error."""
+        """Answer with an error."""
         self._end()
-        self._owner.refused(self, error_fields(error), error_text(error))
+        self.owner.send_error(self, error_fields(error), error_text(error))
 
     def abandon(self) -> None:
-        """Its caller has gone."""
+        """Give up: the caller has gone."""
         scored = self._scored
         self._end()
         if scored is not None:
             scored.abandon()
 
-    def begin_pieces(self) -> None:
-        """Be answered in pieces; raises as `InferenceOwner.begin_pieces`."""
-        self._owner.begin_pieces(self)
-
-    def piece(self, content: bytes) -> None:
-        """Take a piece of the answer."""
-        self._owner.piece(self, content)
-
-    async def drain(self) -> None:
-        """Wait while the caller has too much left to take."""
-        await self._owner.drain()
-
     def __call__(self, status: int, lines: bytes, body: bytes) -> None:
-        """Take what a scored call answers."""
+        """Send the answer of a scored call."""
         self._end()
         if status == _SCORED:
-            self._owner.answered(self, body)
+            self.owner.send_answer(self, body)
         else:
             fields = [field for field in split_lines(lines) if field[0] in _REFUSAL]
-            self._owner.refused(self, list(dict(fields).items()), body.decode())
+            self.owner.send_error(self, list(dict(fields).items()), body.decode())
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._allowance is not None:
             self._allowance.release()
             self._allowance = None
@@ -188,12 +178,12 @@ class Inference:
             self._reservation = None
 
     def _end(self) -> None:
-        """Forget what has been scored: the two know each other, and only a collection of garbage would free them."""
-        self._let_go()
+        """Drop the scored call, which refers to this object: otherwise only the garbage collector could free both."""
+        self._release()
         self._scored = None
 
 
-# Infer requests to scripts that yield: each piece is an answer of its stream, as of Triton's decoupled models.
+# Scripts that yield: each piece is an answer of its stream, as of Triton's decoupled models.
 _OK: Final = 200
 _MAX_FORM_BYTES: Final = 1 << 20
 _MAX_TEXT_CHARS: Final = 1024
@@ -206,8 +196,8 @@ class PieceRequest(NamedTuple):
     """What a `ModelInferRequest` says to a script that yields.
 
     Attributes:
-        marks_end: Whether an answer without outputs is to say that there are no more.
-        timeout_ns: How long the caller waits for the first piece, or None.
+        marks_end: Whether an answer without outputs follows the last piece.
+        timeout_ns: How long the caller waits for the first piece; None for any time.
     """
 
     id: str
@@ -258,7 +248,7 @@ def _dtype(model: str, given: Any) -> str:
 
 
 class PiecewiseInference:
-    """One request that is being answered; what it takes is let go when it has been, or is abandoned."""
+    """An inference whose answer comes in pieces from a script that yields."""
 
     def __init__(
         self,
@@ -277,7 +267,7 @@ class PiecewiseInference:
         self._task = asyncio.ensure_future(self._run(streams))
 
     def abandon(self) -> None:
-        """Its caller has gone: the generator is closed at its next piece."""
+        """Give up: the script's generator is closed at its next piece."""
         self._task.cancel()
 
     async def _run(self, streams: ScriptStreams) -> None:
@@ -288,22 +278,21 @@ class PiecewiseInference:
                 last = self._message({}).SerializeToString() if self._request.marks_end else b""
                 inference(_OK, b"", last)
             else:
-                inference(end.status, *_told(end))
+                inference(end.status, *_error_of(end))
         except StokerError as error:
             inference.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must have an answer
             inference.refuse(log_fault(error, inference.call, self._service.name))
 
     async def _send(self, streams: ScriptStreams) -> Answer:
-        """Send the pieces; return what became of the answer."""
         inference, names = self._inference, self._request.outputs
-        head, received_ns = _head(inference.call), time.monotonic_ns()
+        head, received_ns = _script_head(inference.call), time.monotonic_ns()
         scoring = ScoringRequest(self._request.body, inference.call.ids, head, received_ns, asker=self._asker)
         with piecewise(self._service, scoring, streams) as pieces:
             if await pieces.begin():
                 while (piece := await pieces.next()) is not None:
-                    inference.piece(self._in_stream(outputs_of(piece, names)))
-                    await inference.drain()
+                    inference.owner.send_piece(inference, self._in_stream(outputs_of(piece, names)))
+                    await inference.owner.drain()
             return await pieces.end()
 
     def _in_stream(self, outputs: Mapping[str, np.ndarray]) -> bytes:
@@ -326,8 +315,8 @@ class PiecewiseInference:
         return response
 
 
-def _head(call: RpcCall) -> RequestHead:
-    """What the script may see of a call: its metadata as headers, with the content type of the body that it gets."""
+def _script_head(call: RpcCall) -> RequestHead:
+    """Return the head that the script sees: the metadata as headers, with the content type of its body."""
     headers = [
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in call.headers().items()
@@ -337,12 +326,12 @@ def _head(call: RpcCall) -> RequestHead:
     return RequestHead("POST", _PATH, "", headers, call.address)
 
 
-def _told(answer: Answer) -> tuple[bytes, bytes]:
-    """Fields, as lines, and text of an error: from the JSON of Azure's endpoint, or as a script has written it."""
-    told = parse_error(answer.body)
-    if told is None:
+def _error_of(answer: Answer) -> tuple[bytes, bytes]:
+    """Return fields, as lines, and message of an error, from the JSON of Azure's endpoint or a script's text."""
+    error = parse_error(answer.body)
+    if error is None:
         return answer.lines, answer.body.decode(errors="replace")[:_MAX_TEXT_CHARS].encode()
-    text, code, error_id = told["message"], told.get("code", ""), told.get("error_id", "")
+    text, code, error_id = error["message"], error.get("code", ""), error.get("error_id", "")
     lines = b"error-code: %b\r\n" % str(code).encode() + (
         b"error-id: %b\r\n" % str(error_id).encode() if error_id else b""
     )

@@ -395,7 +395,7 @@ class RequestDecoder:
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
         places = tuple(
-            _Slot(name, names.index(name), array.dtype, array.shape, array.nbytes)
+            _RawInput(name, names.index(name), array.dtype, array.shape, array.nbytes)
             for name, array in decoded.inputs.items()
         )
         row = None
@@ -403,7 +403,7 @@ class RequestDecoder:
             row = PlainRow(places[0], replace(decoded, id="", inputs={}))
         self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns, decoded.tier, row)
 
-    def _is_row(self, place: _Slot) -> bool:
+    def _is_row(self, place: _RawInput) -> bool:
         tensors = self._tensors
         return tensors.batched and not tensors.sequences and place.shape[0] == 1 and place.dtype.isnative
 
@@ -413,7 +413,7 @@ def _is_taken_as_it_is(info: TensorInfo) -> bool:
     return info.dtype not in ("string", "bool")
 
 
-class _Slot(NamedTuple):
+class _RawInput(NamedTuple):
     """Where an input is among the raw contents, and what it is."""
 
     name: str
@@ -430,7 +430,7 @@ class PlainRow(NamedTuple):
         request: The request, without its id and its input.
     """
 
-    place: _Slot
+    place: _RawInput
     request: InferRequest
 
     def request_of(self, message: RequestMessage) -> InferRequest:
@@ -449,14 +449,13 @@ class PlainRow(NamedTuple):
 class _Form(NamedTuple):
     """What a raw request says beside its id and its data."""
 
-    places: tuple[_Slot, ...]
+    places: tuple[_RawInput, ...]
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None
     tier: int | None
     row: PlainRow | None
 
     def decode(self, message: RequestMessage) -> InferRequest | None:
-        """A request of this form; None if its data do not have the right sizes."""
         raw = message.raw
         if len(raw) != len(self.places):
             return None

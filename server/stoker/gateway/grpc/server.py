@@ -184,8 +184,6 @@ class GrpcConnection(asyncio.Protocol):
 
 
 class _UnknownCall(RpcCall):
-    """A call that is refused for its head."""
-
     __slots__ = ()
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
@@ -527,7 +525,6 @@ class GrpcServer:
             await asyncio.get_running_loop().connect_accepted_socket(self._handed_over_connection, sock)
 
     async def _wait(self, deadline_s: float) -> None:
-        """Wait until no connection is left, or until a time."""
         loop = asyncio.get_running_loop()
         self._none_left.clear()
         left_s = deadline_s - loop.time()

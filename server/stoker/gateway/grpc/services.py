@@ -13,7 +13,7 @@ from stoker import __version__
 from stoker.errors import BodyTooLarge, MalformedBody, NotReady, NotSupported, UnknownService, cut
 from stoker.gateway.describing.model_config import described_tensors, model_config, platform
 from stoker.gateway.grpc.calls import BEARER_METADATA, CoroutineCall, Method, RpcCall
-from stoker.gateway.grpc.infer import InferCall, InferStream, Scoring, StreamDispatcher
+from stoker.gateway.grpc.infer import InferCall, InferDispatcher, InferStream
 from stoker.gateway.grpc.messages import (
     HEALTH,
     METHODS,
@@ -248,7 +248,7 @@ class InferenceServicer:
 
     def __init__(self, gateway: Gateway, max_message_bytes: int) -> None:
         self._gateway = gateway
-        scoring, health, repository = Scoring(gateway), Health(gateway), RepositoryMethods(gateway)
+        scoring, health, repository = InferDispatcher(gateway), Health(gateway), RepositoryMethods(gateway)
         memory, settings = SharedMemoryMethods(gateway), LiveSettingsMethods(gateway)
         cuda, facts = CudaMemoryMethods(gateway), ServingMetadata(gateway)
         unary: dict[str, _Answer] = {
@@ -277,9 +277,7 @@ class InferenceServicer:
         }
         self._methods |= {
             f"{_PREFIX}ModelInfer": Method(InferCall, max_message_bytes, _above_limit, scoring),
-            f"{_PREFIX}ModelStreamInfer": Method(
-                InferStream, max_message_bytes, _above_limit, StreamDispatcher(scoring)
-            ),
+            f"{_PREFIX}ModelStreamInfer": Method(InferStream, max_message_bytes, _above_limit, scoring),
             **{
                 f"{_PREDICTION}{name}": Method(
                     InferCall, max_message_bytes, _above_limit, ServingDispatcher(gateway, scoring, name)
@@ -361,8 +359,6 @@ class InferenceServicer:
 
 
 def _answering(kind: Any, answer: _Answer) -> Callable[[bytes, RpcCall], Awaitable[bytes]]:
-    """What answers a message of a kind, as bytes."""
-
     async def answer_bytes(content: bytes, call: RpcCall) -> bytes:
         try:
             request = kind.FromString(content)

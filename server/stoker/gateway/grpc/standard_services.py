@@ -146,7 +146,6 @@ class ReflectionCall(StreamedCall):
 
 
 def _reflected(request: Any) -> Any:
-    """Return the `ServerReflectionResponse` to a `ServerReflectionRequest`."""
     response = ServerReflectionResponse(valid_host=request.host, original_request=request)
     kind = request.WhichOneof("message_request") or "file_by_filename"
     if kind == "list_services":

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, NotSupported, StokerError, cut
 from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
-from stoker.gateway.grpc.infer import GrpcDialect, Scoring
+from stoker.gateway.grpc.infer import GrpcDialect, InferDispatcher
 from stoker.gateway.grpc.messages import SERVING, message
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.access import check_metadata_access
@@ -342,7 +342,6 @@ class ExamplesMessage(NamedTuple):
 
 
 def _examples(content: bytes, begin: int, end: int) -> tuple[list[bytes], bytes]:
-    """The examples and the context of an `Input`."""
     kinds = list(_parts(content, begin, end, _MAX_ENTRY_PARTS))
     if len(kinds) != 1 or kinds[0][0] not in (_LIST, _LIST_WITH_CONTEXT):
         raise MalformedBody("Input is empty: it has an example_list, or an example_list_with_context")
@@ -431,7 +430,6 @@ class _Predict(_ServingDialect):
         return PredictMessage.read(content)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Decode the request and queue its tensors."""
         del body, head
         request: PredictMessage = call.asked
         service = call.service
@@ -454,7 +452,6 @@ class _Examples(_ServingDialect):
         return ExamplesMessage.read(content)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Queue the examples, each with the features of the context."""
         del body, head
         request: ExamplesMessage = call.asked
         service = call.service
@@ -512,7 +509,7 @@ class ServingDispatcher:
         method: Predict, Classify or Regress.
     """
 
-    def __init__(self, gateway: Gateway, scoring: Scoring, method: str) -> None:
+    def __init__(self, gateway: Gateway, scoring: InferDispatcher, method: str) -> None:
         self._gateway, self._scoring = gateway, scoring
         self._dialect = _DIALECTS[method]
         self.check_key = scoring.check_key

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
-import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, quote
 
 from stoker.errors import (
-    BodyTooLarge,
     ExpectationFailed,
     HeaderTooLarge,
     HostNotAllowed,
@@ -22,14 +19,12 @@ from stoker.errors import (
     TargetTooLong,
     quoted,
 )
-from stoker.gateway.http.body_budget import Allowance
-from stoker.gateway.http.encodings import PIECE_BYTES, Inflater
 from stoker.wire.json_bodies import nests_deeper
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import Receive, Scope
+    from starlette.types import Scope
 
 
 __all__ = [
@@ -40,7 +35,6 @@ __all__ = [
     "NOT_ALLOWED",
     "SCORING_METHODS",
     "AllowedHosts",
-    "BodyOwner",
     "Cors",
     "authorization_of",
     "check_head",
@@ -48,7 +42,6 @@ __all__ = [
     "content_length",
     "is_preflight",
     "query_body",
-    "receive_body",
     "request_head",
 ]
 
@@ -285,61 +278,3 @@ def content_length(headers: Mapping[bytes, bytes]) -> int:
     """Return the length that a request says its body has; -1 if it says none."""
     value = headers.get(b"content-length", b"")
     return int(value) if value.isdigit() else -1
-
-
-class BodyOwner(Protocol):
-    """What accepts bodies up to a size.
-
-    Attributes:
-        arriving: How many bodies for it are being received; it is not removed until they have arrived.
-    """
-
-    max_body_bytes: int
-    arriving: int
-
-    def too_large(self) -> BodyTooLarge:
-        """The error for a body above the limit."""
-
-
-async def receive_body(
-    receive: Receive, taker: BodyOwner, inflater: Inflater | None, allowance: Allowance
-) -> bytes | None:
-    """Return the whole body, inflated if it came compressed; None if the caller went away.
-
-    Raises:
-        BodyTooLarge: The body is larger than the limit, as sent or inflated.
-        MalformedBody: The compressed data are corrupt.
-        Overloaded: The memory budget has no room for it.
-    """
-    # Unlike joining pieces, this never holds the content twice.
-    body = io.BytesIO()
-
-    def keep(piece: bytes) -> None:
-        size_bytes = body.tell() + len(piece)
-        if size_bytes > taker.max_body_bytes:
-            raise taker.too_large()
-        allowance.cover(size_bytes)
-        body.write(piece)
-
-    taker.arriving += 1
-    try:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            chunk = message.get("body", b"")
-            if inflater is None:
-                keep(chunk)
-            else:
-                for piece in inflater.feed(chunk):
-                    keep(piece)
-                    if len(piece) in (0, PIECE_BYTES):
-                        # A small compressed chunk can inflate to very much: other requests get their turn in
-                        # between.
-                        await asyncio.sleep(0)
-            if not message.get("more_body", False):
-                if inflater is not None:
-                    inflater.finish()
-                return body.getvalue()
-    finally:
-        taker.arriving -= 1

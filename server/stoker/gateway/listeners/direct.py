@@ -23,7 +23,7 @@ import ctypes
 import io
 from asyncio import Event
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -50,7 +50,6 @@ __all__ = [
     "STRAIGHT_BODY_BYTES",
     "BodyReceiver",
     "DirectProtocol",
-    "ReceivingConnection",
     "allocate_body",
     "is_plain_head",
     "plain_headers",
@@ -136,41 +135,10 @@ def allocate_body(length: int) -> io.BytesIO:
     return io.BytesIO(_new_bytes(None, length))
 
 
-class ReceivingConnection(Protocol):
-    """What a receiver knows of its connection."""
-
-    transport: asyncio.Transport
-
-    @property
-    def in_head(self) -> bool:
-        """Whether the head of a request has begun to arrive and is not complete."""
-
-    def data_received(self, data: bytes) -> None:
-        """Take what may be the head of a request, with the beginning of its body."""
-
-    def body_grew(self, more_bytes: int) -> bool:
-        """Take note that so much more of the body has arrived; False if there is no room, and it has been refused."""
-
-    def on_message_complete(self) -> None:
-        """Take the body, which is complete."""
-
-    def eof_received(self) -> bool | None:
-        """The caller sends no more."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
-
-    def pause_writing(self) -> None:
-        """The caller does not take its answers."""
-
-    def resume_writing(self) -> None:
-        """It does again."""
-
-
 class BodyReceiver(asyncio.BufferedProtocol):
     """The protocol of a connection's transport while its requests have long bodies."""
 
-    def __init__(self, connection: ReceivingConnection) -> None:
+    def __init__(self, connection: DirectProtocol) -> None:
         self._connection = connection
         self._transport = connection.transport
         self._loop = asyncio.get_running_loop()
@@ -212,7 +180,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
             if self._memory is None and not connection.in_head:
                 # Another request than the last one.
                 self._holds_transport = False
-                self._hand_over(connection)  # type: ignore[arg-type]  # it is one
+                self._hand_over(connection)
             return
         self._arrived_bytes += nbytes
         if not connection.body_grew(nbytes):
@@ -367,7 +335,6 @@ class DirectProtocol(BoundedProtocol):
         return True
 
     def _expect(self, service: Service, length: int, *, closes: bool) -> None:
-        """Prepare for the body of a plain request."""
         direct = self._direct
         self._receiving, self._first_chunk = service, b""
         if length >= STRAIGHT_BODY_BYTES:
@@ -570,7 +537,6 @@ class DirectProtocol(BoundedProtocol):
         return True
 
     def _release_allowance(self) -> None:
-        """Give back the memory budget of a large body."""
         if self._allowance is not None:
             self._allowance.release()
             self._allowance = None

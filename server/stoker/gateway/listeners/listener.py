@@ -142,12 +142,10 @@ class _Open(set[DirectProtocol]):
         self.report: Callable[[int], None] = lambda _: None
 
     def add(self, connection: DirectProtocol) -> None:
-        """Add a new connection."""
         super().add(connection)
         self.report(len(self))
 
     def discard(self, connection: object) -> None:
-        """Remove a connection that has ended."""
         super().discard(connection)
         self.report(len(self))
         if not self:
@@ -214,7 +212,6 @@ class Listener:
         return any(connection.receives_for(service) for connection in self.connections)
 
     def _new_protocol(self) -> DirectProtocol:
-        """Make the protocol of a connection that has been accepted here."""
         protocol = self._protocol()
         protocol.handed_over = False
         return protocol
@@ -335,7 +332,6 @@ class Listener:
             self._tls.close()
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve a connection that has been accepted already."""
         if self._tls is not None:
             await self._tls.serve(connection)
             return

@@ -218,7 +218,6 @@ class ScoringEndpoint:
         receive: Receive,
         send: Send,
     ) -> Answer | None:
-        """Score with a script that yields, and send its answer piece by piece."""
         named = Answer(0, b"", b"")
         if scope["path_params"].get("name") is None:
             named = with_deployment(named, service, self._gateway)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from stoker.errors import StokerError
 from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
 from stoker.gateway.http.body_budget import Allowance, Caller
-from stoker.gateway.http.encodings import Inflater, inflater_for
+from stoker.gateway.http.encodings import PIECE_BYTES, Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
-from stoker.gateway.http.requests import content_encodings, content_length, receive_body, request_head
+from stoker.gateway.http.requests import content_encodings, content_length, request_head
 from stoker.gateway.http.responses import Answer, refusal, send_answer, split_lines
 from stoker.gateway.scoring.call_options import Asker, asker_of
 from stoker.gateway.scoring.service import Service, identify_caller
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.streams import ScriptStreams
 
 __all__ = [
+    "EVENTS",
     "DialectEndpoint",
-    "EventFormat",
     "PieceFormat",
     "ScoringRequest",
     "allowance_of",
@@ -39,6 +39,7 @@ __all__ = [
     "format_for",
     "piecewise",
     "read_body",
+    "receive_body",
     "score_and_stream",
     "score_and_wait",
     "with_deployment",
@@ -168,6 +169,50 @@ async def read_body(
     return await receive_body(receive, service, inflater, allowance)
 
 
+async def receive_body(
+    receive: Receive, service: Service, inflater: Inflater | None, allowance: Allowance
+) -> bytes | None:
+    """Return the whole body, inflated if it came compressed; None if the caller went away.
+
+    Raises:
+        BodyTooLarge: The body is larger than the limit, as sent or inflated.
+        MalformedBody: The compressed data are corrupt.
+        Overloaded: The memory budget has no room for it.
+    """
+    # Unlike joining pieces, this never holds the content twice.
+    body = io.BytesIO()
+
+    def keep(piece: bytes) -> None:
+        size_bytes = body.tell() + len(piece)
+        if size_bytes > service.max_body_bytes:
+            raise service.too_large()
+        allowance.cover(size_bytes)
+        body.write(piece)
+
+    service.arriving += 1
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            if inflater is None:
+                keep(chunk)
+            else:
+                for piece in inflater.feed(chunk):
+                    keep(piece)
+                    if len(piece) in (0, PIECE_BYTES):
+                        # A small compressed chunk can inflate to very much: other requests get their turn in
+                        # between.
+                        await asyncio.sleep(0)
+            if not message.get("more_body", False):
+                if inflater is not None:
+                    inflater.finish()
+                return body.getvalue()
+    finally:
+        service.arriving -= 1
+
+
 def begin_scoring(service: Service, request: ScoringRequest) -> tuple[Call, asyncio.Future[Answer]]:
     """Start scoring; returns the call and a future of its answer. The call has to be abandoned in the end."""
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -209,48 +254,25 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-class PieceFormat(ABC):
-    """How pieces are written one after the other."""
+class PieceFormat:
+    """How pieces, which are JSON without line breaks, are written one after the other."""
 
-    media_type: bytes
+    def __init__(self, media_type: bytes, piece: bytes, error: bytes) -> None:
+        self.media_type, self._piece, self._error = media_type, piece, error
 
-    @abstractmethod
     def piece(self, content: bytes) -> bytes:
-        """Return a piece, which is JSON without line breaks, as it is sent."""
+        """Return a piece as it is sent."""
+        return self._piece % content
 
-    @abstractmethod
     def error(self, content: bytes) -> bytes:
         """Return an error that follows pieces, given its JSON."""
+        return self._error % content
 
 
-class EventFormat(PieceFormat):
-    """Server-sent events (HTML Living Standard, section 9.2)."""
-
-    media_type = b"text/event-stream"
-
-    def piece(self, content: bytes) -> bytes:
-        """Return a piece as an event."""
-        return b"data: %b\n\n" % content
-
-    def error(self, content: bytes) -> bytes:
-        """Return an error as an event of type `error`."""
-        return b"event: error\ndata: %b\n\n" % content
-
-
-class _Lines(PieceFormat):
-    """One JSON text per line."""
-
-    media_type = b"application/x-ndjson"
-
-    def piece(self, content: bytes) -> bytes:
-        return content + b"\n"
-
-    def error(self, content: bytes) -> bytes:
-        return b'{"error": %b}\n' % content
-
-
-_EVENTS: Final = EventFormat()
-_LINES: Final = _Lines()
+EVENTS: Final = PieceFormat(b"text/event-stream", b"data: %b\n\n", b"event: error\ndata: %b\n\n")
+"""Server-sent events (HTML Living Standard, section 9.2)."""
+_LINES: Final = PieceFormat(b"application/x-ndjson", b"%b\n", b'{"error": %b}\n')
+"""One JSON text per line."""
 
 
 def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
@@ -259,8 +281,8 @@ def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
     None for a single list, if it names plain JSON.
     """
     accepted = headers.get(b"accept", b"*/*").lower()
-    if _EVENTS.media_type in accepted:
-        return _EVENTS
+    if EVENTS.media_type in accepted:
+        return EVENTS
     if b"application/json" in accepted and b"json" not in accepted.replace(b"application/json", b""):
         return None
     return _LINES

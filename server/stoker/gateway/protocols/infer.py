@@ -220,5 +220,4 @@ class SharedMemoryDialect(InferDialect):
 
 
 def _write(codec: InferCodec, places: Places, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-    """Write outputs into their regions, and encode the others."""
     return write_answer(codec, places.write(outputs), outputs)

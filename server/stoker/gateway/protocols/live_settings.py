@@ -127,7 +127,6 @@ class LiveSettingsApi:
 
 
 async def _content(request: Request) -> Mapping[str, Any]:
-    """The settings that a request wants to change."""
     if request.method in ("GET", "HEAD"):
         return {}
     if request.method != "POST":

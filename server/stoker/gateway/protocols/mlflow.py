@@ -78,8 +78,6 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
 
 
 class _Invocations(TensorDialect):
-    """Requests in MLflow's formats to a model whose inputs are tensors."""
-
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del head
         service = call.service

@@ -34,7 +34,7 @@ from stoker.gateway.http.responses import (
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import (
     DialectEndpoint,
-    EventFormat,
+    PieceFormat,
     ScoringRequest,
     allowance_of,
     read_body,
@@ -125,15 +125,15 @@ class GenerateEndpoint:
             return Answer(_OK, json_lines(named) + ids.lines, named)
 
 
-class _GeneratedEvents(EventFormat):
+class _GeneratedEvents(PieceFormat):
     """Adds the model's name and version to each piece that is a JSON object."""
 
     def __init__(self, service: Service) -> None:
+        super().__init__(b"text/event-stream", b"data: %b\n\n", b"data: %b\n\n")
         names = {"model_name": service.name, "model_version": service.version}
         self._start = json.dumps(names).encode().removesuffix(b"}")
 
     def named(self, content: bytes) -> bytes:
-        """Return a piece with name and version."""
         if content.startswith(b"{"):
             return self._start + (b"}" if content == b"{}" else b", " + content[1:])
         return b'%b, "%b": %b}' % (self._start, PIECE_OUTPUT.encode(), content)
@@ -142,7 +142,7 @@ class _GeneratedEvents(EventFormat):
         return super().piece(self.named(content))
 
     def error(self, content: bytes) -> bytes:
-        return super().piece(_worded(content))
+        return super().error(_worded(content))
 
 
 def _check_yields(service: Service) -> None:

@@ -224,7 +224,6 @@ class _Endpoint:
         self._scoring = DialectEndpoint(gateway, self._find, _error_answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         target = _TARGET.fullmatch(_raw_path(scope))
         if scope["method"] == "POST" and target is not None and target["verb"]:
             await self._scoring(scope, receive, send)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from ipaddress import IPv6Address, ip_address
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,18 +37,8 @@ def is_local(address: str) -> bool:
     return parsed.is_loopback
 
 
-class _Memory(Protocol):
-    """A caller's memory that this process has open, on the host or on a GPU."""
-
-    @property
-    def linked(self) -> bool:
-        """Whether its owner has not removed it."""
-
-    def read(self, begin: int, size_bytes: int) -> memoryview | None:
-        """Return a copy of a part; None if it ends before the part does."""
-
-    def write(self, begin: int, content: memoryview) -> bool:
-        """Write a part; False if it ends before the part does."""
+_Memory = OpenMemory | CudaMemory
+"""A caller's memory that this process has open, on the host or on a GPU."""
 
 
 class Regions:

@@ -47,7 +47,7 @@ def test_what_has_been_answered_is_freed_at_once(refused: bool) -> None:
     inference, scoring = Inference(cast("Any", None), cast("Any", InferenceOwner()), None), Scoring()
     gc.disable()
     try:
-        inference.ask(scoring, b"")
+        inference.start(scoring, b"")
         if refused:
             inference.refuse(NotReady("The device restarts."))
         else:

@@ -915,7 +915,7 @@ async def test_a_fault_is_an_error_of_its_request(caplog: pytest.LogCaptureFixtu
 
 async def test_a_stream_has_so_many_requests_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest waits with the caller."""
-    monkeypatch.setattr(infer.StreamDispatcher.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(infer.InferDispatcher, "max_stream_requests", 3)
     async with staged() as stage:
         stage.infer.gate = asyncio.Event()
         stream = stage.method("ModelStreamInfer")(metadata=BEARER, timeout=PATIENCE_S)

@@ -18,7 +18,7 @@ from stoker.gateway.http.body_budget import (
     least_budget_bytes,
 )
 from stoker.gateway.http.encodings import inflater_for
-from stoker.gateway.http.requests import receive_body
+from stoker.gateway.protocols.endpoint import receive_body
 
 MIB = 1 << 20
 LIMIT_BYTES = 16 * MIB
