@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from stoker.declaration import Declaration
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.sequence import SequenceSettings
 from stoker.terms import Terms

@@ -18,8 +18,8 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
+from stoker.settings.names import VersionStatus
 from stoker.settings.traffic import Endpoint
-from stoker.settings.versions import VersionStatus
 
 HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"

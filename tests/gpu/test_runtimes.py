@@ -23,7 +23,7 @@ from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.servable import Device, Servable
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 

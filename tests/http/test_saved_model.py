@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 from stoker.errors import LoadFailed
 from stoker.offline import Predictor
 from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model

@@ -226,7 +226,7 @@ def _configured(args: argparse.Namespace, imported: list[ImportedSettings]) -> t
     listed, beside = read_model_config(args.model_config_file)
     imported.append(beside)
     given = _given(args, ("batching",))
-    return tuple(ModelSettings(**given, said=frozenset(given)).over(model) for model in listed)
+    return tuple(ModelSettings(**given, given=frozenset(given)).over(model) for model in listed)
 
 
 def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -> None:
@@ -263,7 +263,7 @@ def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSetti
     if args.path is not None and script.path is not None:
         raise InvalidSettings("PATH and --inference-config both name what is served; leave one out")
     if args.path is not None or script.path is not None:
-        models = (ModelSettings(path=args.path, **given, said=frozenset(given)).over(script), *models)
+        models = (ModelSettings(path=args.path, **given, given=frozenset(given)).over(script), *models)
     elif given:
         shown = " and ".join("--" + name.replace("_", "-").replace("uses", "use-model") for name in given)
         raise InvalidSettings(f"{shown} describe{'s' * (len(given) == 1)} PATH, which is missing")

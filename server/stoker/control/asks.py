@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.settings.choices import Adjustments
+from stoker.settings.names import VersionPolicy
 from stoker.settings.traffic import Canary
-from stoker.settings.versions import VersionPolicy
 
 __all__ = [
     "Ask",

@@ -22,7 +22,7 @@ from stoker.control.frontend_rules import (
     SharedMemoryRules,
 )
 from stoker.control.message_codec import Codec
-from stoker.settings.versions import VersionStatus
+from stoker.settings.names import VersionStatus
 from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature

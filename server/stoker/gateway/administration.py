@@ -25,7 +25,7 @@ from stoker.keys.credentials import Access
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.choices import Adjustments
-from stoker.settings.versions import VersionPolicy
+from stoker.settings.names import VersionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

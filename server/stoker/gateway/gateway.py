@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.scoring.call_options import Asker
     from stoker.gateway.scoring.observers import Watch
+    from stoker.settings.names import State
     from stoker.settings.traffic import Endpoint
-    from stoker.settings.versions import State
     from stoker.takeover.traffic_split import Split
 
 __all__ = ["DEPLOYMENT_HEADER", "SERVICE_PATH", "Gateway", "PlainHead", "Traffic"]

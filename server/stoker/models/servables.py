@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.servable import Servable
-from stoker.settings.acceleration import Acceleration, check_acceleration
+from stoker.settings.choices import Acceleration, check_acceleration
 
 if TYPE_CHECKING:
     from pathlib import Path

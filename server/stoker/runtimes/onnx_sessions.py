@@ -16,7 +16,7 @@ from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
 from stoker.servable import Device, Servable
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 
 __all__ = ["DTYPES", "OnnxSessions", "cuda_options", "raise_if_out_of_memory", "tensorrt_options"]
 

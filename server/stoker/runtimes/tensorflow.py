@@ -22,7 +22,7 @@ from stoker.runtimes.fastest import feasible_sizes, sample_rows
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
 from stoker.runtimes.serving_way import as_runtime
 from stoker.servable import Device, Servable
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
 

@@ -1,21 +1,29 @@
-"""Names of models and services: they are used as folder names, URL segments and metric labels.
+"""Names of models and services, and which of a model's versions are served.
 
-What Stoker registers has a name of a few ASCII characters. A service may be called as a folder of another server's
-repository is: what needs no quotes within quotes, such as those of a label, and is no path.
+Names are folder names, URL segments and metric labels. Registered models have names of a few ASCII
+characters. A service may also be called like a folder of another server's repository: anything that is no path and needs
+no quotes within quotes, such as those of a label.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
 
 __all__ = [
+    "DEFAULT_LABEL",
     "NAME_RULE",
     "SERVICE_RULE",
+    "State",
+    "VersionPolicy",
+    "VersionStatus",
+    "check_named",
     "checked_name",
     "checked_service",
     "is_name",
@@ -23,7 +31,10 @@ __all__ = [
     "name_from_file",
     "name_from_path",
     "parse_reference",
+    "read_labels",
+    "read_versions",
 ]
+
 
 NAME_RULE = "1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"
 
@@ -39,7 +50,7 @@ _CONVENTIONAL_STEMS = {"score", "model", "main", "saved_model"}
 _MAX_CHARACTERS = 100
 _MAX_BYTES = 200
 """A file name has 255, and those of a service's files have endings."""
-_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+_REFERENCE_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 def is_name(name: str) -> bool:
@@ -119,6 +130,115 @@ def parse_reference(reference: str, check: Callable[[str], str] = checked_name) 
     check(name)
     if not colon:
         return name, None
-    if not _VERSION.fullmatch(version):
+    if not _REFERENCE_VERSION.fullmatch(version):
         raise InvalidSettings(f"{reference!r}: expected NAME or NAME:VERSION, the version a number from 1 up")
     return name, int(version)
+
+
+DEFAULT_LABEL: Final = "default"
+"""The label of the version for requests that name none."""
+
+State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
+"""The states of a version, as in TensorFlow Serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """The state of a version, as the supervisor knows it and sends it to frontends.
+
+    Attributes:
+        slot: Its slot in the metrics.
+        reason: Why it is not available, was not reloaded, or was unloaded.
+        error: The error code that belongs to `reason`; empty if it is no error.
+    """
+
+    slot: int
+    state: State = "START"
+    reason: str = ""
+    error: str = ""
+
+
+_VERSION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+_LATEST: Final = re.compile(r"latest(?::([1-9][0-9]{0,3}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which of the existing versions are served.
+
+    Attributes:
+        newest: Number of the newest versions to serve; None for all.
+        named: These versions and no others.
+    """
+
+    newest: int | None = 1
+    named: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, setting: str | tuple[int, ...] | None) -> VersionPolicy:
+        """The policy for a setting, as returned by `read_versions`; None is the newest version."""
+        if setting is None:
+            return cls()
+        if isinstance(setting, tuple):
+            return cls(None, setting)
+        if setting == "all":
+            return cls(None)
+        _, _, count = setting.partition(":")
+        return cls(int(count or 1))
+
+    def choose(self, there: Collection[int]) -> list[int]:
+        """Return the versions to serve, out of the existing ones, ascending."""
+        if self.named:
+            return sorted(set(self.named).intersection(there))
+        ascending = sorted(there)
+        return ascending if self.newest is None else ascending[-self.newest :]
+
+
+def read_versions(value: Any) -> str | tuple[int, ...]:
+    """Validate a setting: `latest`, `latest:N`, `all`, a version, or several as a list or comma-separated.
+
+    Raises:
+        ValueError: The setting is malformed.
+    """
+    if isinstance(value, str) and (value == "all" or _LATEST.fullmatch(value)):
+        return value
+    numbers = value.split(",") if isinstance(value, str) else value
+    if isinstance(numbers, int):
+        numbers = [numbers]
+    if not isinstance(numbers, list | tuple) or not numbers or not all(map(_is_version, numbers)):
+        raise ValueError("must be latest, latest:N, all, or versions such as 3,7")
+    return tuple(sorted({int(number) for number in numbers}))
+
+
+def read_labels(value: Any) -> dict[str, int]:
+    """Validate labels: a mapping of names to versions.
+
+    Raises:
+        ValueError: The labels are malformed.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of labels to versions, such as stable: 3")
+    for label in value:
+        if not isinstance(label, str) or not is_name(label):
+            raise ValueError(f"must have labels of {NAME_RULE}, not {label!r}")
+    for number in value.values():
+        if not _is_version(number):
+            raise ValueError(f"must have whole numbers as versions, not {number!r}")
+    return {label: int(number) for label, number in value.items()}
+
+
+def _is_version(number: Any) -> bool:
+    text = str(number).strip()
+    return not isinstance(number, bool) and isinstance(number, int | str) and bool(_VERSION.fullmatch(text))
+
+
+def check_named(name: str, policy: VersionPolicy, there: Collection[int]) -> None:
+    """Refuse a policy that names missing versions.
+
+    Raises:
+        InvalidSettings: A version is missing.
+    """
+    missing = sorted(set(policy.named).difference(there))
+    if missing:
+        has = ", ".join(map(str, sorted(there))) or "none"
+        raise InvalidSettings(f"{name} has no version {', '.join(map(str, missing))}; it has {has}")

@@ -53,6 +53,7 @@ SharedMemoryMode = Literal["off", "admin", "on"]
 SharedMemoryPeers = Literal["loopback", "any"]
 
 _MODES: Final = ("off", "admin", "on")
+_SHARE: Final = number_of(float, 0, 1)
 _VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
@@ -99,7 +100,7 @@ class ServerSettings:
     host: str = setting("127.0.0.1", read_text, "address to listen on", "ADDRESS")
     port: int = setting(8080, number_of(int, 0, 65535), "port to listen on; 0 takes a free one")
     frontends: int = setting(
-        0, number_of(int, 0, 64), "HTTP processes; 0 (the default) takes half of the cores, at most 8"
+        0, number_of(int, 0, 64), "HTTP processes; 0 (the default) is half of the cores, at most 8"
     )
     device: tuple[str, ...] = setting(
         ("auto",),
@@ -109,112 +110,85 @@ class ServerSettings:
         "DEVICE",
     )
     replicas: int = setting(
-        0,
-        number_of(int, 0, 64),
-        "device processes that serve each model; 0 (the default) takes one for each of its devices",
+        0, number_of(int, 0, 64), "device processes of each model; 0 (the default) is one for each device"
     )
     device_batches: int | None = setting(
-        None,
-        read_device_batches,
-        "batches of models, entry scripts aside, that compute on a device at once: 1 to 8, or auto: as many as come, "
-        "but where a model has target_ms 1, or 2 if that was measured to gain 30 % (default auto)",
-        "COUNT",
+        None, read_device_batches, "batches to run at once per device: 1 to 8, or auto (the default)", "COUNT"
     )
-    auth: bool = setting(
-        True, read_switch, "whether scoring takes a key, and needs one (default: yes)", "BOOL"
-    )
+    auth: bool = setting(True, read_switch, "require a key for scoring (default: yes)", "BOOL")
     token_auth: bool = setting(
         False,
         read_switch,
-        "whether scoring takes a short-lived token; keys then fetch tokens (default: no)",
+        "accept short-lived tokens for scoring; keys then fetch tokens (default: no)",
         "BOOL",
     )
-    metrics_auth: bool = setting(False, read_switch, "whether /metrics needs a key (default: no)", "BOOL")
+    metrics_auth: bool = setting(False, read_switch, "require a key for /metrics (default: no)", "BOOL")
     open_metadata: bool = setting(
-        False,
-        read_switch,
-        "whether metadata, index, statistics and swagger.json can be read without a key (default: no)",
-        "BOOL",
+        False, read_switch, "metadata, index, statistics and swagger.json need no key (default: no)", "BOOL"
     )
     log_format: LogFormat = setting(
-        "text", choice_of(*get_args(LogFormat)), "form of the lines of the log: text or json", "FORM"
+        "text", choice_of(*get_args(LogFormat)), "log lines as text or json", "FORM"
     )
     access_log_sample: float = setting(
-        0.0,
-        number_of(float, 0, 1),
-        "share of scoring requests that have a line in the log, 0 to 1; 0 (the default): none",
-        "SHARE",
+        0.0, _SHARE, "share of scoring requests that are logged, 0 to 1 (default 0)", "SHARE"
     )
     otlp_endpoint: str | None = setting(
         None,
         read_endpoint,
-        "address of what receives traces by OTLP, http://HOST:4318; also OTEL_EXPORTER_OTLP_ENDPOINT (default: none "
-        "are sent)",
+        "OTLP receiver of traces, http://HOST:4318; also OTEL_EXPORTER_OTLP_ENDPOINT (default: no traces)",
         "URL",
     )
     otlp_protocol: OtlpProtocol | None = setting(
         None,
         choice_of(*get_args(OtlpProtocol)),
-        "what it is spoken to in: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf)",
+        "its protocol: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf)",
         "PROTOCOL",
     )
     trace_ratio: float = setting(
         1.0,
-        number_of(float, 0, 1),
-        "share of the traces that begin here which are sent, 0 to 1; of others their callers decide",
+        _SHARE,
+        "share of the traces started here that are sent, 0 to 1; callers decide about theirs",
         "SHARE",
     )
-    console: bool = setting(
-        True, read_switch, "whether /console shows in a browser what the server does (default: yes)", "BOOL"
-    )
+    console: bool = setting(True, read_switch, "serve the console at /console (default: yes)", "BOOL")
     max_body_mb: float = setting(
-        100.0,
-        number_of(float, 0.001, 1024),
-        "largest request body in MiB; what all may add up to follows from the memory",
+        100.0, number_of(float, 0.001, 1024), "maximum request body in MiB; the memory limits the sum of all"
     )
-    max_image_mpx: float = setting(
-        25.0, number_of(float, 0.001, 1000), "largest image that is decoded, in millions of pixels"
-    )
-    timeout_ms: int = setting(60_000, number_of(int, 1, 3_600_000), "a request not answered by then gets 504")
+    max_image_mpx: float = setting(25.0, number_of(float, 0.001, 1000), "maximum image size in megapixels")
+    timeout_ms: int = setting(60_000, number_of(int, 1, 3_600_000), "timeout of requests, answered with 504")
     load_timeout_s: float = setting(
-        600.0,
-        number_of(float, 1, 86_400),
-        "a model that is not loaded and warmed up by then is given up, and its process ended",
+        600.0, number_of(float, 1, 86_400), "time limit for loading and warming up a model"
     )
-    max_batch_rows: int = setting(256, number_of(int, 1, 65536), "most rows in one batch")
+    max_batch_rows: int = setting(256, number_of(int, 1, 65536), "maximum rows of a batch")
     max_delay_ms: float = setting(
         0.0,
         number_of(float, 0, 60000),
-        "how long a row may wait for company while the device is free (default 0: not at all)",
+        "how long a row may wait for a fuller batch on a free device (default 0)",
     )
     non_finite: NonFinite = setting(
         WORDS,
         read_non_finite,
-        "NaN and infinities in the JSON of answers: words (NaN, Infinity), null, or error (the request is 500)",
+        "NaN and infinities in JSON: words (NaN, Infinity), null, or error (500)",
         "WHAT",
     )
     audit: float = setting(
         1e-4,
         read_audit,
-        "how many of all batches have a row run again beside other rows, to see whether it gets the same answer; or "
-        "off",
+        "share of batches of which a row is run again to check that batching is safe, or off",
         "RATE",
     )
     parity: ParityMode = setting(
-        "off",
-        read_parity,
-        "whether a new version has to answer as the one that it takes over from: off, warn or require",
-        "HOW",
+        "off", read_parity, "compare a new version with its predecessor: off, warn or require", "HOW"
     )
     parity_tolerance: float = setting(
         PARITY_TOLERANCE,
         number_of(float, 0, 1e6),
-        "how far its answers may be from the others, relative to the largest number of an output",
+        "allowed difference, relative to the largest number of an output",
     )
     parity_rows: int = setting(
         PARITY_ROWS,
         number_of(int, 1, 10_000),
-        "most sampled requests that each HTTP process keeps, and compares",
+        "maximum sampled requests that each HTTP process keeps and compares",
     )
     cors_origins: tuple[str, ...] = setting(
         (),
@@ -225,72 +199,63 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = setting(
         (),
         read_hosts,
-        "names in Host that are answered, beside addresses and localhost, with commas, or * (default: all; without "
-        "keys and TLS, the machine's own name)",
+        "accepted Host names beside addresses and localhost, with commas, or * (default: all; without keys and TLS, "
+        "the machine's own name)",
         "HOSTS",
     )
     drain_grace_s: float = setting(
-        2.0,
-        number_of(float, 0, 3600),
-        "after SIGTERM, how long new requests are still taken before the port closes",
+        2.0, number_of(float, 0, 3600), "how long new requests are accepted after SIGTERM"
     )
     poll_s: float = setting(
         0.0,
         number_of(float, 0, 86_400),
-        "how often new and vanished versions are looked for; 0 (the default): only when asked through the API",
+        "how often to look for new and deleted versions; 0 (the default): never",
     )
     connection_age_s: float = setting(
         0.0,
         number_of(float, 0, 86_400),
-        "an older connection is closed with its next answer, a fifth earlier or later; 0 (the default): none is",
+        "age at which a connection is closed with its next answer, ± a fifth; 0 (the default): never",
     )
     trust_proxy_headers: bool = setting(
         False,
         read_switch,
-        "whether deadlines and tiers are taken from headers that gateways set, and callers must not (default: no)",
+        "accept deadlines and tiers from headers that a gateway sets and callers cannot (default: no)",
         "BOOL",
     )
     keys_dir: Path | None = setting(
         None,
         read_path,
-        "folder with the keys in files called primary, secondary, admin and signing, which are followed",
+        "folder with the keys in files primary, secondary, admin and signing, read again on change",
         "DIR",
     )
     exit_on_error: bool | None = setting(
         None,
         read_switch,
-        "whether the server ends if a model cannot be loaded at its start (default: yes for a single model)",
+        "exit if a model cannot be loaded at start (default: yes for a single model)",
         "BOOL",
     )
     collect: bool = setting(
-        False,
-        read_switch,
-        "whether requests and answers are collected in the workspace (default: no)",
-        "BOOL",
+        False, read_switch, "collect requests and answers in the workspace (default: no)", "BOOL"
     )
     grpc_port: int = setting(
         0,
         number_of(int, 0, 65535),
-        "port for the Open Inference Protocol over gRPC; 0 (the default) has none",
+        "port for the Open Inference Protocol over gRPC; 0 (the default): no gRPC",
     )
     tls_cert: Path | None = setting(
         None,
         read_path,
-        "certificate chain (PEM): the port then speaks HTTPS alone, and that of gRPC TLS; read again when it was "
-        "exchanged",
+        "certificate chain (PEM): both ports then speak TLS only; read again on change",
         "FILE",
     )
     tls_key: Path | None = setting(
         None, read_path, "private key (PEM) of that certificate, without a password", "FILE"
     )
     tls_client_ca: Path | None = setting(
-        None, read_path, "authorities (PEM) whose certificates callers have to show, on both ports", "FILE"
+        None, read_path, "authorities (PEM) of the certificates that callers must show, on both ports", "FILE"
     )
     grpc_tls_cert: Path | None = setting(
-        None,
-        read_path,
-        "certificate chain (PEM) for TLS on the gRPC port, where it is not that of tls_cert",
-        "FILE",
+        None, read_path, "certificate chain (PEM) of the gRPC port (default: tls_cert)", "FILE"
     )
     grpc_tls_key: Path | None = setting(None, read_path, "private key (PEM) of that certificate", "FILE")
     shared_memory: SharedMemoryMode = setting(
@@ -302,7 +267,7 @@ class ServerSettings:
     shared_memory_peers: SharedMemoryPeers = setting(
         "loopback",
         choice_of("loopback", "any"),
-        "whose requests may use that: loopback (this machine's), or any",
+        "whose requests may use it: loopback (this machine), or any",
         "PEERS",
     )
     models: tuple[ModelSettings, ...] = ()

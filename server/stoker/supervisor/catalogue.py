@@ -15,8 +15,8 @@ from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.pipelines.definition import VERSION
+from stoker.settings.names import DEFAULT_LABEL, State, VersionStatus
 from stoker.settings.traffic import Canary
-from stoker.settings.versions import DEFAULT_LABEL, State, VersionStatus
 
 if TYPE_CHECKING:
     from stoker.models.deployed import Deployed

@@ -26,8 +26,7 @@ from stoker.errors import (
     cut,
 )
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import is_service_name
-from stoker.settings.versions import VersionPolicy, check_named
+from stoker.settings.names import VersionPolicy, check_named, is_service_name
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model
 from stoker.supervisor.events import Events

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from stoker.errors import LoadFailed, OperatorError, ParityFailed
 from stoker.metrics.layout import SUPERVISOR_PAGE
-from stoker.settings.versions import VersionStatus
+from stoker.settings.names import VersionStatus
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
 from stoker.supervisor.parity import prove

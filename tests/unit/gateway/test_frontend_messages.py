@@ -47,7 +47,7 @@ from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.hosting import Hosting
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.versions import VersionStatus
+from stoker.settings.names import VersionStatus
 from stoker.terms import Terms
 from stoker.verdict import Verdict
 

@@ -22,7 +22,7 @@ from stoker.models.deployed import Deployed, resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import find_offers
 from stoker.models.repository import Repository
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace

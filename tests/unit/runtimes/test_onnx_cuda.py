@@ -17,7 +17,7 @@ from stoker.runtimes.onnx import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.runtimes.pinned_memory import Cuda, CudaError, CudaRuntime
 from stoker.servable import Servable
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 
 MS = 1_000_000
 BUCKETS = (1, 2, 4)

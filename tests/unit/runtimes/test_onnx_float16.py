@@ -20,7 +20,7 @@ from stoker.runtimes.onnx import as_float16, check_float16, load_onnx
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
 from stoker.servable import Device, Servable
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 from stoker.tensors import TensorInfo
 
 ROWS = (TensorInfo("x", "float32", (-1, 784)),)

@@ -14,7 +14,7 @@ from stoker.runtimes import onnx_sessions
 from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.onnx_sessions import OnnxSessions, cuda_options, raise_if_out_of_memory, tensorrt_options
 from stoker.servable import Device, Servable
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 
 GPU = Device("cuda", 3, "a GPU", "GPU-1")
 

@@ -29,7 +29,7 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.sklearn import SklearnRuntime, load_sklearn
 from stoker.servable import Device, Servable
-from stoker.settings.acceleration import Acceleration, check_acceleration
+from stoker.settings.choices import Acceleration, check_acceleration
 from stoker.tensors import Signature
 from stoker.wire.packed import pack, unpack
 

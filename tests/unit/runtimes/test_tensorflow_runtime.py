@@ -14,7 +14,7 @@ from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.tensorflow import SavedSignature, TensorFlowRuntime, import_tensorflow
 from stoker.servable import Device
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
 
 
 class _OpError(Exception):

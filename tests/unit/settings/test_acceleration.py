@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.settings.acceleration import Acceleration, check_acceleration
+from stoker.settings.choices import Acceleration, check_acceleration
 
 
 @pytest.mark.parametrize("framework", ["onnx", "tensorflow", "script", "files"])

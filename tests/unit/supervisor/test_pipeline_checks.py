@@ -16,8 +16,8 @@ from stoker.control.asks import AskUnload, Refusal
 from stoker.errors import InvalidSettings
 from stoker.pipelines.definition import Pipeline, Step
 from stoker.settings.model import ModelSettings
+from stoker.settings.names import VersionStatus
 from stoker.settings.server import ServerSettings
-from stoker.settings.versions import VersionStatus
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
 from stoker.supervisor.catalogue import Catalogue, Model, Version

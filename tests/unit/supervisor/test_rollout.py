@@ -36,8 +36,8 @@ from stoker.models.sources import ModelSource
 from stoker.servable import Servable
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
+from stoker.settings.names import VersionPolicy
 from stoker.settings.traffic import Canary, Parity
-from stoker.settings.versions import VersionPolicy
 from stoker.supervisor import watch as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue

@@ -52,9 +52,9 @@ from stoker.metrics.totals import Totals
 from stoker.models.deployed import Deployed
 from stoker.models.placement import Placement
 from stoker.servable import Servable
-from stoker.settings.acceleration import Acceleration
+from stoker.settings.choices import Acceleration
+from stoker.settings.names import VersionStatus
 from stoker.settings.server import ServerSettings
-from stoker.settings.versions import VersionStatus
 from stoker.supervisor import device_processes, frontend_processes
 from stoker.supervisor import fleet as fleet_module
 from stoker.supervisor import supervisor as supervisor_module

@@ -17,7 +17,7 @@ from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.pipelines.definition import VERSION
 from stoker.pipelines.joined import JoinedPipeline, join
-from stoker.settings.versions import VersionStatus
+from stoker.settings.names import VersionStatus
 from stoker.wire.packed import pack, unpack
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from stoker.gateway.protocols.access import check_metadata_access
 from stoker.models.load_config import ADJUSTED, adjustments_of
 from stoker.models.pbtxt import WrongField
 from stoker.settings.choices import Adjustments
+from stoker.settings.names import read_versions
 from stoker.settings.traffic import Canary
-from stoker.settings.versions import read_versions
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -24,7 +24,7 @@ from stoker.metrics.layout import (
 )
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.versions import VersionStatus
+from stoker.settings.names import VersionStatus
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
 

@@ -42,7 +42,7 @@ from stoker.keys.callers import CallerBook, KnownCallers
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keyring, Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.settings.versions import VersionPolicy, VersionStatus
+from stoker.settings.names import VersionPolicy, VersionStatus
 from stoker.system.certificates import TlsFiles
 from stoker.takeover.traffic_split import Split
 from stoker.tensors import ScriptForm, Signature, TensorSpec

@@ -38,7 +38,7 @@ from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.journal import TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
 from stoker.pipelines.definition import Pipeline, Progress, Step
-from stoker.settings.versions import VersionStatus
+from stoker.settings.names import VersionStatus
 from stoker.takeover.traffic_split import Split
 from stoker.tensors import SequenceStep, Signature, TensorSpec
 
