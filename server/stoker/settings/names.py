@@ -1,8 +1,8 @@
 """Names of models and services, and which of a model's versions are served.
 
-Names are folder names, URL segments and metric labels. Registered models have names of a few ASCII
-characters. A service may also be called like a folder of another server's repository: anything that is no path and needs
-no quotes within quotes, such as those of a label.
+Names are folder names, URL segments and metric labels. Registered models have names of a few ASCII characters. A
+service may also be called like a folder of another server's repository: anything that is no path and needs no quotes
+within quotes, such as those of a label.
 """
 
 from __future__ import annotations
