@@ -277,7 +277,7 @@ class _Frontend:
         self._loop.call_later(_LOOK_S, self._give_back, leftovers)
         if self._gateway is not None and self._gateway.regions is not None:
             regions = self._gateway.regions
-            regions.look()
+            regions.remove_gone()
             if cold := regions.cold_devices():
                 self._loop.run_in_executor(None, regions.cuda.prepare, cold)
         # Out of descriptors: it cannot look now, and tries again later.

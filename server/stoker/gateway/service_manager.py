@@ -146,7 +146,7 @@ class Roster:
             contents = await sample_of_file(old, question.sample, terms.image)
         else:
             contents = samples.contents
-        with samples.resting(time.monotonic_ns):
+        with samples.pause(time.monotonic_ns):
             return await compare_versions(old, new, contents, terms.parity.tolerance)
 
     def route(self, route: Route) -> None:
@@ -244,7 +244,7 @@ class Roster:
                     logger.exception("looking after %s version %s failed", service.name, service.version)
                 self._troubled.add(service)
         for number, samples in self._samples.items():
-            samples.look(self._services[number].exchanges, now_ns)
+            samples.collect(self._services[number].exchanges, now_ns)
         for name, shadows in self._shadows.items():
             self._copy(name, shadows)
         for leaving in list(self._leaving):
@@ -266,7 +266,7 @@ class Roster:
             service = model.versions[number].service
             # A copy of a request cannot continue a sequence.
             if service is not None and service not in self._replicas:
-                shadow.look(mains, service, tolerances.get(int(number), PARITY_TOLERANCE))
+                shadow.copy_requests(mains, service, tolerances.get(int(number), PARITY_TOLERANCE))
 
     def flush(self) -> None:
         """Write the times that were measured into the shared counters."""

@@ -53,7 +53,7 @@ class Samples:
         self._most = most
         self._kept: deque[Rows | bytes] = deque()
         self._kept_bytes = 0
-        self._looked_ns = 0
+        self._checked_ns = 0
         self._paused = False
 
     @property
@@ -61,24 +61,24 @@ class Samples:
         """The sampled rows or bodies, the oldest first."""
         return list(self._kept)
 
-    def look(self, exchanges: Iterable[Exchange], now_ns: int) -> None:
+    def collect(self, exchanges: Iterable[Exchange], now_ns: int) -> None:
         """Sample a request that was answered since the last look, if a quarter of a second has passed."""
-        if self._paused or now_ns - self._looked_ns < _PERIOD_NS:
+        if self._paused or now_ns - self._checked_ns < _PERIOD_NS:
             return
-        since_ns, self._looked_ns = self._looked_ns, now_ns
+        since_ns, self._checked_ns = self._checked_ns, now_ns
         for exchange in exchanges:
             for number in exchange.done_since(since_ns, 1):
                 self._keep(content_of(exchange, number))
                 return
 
     @contextmanager
-    def resting(self, clock_ns: Callable[[], int]) -> Iterator[None]:
+    def pause(self, clock_ns: Callable[[], int]) -> Iterator[None]:
         """Suspend sampling: the rows in the arena are those of samples that run again."""
         self._paused = True
         try:
             yield
         finally:
-            self._paused, self._looked_ns = False, clock_ns()
+            self._paused, self._checked_ns = False, clock_ns()
 
     def _keep(self, content: Rows | bytes) -> None:
         length = _size_bytes(content)
@@ -261,16 +261,16 @@ class Shadow:
         self.percent = percent
         self._due = 0.0
         self._seen: dict[Exchange, int] = {}
-        self._looked_ns = time.monotonic_ns()
+        self._checked_ns = time.monotonic_ns()
         self._under_way: set[asyncio.Task[None]] = set()
 
-    def look(self, mains: list[Service], shadow: Service, tolerance: float) -> None:
+    def copy_requests(self, mains: list[Service], shadow: Service, tolerance: float) -> None:
         """Run copies of requests that have been answered since the last look.
 
         Args:
             tolerance: See `stoker.takeover.comparison.compare`.
         """
-        since_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
+        since_ns, self._checked_ns = self._checked_ns, time.monotonic_ns()
         seen, self._seen = self._seen, {}
         for main in mains:
             if (

@@ -16,7 +16,7 @@ from stoker.errors import NotFound, RequestError
 from stoker.gateway.console.figures import figures, remarkable_requests
 from stoker.gateway.describing.model_config import platform
 from stoker.gateway.gateway import SERVICE_PATH
-from stoker.gateway.http.encodings import compressed
+from stoker.gateway.http.encodings import compress_body
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
@@ -275,7 +275,7 @@ def _number(request: Request, name: str) -> int:
 
 
 async def _json(request: Request, content: object) -> Response:
-    body, coding = await compressed(
+    body, coding = await compress_body(
         orjson.dumps(content), request.headers.get("accept-encoding", "").encode("latin-1")
     )
     response = Response(body, media_type="application/json", headers={"cache-control": "no-store"})

@@ -97,7 +97,7 @@ def _in_target(model: ModelTotals) -> dict[str, int]:
     return {tier: in_target[tier] for tier, rows in model.answered_rows().items() if rows}
 
 
-def _of_cache(read: Callable[[CacheTotals], float]) -> Callable[[ModelTotals], float | None]:
+def _if_cached(read: Callable[[CacheTotals], float]) -> Callable[[ModelTotals], float | None]:
     """Read the response cache; models that do not use it have no samples."""
     return lambda model: read(model.cache()) if model.cache().hits or model.cache().misses else None
 
@@ -207,37 +207,37 @@ _METRICS: Final = (
         Counter,
         "stoker_cache_hits",
         "Requests answered by a kept answer.",
-        _of_cache(lambda cache: cache.hits),
+        _if_cached(lambda cache: cache.hits),
     ),
     _Family(
         Counter,
         "stoker_cache_misses",
         "Requests whose answer was not among those that are kept.",
-        _of_cache(lambda cache: cache.misses),
+        _if_cached(lambda cache: cache.misses),
     ),
     _Family(
         Counter,
         "stoker_cache_hit_seconds",
         "Time in which kept answers were found.",
-        _of_cache(lambda cache: cache.hit_ns / 1e9),
+        _if_cached(lambda cache: cache.hit_ns / 1e9),
     ),
     _Family(
         Counter,
         "stoker_cache_miss_seconds",
         "Time in which answers were looked for, not found, and then kept.",
-        _of_cache(lambda cache: cache.miss_ns / 1e9),
+        _if_cached(lambda cache: cache.miss_ns / 1e9),
     ),
     _Family(
         Counter,
         "stoker_cache_evictions",
         "Kept answers forgotten for others.",
-        _of_cache(lambda cache: cache.evictions),
+        _if_cached(lambda cache: cache.evictions),
     ),
     _Family(
         Gauge,
         "stoker_cache_bytes",
         "What kept answers take in all frontends.",
-        _of_cache(lambda cache: cache.size_bytes),
+        _if_cached(lambda cache: cache.size_bytes),
     ),
     _Family(
         Counter,
@@ -349,14 +349,14 @@ class _ServerCollector(Collector):
         busy_s, gpus = self._memory.busy_s(), totals.gpus()
         for family in _METRICS:
             yield family.collect(named)
-        yield from self._of_versions()
-        yield from self._of_devices(slots, busy_s)
+        yield from self._version_metrics()
+        yield from self._device_metrics(slots, busy_s)
         yield from cache_metrics(named)
         yield from inference_metrics(named, slots, busy_s, gpus)
         yield from _process_metrics(totals)
         yield from gpu_metrics(gpus)
 
-    def _of_versions(self) -> Iterator[Metric]:
+    def _version_metrics(self) -> Iterator[Metric]:
         """The load of each version that is served, its share of the requests, and how it is batched."""
         loaded = {version.standing.slot: labels for labels, version in _loaded(self._models)}
         loads = [(loaded[slot], load) for slot, load in self._meter.read(loaded).items()]
@@ -404,7 +404,7 @@ class _ServerCollector(Collector):
             "how",
         )
 
-    def _of_devices(
+    def _device_metrics(
         self, slots: Sequence[tuple[_Labels, int]], busy_s: Mapping[str, np.ndarray]
     ) -> Iterator[Metric]:
         """Device time by model and by caller, and the learned times of batches."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stoker.settings.sequence import StateTensor
     from stoker.tensors import Control, ControlKind, ModelTensors, Signature, TensorInfo
 
-__all__ = ["described_tensors", "model_config", "platform"]
+__all__ = ["describe_tensors", "model_config", "platform"]
 
 _PLATFORMS: Final = {
     "onnx": ("onnxruntime_onnx", "onnxruntime"),
@@ -47,7 +47,7 @@ def platform(framework: str) -> str:
     return _PLATFORMS.get(framework, (framework, ""))[0]
 
 
-def described_tensors(signature: Signature | None) -> ModelTensors | None:
+def describe_tensors(signature: Signature | None) -> ModelTensors | None:
     """Return the tensors that a model is said to take and give; None for scripts that take whole bodies at once."""
     if signature is None:
         return None
@@ -70,7 +70,7 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
     facts, signature = service.facts, service.signature
     if signature is None:
         raise NotReady(f"Model '{service.name}' is not ready.", retry_after_s=1)
-    tensors = described_tensors(signature)
+    tensors = describe_tensors(signature)
     batched = tensors is None or tensors.batched
     # Requests for whole bodies have no rows.
     rows = _most_rows(service) if tensors is not None and batched else 0

@@ -18,7 +18,7 @@ from stoker.errors import (
     StokerError,
     unexpected_error,
 )
-from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, inflate, prefixed
+from stoker.gateway.grpc.framing import PREFIX_BYTES, Message, MessageReader, add_prefix, inflate
 from stoker.gateway.grpc.metadata import ANSWER_HEAD, CallHead, error_fields, ok_trailers, trailers_only
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.http.threads import run_in_thread
@@ -155,7 +155,7 @@ class RpcCall:
         """End this call when its deadline passes; for those that nobody else ends then."""
         if self.head.timeout_ns is not None and not self.done:
             loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self.head.timeout_ns / 1e9, self.give_up, DeadlineExceeded())
+            self._deadline = loop.call_later(self.head.timeout_ns / 1e9, self.fail, DeadlineExceeded())
 
     # --- what its stream says ---
 
@@ -202,7 +202,7 @@ class RpcCall:
             http = self.connection.http
             if self._stream.queue is None:
                 http.begin_answer(self._stream, ANSWER_HEAD)
-            http.send(self._stream, prefixed(message))
+            http.send(self._stream, add_prefix(message))
             self.connection.flush_soon()
 
     def answer(self, message: bytes) -> None:
@@ -210,7 +210,7 @@ class RpcCall:
         if not self.done:
             self._finish()
             trailers = ok_trailers(self.ids.request_id)
-            self.connection.http.answer(self._stream, ANSWER_HEAD, prefixed(message), trailers)
+            self.connection.http.answer(self._stream, ANSWER_HEAD, add_prefix(message), trailers)
             self.connection.flush_soon()
 
     def succeed(self) -> None:
@@ -221,7 +221,7 @@ class RpcCall:
         """End with an error."""
         self.end_with(error_fields(error))
 
-    def give_up(self, error: StokerError) -> None:
+    def fail(self, error: StokerError) -> None:
         """End with an error, and give up what is under way."""
         if not self.done:
             self.refuse(error)
@@ -267,7 +267,7 @@ class RpcCall:
         self._slow_sweeps += 1
         arrived = 0 if self._reader is None else self._reader.arrived_bytes
         if self._slow_sweeps > min(_ARRIVAL_S + arrived // _SLOWEST_BYTES_S, _LONGEST_ARRIVAL_S):
-            self.give_up(RequestTimeout("The message did not arrive in time."))
+            self.fail(RequestTimeout("The message did not arrive in time."))
 
 
 async def inflate_message(call: RpcCall, message: Message) -> Message:
@@ -284,7 +284,7 @@ async def inflate_message(call: RpcCall, message: Message) -> Message:
         content = inflate(*work)
     else:
         content = await run_in_thread(inflate, *work)
-    return Message(content, False, call.connection.budget.take(len(content)))
+    return Message(content, False, call.connection.budget.reserve(len(content)))
 
 
 def log_fault(error: Exception, call: RpcCall, model: str = "") -> StokerError:
@@ -432,7 +432,7 @@ class StreamedCall(RpcCall):
     def arriving(self) -> bool:
         """Whether a message is there in part; between messages a caller may wait."""
         reader = self._reader
-        return not (self.done or self._stream.held or reader is None or reader.between)
+        return not (self.done or self._stream.held or reader is None or reader.is_idle)
 
     def arrive(self, item: Message | StokerError) -> None:
         """Take a message when it is its turn."""

@@ -12,7 +12,7 @@ from stoker.wire.oip_tensors import datatype_of
 from stoker.wire.protobuf import length_delimited
 from stoker.wire.tensor_json import as_dtype
 
-__all__ = ["fill_typed", "from_typed", "no_data"]
+__all__ = ["missing_data", "read_typed", "write_typed"]
 
 _FIELDS: Final = {
     "BOOL": "bool_contents",
@@ -34,7 +34,7 @@ _FIXED_SIZE: Final = {"bool_contents": "?", "fp32_contents": "<f4", "fp64_conten
 """Fields whose elements all have one size on the wire, and how they lie there."""
 
 
-def from_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any) -> np.ndarray:
+def read_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any) -> np.ndarray:
     """Return the contents of an input as an array.
 
     Args:
@@ -62,7 +62,7 @@ def from_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any
     count = int(np.prod(shape, dtype=np.int64))
     if len(elements) != count:
         if not filled:
-            raise no_data(model, info.name)
+            raise missing_data(model, info.name)
         raise MalformedBody(
             f"input '{info.name}' of model '{model}' has {len(elements)} elements, but its shape "
             f"[{','.join(map(str, shape))}] needs {count}"
@@ -70,7 +70,7 @@ def from_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any
     return _array(info, field, contents, elements).reshape(shape)
 
 
-def no_data(model: str, name: str) -> MalformedBody:
+def missing_data(model: str, name: str) -> MalformedBody:
     """The error for an input that has neither typed nor raw contents."""
     return MalformedBody(f"unable to find data for input tensor '{name}' for model '{model}' in request")
 
@@ -91,7 +91,7 @@ def _array(info: TensorInfo, field: str, contents: Any, elements: Any) -> np.nda
     return as_dtype(np.fromiter(elements, wide, len(elements)), info)
 
 
-def fill_typed(contents: Any, array: np.ndarray) -> None:
+def write_typed(contents: Any, array: np.ndarray) -> None:
     """Write an array of another dtype than float16 into empty `InferTensorContents`."""
     field = _FIELDS[datatype_of(array)]
     if field not in _FIXED_SIZE:

@@ -13,7 +13,15 @@ from stoker.errors import BodyTooLarge, MalformedBody, Overloaded, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, BodyBudget, Caller
 from stoker.gateway.http.encodings import inflater_for
 
-__all__ = ["PREFIX_BYTES", "Message", "MessageBudget", "MessageReader", "Reservation", "inflate", "prefixed"]
+__all__ = [
+    "PREFIX_BYTES",
+    "Message",
+    "MessageBudget",
+    "MessageReader",
+    "Reservation",
+    "add_prefix",
+    "inflate",
+]
 
 _SMALL_BYTES: Final = 1 << 16
 """Messages up to this size are not counted at all: there are no more of them than streams."""
@@ -48,7 +56,7 @@ class MessageBudget:
         self._budget: BodyBudget | None = None
         self._covered_bytes = 0
 
-    def take(self, size_bytes: int) -> Reservation | None:
+    def reserve(self, size_bytes: int) -> Reservation | None:
         """Take room for a message of this size; None if it is so small that it is not counted.
 
         Raises:
@@ -73,7 +81,7 @@ class MessageBudget:
                 self._budget = self._find_budget()
             if more < 0:
                 self._budget.release(self._caller, -more, -more)
-            elif not self._budget.take(self._caller, more, more):
+            elif not self._budget.reserve(self._caller, more, more):
                 return False
             self._covered_bytes = wanted
         self._held_bytes = held_bytes
@@ -117,7 +125,7 @@ class MessageReader:
         self.arrived_bytes = 0
 
     @property
-    def between(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no message is there in part."""
         return self._missing_bytes < 0 and not self._prefix
 
@@ -164,7 +172,7 @@ class MessageReader:
                 raise MalformedBody("the content is no messages of gRPC")
             if size > self._max_bytes:
                 raise self._too_long(size, self._max_bytes)
-            self._reservation = self._budget.take(size)
+            self._reservation = self._budget.reserve(size)
         except StokerError as error:
             self._skipped = True
             return error.with_traceback(None)
@@ -204,6 +212,6 @@ def inflate(
     return b"".join(pieces)
 
 
-def prefixed(message: bytes) -> bytes:
+def add_prefix(message: bytes) -> bytes:
     """Return a message as content."""
     return b"".join((b"\0", len(message).to_bytes(4, "big"), message))

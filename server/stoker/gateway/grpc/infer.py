@@ -25,8 +25,8 @@ from stoker.gateway.grpc.metadata import error_fields, error_text
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage, RequestReader
 from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter, stream_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
-from stoker.gateway.protocols.infer import submit_request, tell_urgency, tensors_of
-from stoker.gateway.regions.regions import Places, Reader
+from stoker.gateway.protocols.infer import set_urgency, submit_request, tensors_of
+from stoker.gateway.regions.regions import LimitedReader, OutputRegions
 from stoker.gateway.scoring.call_options import TIER_HEADER, Asker, asker_of
 from stoker.gateway.scoring.dialects import TensorDialect
 from stoker.gateway.scoring.service import identify_caller
@@ -96,14 +96,14 @@ class _InferDialect(GrpcDialect):
         inference: Inference = call.asked
         codec, message = _codec_of(call.service), inference.request
         assert message is not None, "read before the service was found"
-        inference.writer, inference.places = codec.writer, None
+        inference.writer, inference.output_regions = codec.writer, None
         row = codec.decoder.plain_row(message) if codec.has_rows else None
         if row is None:
             inference.decoded = decoded = self._decode(call, codec.decoder, message)
             submit_request(call, exchange, decoded)
         else:
             inference.decoded = row.request_of(message)
-            tell_urgency(call, row.request)
+            set_urgency(call, row.request)
             exchange.submit_decoded(call, message.raw[0], row.read)
 
     def _decode(self, call: Call, decoder: RequestDecoder, message: RequestMessage) -> InferRequest:
@@ -123,7 +123,9 @@ class _InferDialect(GrpcDialect):
     @staticmethod
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
         inference: Inference = call.asked
-        request = inference.decoded if inference.places is None else inference.places.write(outputs)
+        request = (
+            inference.decoded if inference.output_regions is None else inference.output_regions.write(outputs)
+        )
         call.answer_bare(inference.writer.write(request, outputs))
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
@@ -162,8 +164,10 @@ class _RegionDialect(_InferDialect):
         return self._regions.serves(address)
 
     def _decode(self, call: Call, decoder: RequestDecoder, message: RequestMessage) -> InferRequest:
-        request = decoder.decode(message, Reader(self._regions, call.service.max_body_bytes))
-        call.asked.places = Places.of(self._regions, request, batched=tensors_of(call.service).batched)
+        request = decoder.decode(message, LimitedReader(self._regions, call.service.max_body_bytes))
+        call.asked.output_regions = OutputRegions.find(
+            self._regions, request, batched=tensors_of(call.service).batched
+        )
         return request
 
 
@@ -347,13 +351,13 @@ class InferStream(StreamedCall, InferenceOwner):
     Answers that come in pieces have no place in that order: each piece is sent when it is there.
     """
 
-    __slots__ = ("_in_pieces", "_slots", "_slots_of", "_taken")
+    __slots__ = ("_in_pieces", "_name_taken", "_slots", "_slots_of")
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         self._slots: deque[_Slot] = deque()
         self._slots_of: dict[Inference, _Slot] = {}
         self._in_pieces: set[Inference] = set()
-        self._taken: asyncio.Event | None = None
+        self._name_taken: asyncio.Event | None = None
         super().__init__(connection, stream, head, method)
 
     @property
@@ -372,7 +376,7 @@ class InferStream(StreamedCall, InferenceOwner):
         if not self.done:
             error = self.method.answer.check_key(self.authorization)
             if error is not None:
-                self.give_up(error)
+                self.fail(error)
 
     def handle(self, item: Message | StokerError) -> None:
         """Score a request, or answer with its error."""
@@ -398,14 +402,14 @@ class InferStream(StreamedCall, InferenceOwner):
     async def drain(self) -> None:
         """Wait until the caller has taken most of what was sent."""
         while self._stream.queued_bytes > _UNTAKEN_BYTES and not self.done:
-            self._taken = self._taken or asyncio.Event()
-            self._taken.clear()
-            await self._taken.wait()
+            self._name_taken = self._name_taken or asyncio.Event()
+            self._name_taken.clear()
+            await self._name_taken.wait()
 
     def drained(self) -> None:
         """Continue with pieces, and handle further messages."""
-        if self._taken is not None:
-            self._taken.set()
+        if self._name_taken is not None:
+            self._name_taken.set()
         super().drained()
 
     def send_answer(self, inference: Inference, content: bytes) -> None:
@@ -434,9 +438,9 @@ class InferStream(StreamedCall, InferenceOwner):
         if place is None or self.done:
             return
         place.answer = answer
-        places = self._slots
-        while places and places[0].answer is not None:
-            self.send(places.popleft().answer or b"")
+        output_regions = self._slots
+        while output_regions and output_regions[0].answer is not None:
+            self.send(output_regions.popleft().answer or b"")
         self.advance()
 
     def abandon(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from stoker.errors import InvalidInput, NotSupported, StokerError, cut
 from stoker.gateway.grpc.calls import RpcCall, log_fault
-from stoker.gateway.grpc.contents import fill_typed
+from stoker.gateway.grpc.contents import write_typed
 from stoker.gateway.grpc.messages import SERVICE, ModelInferResponse, ModelStreamInferResponse
 from stoker.gateway.grpc.metadata import error_fields, error_text
 from stoker.gateway.grpc.requests import FINAL_ASKED, RequestDecoder, RequestMessage
@@ -17,7 +17,7 @@ from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter
 from stoker.gateway.http.body_budget import Allowance
 from stoker.gateway.http.responses import parse_error, split_lines
 from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
-from stoker.gateway.regions.regions import Places
+from stoker.gateway.regions.regions import OutputRegions
 from stoker.gateway.scoring.call_options import Asker
 from stoker.wire.oip_tensors import DATATYPES, datatype_of, to_raw
 from stoker.wire.script_requests import RequestHead
@@ -106,15 +106,15 @@ class Inference:
         "_scored",
         "call",
         "decoded",
+        "output_regions",
         "owner",
-        "places",
         "request",
         "writer",
     )
 
     decoded: InferRequest
     writer: AnswerWriter
-    places: Places | None
+    output_regions: OutputRegions | None
 
     def __init__(self, call: RpcCall, owner: InferenceOwner, reservation: Reservation | None) -> None:
         """Begin.
@@ -311,7 +311,7 @@ class PiecewiseInference:
             if self._request.raw:
                 response.raw_output_contents.append(to_raw(array))
             else:
-                fill_typed(output.contents, array)
+                write_typed(output.contents, array)
         return response
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, quoted
-from stoker.gateway.grpc.contents import from_typed, no_data
+from stoker.gateway.grpc.contents import missing_data, read_typed
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.gateway.rows.ticket import Rows
 from stoker.tensors import ModelTensors, TensorInfo
@@ -78,7 +78,7 @@ class RequestMessage(NamedTuple):
             BodyTooLarge: It has too many parts.
         """
         try:
-            return cls.cut(content, *_take_apart(content))
+            return cls.cut(content, *_split(content))
         except (IndexError, ValueError):
             # Not as clients write it. It can be a message all the same, and the library is to say that.
             return cls.read_by_library(content)
@@ -179,7 +179,7 @@ class RequestReader:
                     return RequestMessage.read_by_library(content)
                 return RequestMessage(name, version, asked, [view[span] for span in raw], form, len(content))
         try:
-            texts, raw_spans, form = _take_apart(content)
+            texts, raw_spans, form = _split(content)
             message = RequestMessage.cut(content, texts, raw_spans, form)
         except (IndexError, ValueError):
             return RequestMessage.read_by_library(content)
@@ -208,7 +208,7 @@ class RequestReader:
         )
 
 
-def _take_apart(content: bytes) -> tuple[list[_Span], list[_Span], bytes]:
+def _split(content: bytes) -> tuple[list[_Span], list[_Span], bytes]:
     """Where model name, version and id of a `ModelInferRequest` lie, and its raw contents; and the rest as bytes.
 
     All fields of this message are length-delimited: a byte that names the field, the length as a varint, the content.
@@ -357,7 +357,7 @@ class RequestDecoder:
             if raw:
                 arrays[name] = from_raw(model, info, shape, self._raw_of(tensor, raw, position))
             else:
-                arrays[name] = from_typed(model, info, shape, tensor)
+                arrays[name] = read_typed(model, info, shape, tensor)
             position += 1
         if len(raw) > position:
             raise MalformedBody(
@@ -372,7 +372,7 @@ class RequestDecoder:
                 f"for model '{self._model}'"
             )
         if position >= len(raw):
-            raise no_data(self._model, tensor.name)
+            raise missing_data(self._model, tensor.name)
         return raw[position]
 
     def _check_bare(self, tensor: Any) -> None:
@@ -383,7 +383,7 @@ class RequestDecoder:
             )
 
     def _remember(self, key: bytes, given: Any, decoded: InferRequest) -> None:
-        if len(key) > _MAX_REMEMBERED_BYTES or not all(map(_is_taken_as_it_is, self._tensors.inputs)):
+        if len(key) > _MAX_REMEMBERED_BYTES or not all(map(_is_plain, self._tensors.inputs)):
             return
         sent = {tensor.name: tensor.datatype for tensor in given}
         if self._tensors.estimator and sent != {
@@ -408,7 +408,7 @@ class RequestDecoder:
         return tensors.batched and not tensors.sequences and place.shape[0] == 1 and place.dtype.isnative
 
 
-def _is_taken_as_it_is(info: TensorInfo) -> bool:
+def _is_plain(info: TensorInfo) -> bool:
     """Whether any raw contents of the right size are an array; not so of strings and booleans."""
     return info.dtype not in ("string", "bool")
 

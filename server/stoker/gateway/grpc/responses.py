@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from stoker.gateway.grpc.contents import fill_typed
+from stoker.gateway.grpc.contents import write_typed
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_responses import classified
@@ -131,7 +131,7 @@ def _typed(head: bytes, identifier: str, arrays: list[np.ndarray]) -> bytes:
     answer = ModelInferResponse.FromString(head)
     answer.id = identifier
     for output, array in zip(answer.outputs, arrays, strict=True):
-        fill_typed(output.contents, array)
+        write_typed(output.contents, array)
     content: bytes = answer.SerializeToString()
     return content
 

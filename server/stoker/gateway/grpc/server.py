@@ -259,7 +259,7 @@ class ConnectionMonitor:
                 connection.end("handshake timeout")
         elif now_s - self._called_s >= self._timeouts.idle_s:
             connection.end("connection idle")
-        elif not self._check_peer(now_s) or not self._look_at_parts():
+        elif not self._check_peer(now_s) or not self._check_arriving_frame():
             return
         elif now_s >= self._retires_s:
             http.drain()
@@ -280,7 +280,7 @@ class ConnectionMonitor:
             return False
         return True
 
-    def _look_at_parts(self) -> bool:
+    def _check_arriving_frame(self) -> bool:
         http = self._new_connection.http
         if not http.arriving or not http.stuck:
             http.stuck, self._part_sweeps = http.arriving, 0

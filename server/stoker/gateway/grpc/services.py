@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from stoker import __version__
 from stoker.errors import BodyTooLarge, MalformedBody, NotReady, NotSupported, UnknownService, cut
-from stoker.gateway.describing.model_config import described_tensors, model_config, platform
+from stoker.gateway.describing.model_config import describe_tensors, model_config, platform
 from stoker.gateway.grpc.calls import BEARER_METADATA, CoroutineCall, Method, RpcCall
 from stoker.gateway.grpc.infer import InferCall, InferDispatcher, InferStream
 from stoker.gateway.grpc.messages import (
@@ -85,21 +85,23 @@ class RepositoryMethods:
 
     async def load(self, request: Any, call: RpcCall) -> Any:
         """Answer a `RepositoryModelLoadRequest` when the model is served."""
-        administration = self._allowed(call)
+        administration = self._check_loading(call)
         _check_unnamed(request)
-        wish = read_load_parameters(self._gateway, request.model_name, _request_parameters(request))
-        await administration.load(request.model_name, versions=wish.versions, adjustments=wish.adjustments)
+        requested = read_load_parameters(self._gateway, request.model_name, _request_parameters(request))
+        await administration.load(
+            request.model_name, versions=requested.versions, adjustments=requested.adjustments
+        )
         return _LoadResponse()
 
     async def unload(self, request: Any, call: RpcCall) -> Any:
         """Answer a `RepositoryModelUnloadRequest` when the model's last requests have been answered."""
-        administration = self._allowed(call)
+        administration = self._check_loading(call)
         _check_unnamed(request)
         check_unload_parameters(request.model_name, _request_parameters(request))
         await administration.unload(request.model_name)
         return _UnloadResponse()
 
-    def _allowed(self, call: RpcCall) -> Administration:
+    def _check_loading(self, call: RpcCall) -> Administration:
         administration = self._administration()
         administration.access.check_loading(call.authorization, from_page=False, sent_as=BEARER_METADATA)
         return administration
@@ -169,7 +171,7 @@ class LiveSettingsMethods:
 
     async def traces(self, request: Any, call: RpcCall) -> Any:
         """Answer a `TraceSettingRequest`; a setting without a value is taken back."""
-        content = {name: _of_values(list(setting.value)) for name, setting in request.settings.items()}
+        content = {name: _json_value(list(setting.value)) for name, setting in request.settings.items()}
         told = await self._settings.traces(call.authorization, request.model_name, content)
         answer = _TraceResponse()
         for name, value in told.items():
@@ -178,7 +180,7 @@ class LiveSettingsMethods:
 
     async def logs(self, request: Any, call: RpcCall) -> Any:
         """Answer a `LogSettingsRequest`."""
-        content = {name: _of_choice(setting) for name, setting in request.settings.items()}
+        content = {name: _chosen_value(setting) for name, setting in request.settings.items()}
         answer = _LogResponse()
         for name, value in (await self._settings.logs(call.authorization, content)).items():
             setting = answer.settings[name]
@@ -191,14 +193,14 @@ class LiveSettingsMethods:
         return answer
 
 
-def _of_values(values: list[str]) -> Any:
+def _json_value(values: list[str]) -> Any:
     """What JSON would have: a text, several, or nothing."""
     if len(values) == 1:
         return values[0]
     return values or None
 
 
-def _of_choice(setting: Any) -> Any:
+def _chosen_value(setting: Any) -> Any:
     chosen = setting.WhichOneof("parameter_choice")
     return None if chosen is None else getattr(setting, chosen)
 
@@ -272,7 +274,9 @@ class InferenceServicer:
             "CudaSharedMemoryUnregister": cuda.unregister,
         }
         self._methods = {
-            _PREFIX + name: _short(CoroutineCall, _answering(message(METHODS[name].input_type.name), answer))
+            _PREFIX + name: _short_method(
+                CoroutineCall, _decode_and_answer(message(METHODS[name].input_type.name), answer)
+            )
             for name, answer in unary.items()
         }
         self._methods |= {
@@ -284,15 +288,17 @@ class InferenceServicer:
                 )
                 for name in ("Predict", "Classify", "Regress")
             },
-            f"{_PREDICTION}GetModelMetadata": _short(
-                CoroutineCall, _answering(message("GetModelMetadataRequest", SERVING), facts.metadata)
+            f"{_PREDICTION}GetModelMetadata": _short_method(
+                CoroutineCall, _decode_and_answer(message("GetModelMetadataRequest", SERVING), facts.metadata)
             ),
-            f"/{SERVING}.ModelService/GetModelStatus": _short(
-                CoroutineCall, _answering(message("GetModelStatusRequest", SERVING), facts.status)
+            f"/{SERVING}.ModelService/GetModelStatus": _short_method(
+                CoroutineCall, _decode_and_answer(message("GetModelStatusRequest", SERVING), facts.status)
             ),
-            f"/{HEALTH}/Check": _short(CoroutineCall, _answering(HealthCheckRequest, health.check)),
-            f"/{HEALTH}/Watch": _short(WatchCall, health),
-            f"/{REFLECTION}/ServerReflectionInfo": _short(ReflectionCall, None),
+            f"/{HEALTH}/Check": _short_method(
+                CoroutineCall, _decode_and_answer(HealthCheckRequest, health.check)
+            ),
+            f"/{HEALTH}/Watch": _short_method(WatchCall, health),
+            f"/{REFLECTION}/ServerReflectionInfo": _short_method(ReflectionCall, None),
         }
 
     def find(self, path: str) -> Method:
@@ -344,7 +350,7 @@ class InferenceServicer:
         answer = ModelMetadataResponse(
             name=service.name, versions=versions, platform=platform(service.facts.framework)
         )
-        tensors = described_tensors(service.signature)
+        tensors = describe_tensors(service.signature)
         if tensors is not None:
             for side, infos in ((answer.inputs, tensors.inputs), (answer.outputs, tensors.outputs)):
                 for info in infos:
@@ -358,7 +364,7 @@ class InferenceServicer:
         return ParseDict({"config": config}, ModelConfigResponse())
 
 
-def _answering(kind: Any, answer: _Answer) -> Callable[[bytes, RpcCall], Awaitable[bytes]]:
+def _decode_and_answer(kind: Any, answer: _Answer) -> Callable[[bytes, RpcCall], Awaitable[bytes]]:
     async def answer_bytes(content: bytes, call: RpcCall) -> bytes:
         try:
             request = kind.FromString(content)
@@ -370,7 +376,7 @@ def _answering(kind: Any, answer: _Answer) -> Callable[[bytes, RpcCall], Awaitab
     return answer_bytes
 
 
-def _short(begin: Callable[..., RpcCall], answer: Any) -> Method:
+def _short_method(begin: Callable[..., RpcCall], answer: Any) -> Method:
     """A method that infers nothing."""
     return Method(begin, _MAX_SHORT_BYTES, _above_short_limit, answer)
 

@@ -40,9 +40,9 @@ class Health:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.watching: dict[WatchCall, None] = {}
-        gateway.on_readiness.append(self._look_again)
+        gateway.on_readiness.append(self._notify_watchers)
 
-    def _look_again(self) -> None:
+    def _notify_watchers(self) -> None:
         for call in list(self.watching):
             call.drained()
 
@@ -75,13 +75,13 @@ class Health:
 class WatchCall(UnaryCall):
     """A call that is told the status of a name, now and whenever it has changed. `Health` answers its method."""
 
-    __slots__ = ("_name", "_told")
+    __slots__ = ("_name", "_sent_status")
 
     counts = False
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         self._name = ""
-        self._told: int | None = None
+        self._sent_status: int | None = None
         super().__init__(connection, stream, head, method)
 
     def run(self, content: bytes) -> None:
@@ -101,17 +101,17 @@ class WatchCall(UnaryCall):
         if self.done or self._stream.queued_bytes:
             return
         status = self.method.answer.status(self._name)
-        if status != self._told:
-            self._told = status
+        if status != self._sent_status:
+            self._sent_status = status
             self.send(_HealthStatus(status=status).SerializeToString())
 
     def close(self) -> None:
         """End, for the server does."""
-        self.give_up(closing_error())
+        self.fail(closing_error())
 
-    def give_up(self, error: StokerError) -> None:
+    def fail(self, error: StokerError) -> None:
         """End with an error."""
-        super().give_up(error)
+        super().fail(error)
 
     def _finish(self) -> None:
         super()._finish()
@@ -142,10 +142,10 @@ class ReflectionCall(StreamedCall):
         except DecodeError as error:
             self.refuse(MalformedBody(f"the message cannot be read: {error}"))
             return
-        self.send(_reflected(request).SerializeToString())
+        self.send(_reflect(request).SerializeToString())
 
 
-def _reflected(request: Any) -> Any:
+def _reflect(request: Any) -> Any:
     response = ServerReflectionResponse(valid_host=request.host, original_request=request)
     kind = request.WhichOneof("message_request") or "file_by_filename"
     if kind == "list_services":

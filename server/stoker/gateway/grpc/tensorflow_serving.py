@@ -19,7 +19,7 @@ from stoker.gateway.grpc.messages import SERVING, message
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.infer import signatures_of
-from stoker.gateway.protocols.tfs import DTYPES, described_signatures, described_versions, service_of
+from stoker.gateway.protocols.tfs import DTYPES, describe_signatures, describe_versions, find_version
 from stoker.gateway.scoring.call_options import asker_of
 from stoker.gateway.scoring.dialects import submit_tensors
 from stoker.gateway.scoring.service import identify_caller
@@ -48,9 +48,9 @@ __all__ = [
     "ServingDispatcher",
     "ServingMetadata",
     "TensorBytes",
-    "answered_spec",
     "read_tensor",
-    "spec_of",
+    "spec_from_proto",
+    "spec_of_answer",
     "tensor_bytes",
 ]
 
@@ -113,7 +113,7 @@ def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
         InvalidInput: Its dtype or its shape is not the input's, or a number does not fit.
         BodyTooLarge: It has too many elements one by one.
     """
-    read = _parsed(info, given)
+    read = _parse(info, given)
     shape = _checked_shape(model, info, read.rest)
     if read.content is not None:
         if info.dtype == "string":
@@ -127,11 +127,11 @@ def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
             f"needs {count}"
         )
     if len(elements) < count:
-        elements = _filled(info, elements, count)
+        elements = _fill(info, elements, count)
     return elements.reshape(shape)
 
 
-def _parsed(info: TensorInfo, given: TensorBytes) -> _Read:
+def _parse(info: TensorInfo, given: TensorBytes) -> _Read:
     data, begin, end = given
     try:
         parts = list(islice(fields_of(data, begin, end), _MAX_TENSOR_PARTS + 1))
@@ -208,7 +208,7 @@ def _flat_elements(info: TensorInfo, read: _Read, values: Any) -> np.ndarray:
     return np.frombuffer(joined, layout)
 
 
-def _filled(info: TensorInfo, elements: np.ndarray, count: int) -> np.ndarray:
+def _fill(info: TensorInfo, elements: np.ndarray, count: int) -> np.ndarray:
     if count * max(elements.itemsize, 1) > _MAX_TYPED_BYTES:
         raise BodyTooLarge(
             f"input '{info.name}' has fewer elements than its shape, which is filled up to "
@@ -276,7 +276,7 @@ class ModelSpec(NamedTuple):
     signature_name: str
 
 
-def spec_of(proto: Any) -> ModelSpec:
+def spec_from_proto(proto: Any) -> ModelSpec:
     """Return what a `ModelSpec` message says."""
     version = str(proto.version.value) if proto.HasField("version") else ""
     return ModelSpec(proto.name, version, proto.version_label, proto.signature_name)
@@ -385,7 +385,7 @@ def _read_spec(content: bytes) -> ModelSpec:
     if len(content) > _MAX_SPEC_BYTES:
         raise BodyTooLarge("the model_spec is too long")
     try:
-        spec = spec_of(_Spec.FromString(content))
+        spec = spec_from_proto(_Spec.FromString(content))
     except DecodeError:
         raise MalformedBody(_UNREADABLE) from None
     if not spec.model_name:
@@ -435,8 +435,10 @@ class _Predict(_ServingDialect):
         service = call.service
         signature = _signature(service, request.spec)
         inputs = _inputs(service.name, signature.tensors, request)
-        wanted = _wanted(signature, request)
-        call.write = partial(_predicted, wanted, answered_spec(service, signature.name).SerializeToString())
+        wanted = _wanted_outputs(signature, request)
+        call.write = partial(
+            _encode_prediction, wanted, spec_of_answer(service, signature.name).SerializeToString()
+        )
         submit_tensors(call, exchange, inputs, signature.name)
 
 
@@ -471,7 +473,7 @@ class _Examples(_ServingDialect):
         examples[:] = [request.context + example for example in request.examples]
         inputs = {signature.tensors.inputs[0].name: examples}
         check_rows(inputs, signature.tensors)
-        call.write = partial(self._results, signature, answered_spec(service, signature.name))
+        call.write = partial(self._results, signature, spec_of_answer(service, signature.name))
         submit_tensors(call, exchange, inputs, signature.name)
 
     def _results(
@@ -550,7 +552,7 @@ class ServingDispatcher:
         error = self.check_key(call.authorization)
         if error is not None:
             raise error
-        service = service_of(self._gateway, spec.model_name, None, spec.label)
+        service = find_version(self._gateway, spec.model_name, None, spec.label)
         try:
             return service, service.access.check(call.authorization, BEARER_METADATA)
         except StokerError as refused:
@@ -558,7 +560,7 @@ class ServingDispatcher:
             raise
 
 
-def answered_spec(service: ServiceBase, signature_name: str = "") -> Any:
+def spec_of_answer(service: ServiceBase, signature_name: str = "") -> Any:
     """Return the `ModelSpec` of an answer: who has given it."""
     spec = _Spec(name=service.name, signature_name=signature_name)
     if service.version.isdecimal():
@@ -581,7 +583,7 @@ def _inputs(model: str, tensors: ModelTensors, request: PredictMessage) -> dict[
     return arrays
 
 
-def _wanted(signature: NamedSignature, request: PredictMessage) -> tuple[str, ...]:
+def _wanted_outputs(signature: NamedSignature, request: PredictMessage) -> tuple[str, ...]:
     names = tuple(info.name for info in signature.tensors.outputs)
     if not request.wanted:
         return names
@@ -590,7 +592,7 @@ def _wanted(signature: NamedSignature, request: PredictMessage) -> tuple[str, ..
     return request.wanted
 
 
-def _predicted(
+def _encode_prediction(
     wanted: tuple[str, ...], spec: bytes, outputs: Mapping[str, np.ndarray]
 ) -> tuple[bytes, bytes]:
     """No header lines, and a `PredictResponse`."""
@@ -622,18 +624,18 @@ class ServingMetadata:
         for name in asked:
             if name != _SIGNATURES:
                 raise InvalidInput(f"Metadata field {cut(name)} is not supported")
-        spec = spec_of(request.model_spec)
-        service = service_of(self._gateway, spec.model_name, *_version(spec))
+        spec = spec_from_proto(request.model_spec)
+        service = find_version(self._gateway, spec.model_name, *_version(spec))
         check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
-        answer = _Metadata(model_spec=answered_spec(service))
-        answer.metadata[_SIGNATURES].Pack(ParseDict(described_signatures(service), _Signatures()))
+        answer = _Metadata(model_spec=spec_of_answer(service))
+        answer.metadata[_SIGNATURES].Pack(ParseDict(describe_signatures(service), _Signatures()))
         return answer
 
     async def status(self, request: Any, call: RpcCall) -> Any:
         """Answer a `GetModelStatusRequest`; as over HTTP, no key is asked for."""
         del call
-        spec = spec_of(request.model_spec)
-        return ParseDict(described_versions(self._gateway, spec.model_name, *_version(spec)), _ModelStatus())
+        spec = spec_from_proto(request.model_spec)
+        return ParseDict(describe_versions(self._gateway, spec.model_name, *_version(spec)), _ModelStatus())
 
 
 def _version(spec: ModelSpec) -> tuple[str | None, str | None]:

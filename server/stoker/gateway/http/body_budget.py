@@ -96,7 +96,7 @@ class BodyBudget:
         self._change(caller, 0, size_bytes)
         return True
 
-    def take(self, caller: Caller, size_bytes: int, unannounced_bytes: int) -> bool:
+    def reserve(self, caller: Caller, size_bytes: int, unannounced_bytes: int) -> bool:
         """Take memory for bytes that have arrived; False if the caller would hold too much of what stays free.
 
         Args:
@@ -179,7 +179,7 @@ class Allowance:
         # In steps, so that a body that grows piece by piece does not ask for each of them.
         held = _in_steps(size_bytes)
         claimed = max(held, self._claimed_bytes)
-        if not self._budget.take(
+        if not self._budget.reserve(
             self._found_caller(), held - self._held_bytes, claimed - self._claimed_bytes
         ):
             raise _no_room()

@@ -11,7 +11,7 @@ from typing import Final
 from stoker.errors import MalformedBody, UnsupportedEncoding, quoted
 from stoker.gateway.http.threads import run_in_thread
 
-__all__ = ["PIECE_BYTES", "Inflater", "compressed", "inflater_for"]
+__all__ = ["PIECE_BYTES", "Inflater", "compress_body", "inflater_for"]
 
 _ENCODINGS: Final = ("gzip", "deflate")
 """The content encodings that are accepted."""
@@ -116,7 +116,7 @@ tenths."""
 _WEIGHT: Final = re.compile(r"\s*q=([0-9]+\.?[0-9]*|\.[0-9]+)\s*")
 
 
-async def compressed(body: bytes, accepted: bytes) -> tuple[bytes, bytes]:
+async def compress_body(body: bytes, accepted: bytes) -> tuple[bytes, bytes]:
     """Return the body in the best coding that `Accept-Encoding` allows, and the header line that names it.
 
     Of codings with equal weight gzip is preferred to deflate; a client that accepts neither gets the body as it is.

@@ -47,16 +47,16 @@ def create_app(gateway: Gateway) -> ASGIApp:
     """Make the app of a frontend."""
     score = ScoringEndpoint(gateway)
     routes = [
-        _azure("/", _healthy),
-        _azure(SERVICE_PATH + "{name}/", _healthy),
+        _azure_route("/", _healthy),
+        _azure_route(SERVICE_PATH + "{name}/", _healthy),
         Route("/score", score),
         Route(SERVICE_PATH + "{name}/score", score),
-        _azure("/swagger.json", _swagger),
-        _azure(SERVICE_PATH + "{name}/swagger.json", _swagger),
-        Route("/token", _identified(_token)),
-        Route(SERVICE_PATH + "{name}/token", _identified(_token)),
-        Route("/metrics", _identified(_metrics)),
-        Route("/-/reload", _identified(_reload), methods=["POST"]),
+        _azure_route("/swagger.json", _swagger),
+        _azure_route(SERVICE_PATH + "{name}/swagger.json", _swagger),
+        Route("/token", _with_ids(_token)),
+        Route(SERVICE_PATH + "{name}/token", _with_ids(_token)),
+        Route("/metrics", _with_ids(_metrics)),
+        Route("/-/reload", _with_ids(_reload), methods=["POST"]),
         *oip_routes(gateway),
         *tfs_routes(gateway),
         *mlflow_routes(gateway),
@@ -73,10 +73,10 @@ def create_app(gateway: Gateway) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.gateway = gateway
-    return _checking(app, gateway)
+    return _with_checks(app, gateway)
 
 
-def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
+def _with_checks(app: ASGIApp, gateway: Gateway) -> ASGIApp:
     """Wrap an app: check the head of each request, and add the headers that all answers have."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +119,7 @@ def _checking(app: ASGIApp, gateway: Gateway) -> ASGIApp:
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _identified(handler: _Handler) -> _Handler:
+def _with_ids(handler: _Handler) -> _Handler:
     """Wrap a handler: answers carry the request's ids, and ids that cannot be sent back are refused."""
 
     async def handle(request: Request) -> Response:
@@ -131,7 +131,7 @@ def _identified(handler: _Handler) -> _Handler:
     return handle
 
 
-def _azure(path: str, handler: _Handler) -> Route:
+def _azure_route(path: str, handler: _Handler) -> Route:
     """A route that answers OPTIONS with its methods, as those of the Azure inference server do."""
 
     async def handle(request: Request) -> Response:
@@ -139,7 +139,7 @@ def _azure(path: str, handler: _Handler) -> Route:
             return PlainTextResponse(headers={"allow": ", ".join(_AZURE_METHODS)}, media_type="text/html")
         return await handler(request)
 
-    return Route(path, _identified(handle), methods=_AZURE_METHODS)
+    return Route(path, _with_ids(handle), methods=_AZURE_METHODS)
 
 
 async def _healthy(request: Request) -> Response:

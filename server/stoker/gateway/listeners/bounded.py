@@ -72,7 +72,7 @@ class AppThrottle:
         self._begun = 0
         self._waiting: deque[Callable[[], None]] = deque()
 
-    def take(self, begin: Callable[[], None]) -> None:
+    def submit(self, begin: Callable[[], None]) -> None:
         """Call `begin`, now or in a later turn."""
         if not self._begun:
             asyncio.get_running_loop().call_soon(self._next)
@@ -308,7 +308,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.throttle is None or self._scores(cycle.scope):
             super()._start_asgi_task(cycle, app)
         else:
-            self.throttle.take(partial(self._begin, cycle, app))
+            self.throttle.submit(partial(self._begin, cycle, app))
 
     def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         # Whoever has gone meanwhile needs no answer.

@@ -240,10 +240,12 @@ def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[byte
     try:
         service.dialect.check_media(headers.get(b"content-type", b""))
         dialect = BinaryDialect.of(service, headers)
-        service.score(request.body, request.ids, _nobody, request.received_ns, request.head, dialect, asker)
+        service.score(
+            request.body, request.ids, _drop_answer, request.received_ns, request.head, dialect, asker
+        )
     except StokerError as error:
         service.count_refusal(error)
 
 
-def _nobody(status: int, lines: bytes, body: bytes) -> None:
+def _drop_answer(status: int, lines: bytes, body: bytes) -> None:
     """Drop the answer to a copy of a request."""

@@ -100,7 +100,7 @@ class DialectEndpoint:
         if answer is not None:
             if self._names_deployment:
                 answer = with_deployment(answer, service, self._gateway)
-            await send_answer(send, await self._shrunk(answer, headers.get(b"accept-encoding", b"")))
+            await send_answer(send, await self._compress_answer(answer, headers.get(b"accept-encoding", b"")))
 
     async def _answer(
         self,
@@ -123,7 +123,7 @@ class DialectEndpoint:
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, asker)
             return await score_and_wait(service, request, receive)
 
-    async def _shrunk(self, answer: Answer, accepted: bytes) -> Answer:
+    async def _compress_answer(self, answer: Answer, accepted: bytes) -> Answer:
         if self._compress is None or not accepted or answer.status != _OK:
             # Clients of these protocols read errors uncompressed.
             return answer
@@ -323,7 +323,7 @@ async def score_and_stream(
     start = b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % form.media_type
     start += request.ids.lines + lines
     with piecewise(service, request, streams) as answer:
-        sending = asyncio.ensure_future(_sent(answer, form, send, start))
+        sending = asyncio.ensure_future(_send_pieces(answer, form, send, start))
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -333,7 +333,7 @@ async def score_and_stream(
             sending.cancel()
 
 
-async def _sent(pieces: PiecewiseAnswer, form: PieceFormat, send: Send, lines: bytes) -> Answer | None:
+async def _send_pieces(pieces: PiecewiseAnswer, form: PieceFormat, send: Send, lines: bytes) -> Answer | None:
     """Send the header lines and all pieces, and after them an error if there is one.
 
     Returns:

@@ -14,7 +14,7 @@ import numpy as np
 from stoker.errors import InvalidInput, MalformedBody, StokerError, cut
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line
-from stoker.gateway.regions.regions import Places, Reader, Regions
+from stoker.gateway.regions.regions import LimitedReader, OutputRegions, Regions
 from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
@@ -31,9 +31,9 @@ __all__ = [
     "SharedMemoryDialect",
     "codec_of",
     "error_answer",
+    "set_urgency",
     "signatures_of",
     "submit_request",
-    "tell_urgency",
     "tensors_of",
     "write_answer",
 ]
@@ -124,7 +124,7 @@ def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> Non
     Raises:
         StokerError: As `submit_tensors`.
     """
-    tell_urgency(call, request)
+    set_urgency(call, request)
     if request.sequence is not None:
         call.sequence = request.sequence
         if not all(map(len, request.inputs.values())):
@@ -134,7 +134,7 @@ def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> Non
     submit_tensors(call, exchange, request.inputs, method)
 
 
-def tell_urgency(call: Call, request: InferRequest) -> None:
+def set_urgency(call: Call, request: InferRequest) -> None:
     """Let a call be as urgent as its request says."""
     if request.timeout_ns is not None or request.tier is not None:
         call.shorten(request.timeout_ns)
@@ -211,13 +211,19 @@ class SharedMemoryDialect(InferDialect):
         """Decode the request and queue its tensors."""
         del head
         codec = codec_of(call.service)
-        request = codec.decode(body, self._json_bytes, Reader(self._regions, call.service.max_body_bytes))
-        places = Places.of(self._regions, request, batched=tensors_of(call.service).batched)
+        request = codec.decode(
+            body, self._json_bytes, LimitedReader(self._regions, call.service.max_body_bytes)
+        )
+        output_regions = OutputRegions.find(self._regions, request, batched=tensors_of(call.service).batched)
         call.write = (
-            partial(write_answer, codec, request) if places is None else partial(_write, codec, places)
+            partial(write_answer, codec, request)
+            if output_regions is None
+            else partial(_write, codec, output_regions)
         )
         submit_request(call, exchange, request)
 
 
-def _write(codec: InferCodec, places: Places, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, bytes]:
-    return write_answer(codec, places.write(outputs), outputs)
+def _write(
+    codec: InferCodec, output_regions: OutputRegions, outputs: Mapping[str, np.ndarray]
+) -> tuple[bytes, bytes]:
+    return write_answer(codec, output_regions.write(outputs), outputs)

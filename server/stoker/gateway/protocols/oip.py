@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from stoker import __version__
 from stoker.errors import MethodNotAllowed, NotFound, NotReady, NotSupported, StokerError
-from stoker.gateway.describing.model_config import described_tensors, model_config, platform
+from stoker.gateway.describing.model_config import describe_tensors, model_config, platform
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.encodings import compressed, inflater_for
+from stoker.gateway.http.encodings import compress_body, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.http.requests import authorization_of, content_encodings, request_head
 from stoker.gateway.http.responses import (
@@ -92,7 +92,7 @@ class GenerateEndpoint:
                 self._gateway.note_refusal(service, headers, error)
             answer = refusal(error, headers, *error_answer(error))
         if answer is not None:
-            await send_answer(send, answer if answer.status == _OK else _in_words(answer))
+            await send_answer(send, answer if answer.status == _OK else _reformat_error(answer))
 
     async def _answer(
         self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
@@ -121,8 +121,8 @@ class GenerateEndpoint:
             answer = await score_and_wait(service, request, receive)
             if answer is None or answer.status != _OK:
                 return answer
-            named = form.named(answer.body)
-            return Answer(_OK, json_lines(named) + ids.lines, named)
+            add_names = form.add_names(answer.body)
+            return Answer(_OK, json_lines(add_names) + ids.lines, add_names)
 
 
 class _GeneratedEvents(PieceFormat):
@@ -133,16 +133,16 @@ class _GeneratedEvents(PieceFormat):
         names = {"model_name": service.name, "model_version": service.version}
         self._start = json.dumps(names).encode().removesuffix(b"}")
 
-    def named(self, content: bytes) -> bytes:
+    def add_names(self, content: bytes) -> bytes:
         if content.startswith(b"{"):
             return self._start + (b"}" if content == b"{}" else b", " + content[1:])
         return b'%b, "%b": %b}' % (self._start, PIECE_OUTPUT.encode(), content)
 
     def piece(self, content: bytes) -> bytes:
-        return super().piece(self.named(content))
+        return super().piece(self.add_names(content))
 
     def error(self, content: bytes) -> bytes:
-        return super().error(_worded(content))
+        return super().error(_error_json(content))
 
 
 def _check_yields(service: Service) -> None:
@@ -156,18 +156,18 @@ def _check_yields(service: Service) -> None:
         )
 
 
-def _worded(content: bytes) -> bytes:
+def _error_json(content: bytes) -> bytes:
     """The JSON of an error in this protocol's form; an error answer of a script keeps its own text."""
-    told = parse_error(content)
-    if told is None:
-        told = {"message": content.decode(errors="replace")}
-    return json.dumps({"error": told.pop("message"), **told}).encode()
+    error = parse_error(content)
+    if error is None:
+        error = {"message": content.decode(errors="replace")}
+    return json.dumps({"error": error.pop("message"), **error}).encode()
 
 
-def _in_words(answer: Answer) -> Answer:
+def _reformat_error(answer: Answer) -> Answer:
     if answer.body.startswith(b'{"error"'):
         return answer
-    body = _worded(answer.body)
+    body = _error_json(answer.body)
     length = b"content-length: %d\r\n"
     return answer._replace(
         lines=answer.lines.replace(length % len(answer.body), length % len(body)), body=body
@@ -221,7 +221,7 @@ def oip_routes(gateway: Gateway) -> list[Route]:
         *(_get(path + "/config", routes.config) for path in models),
         *(_get(path + "/ready", routes.model_ready) for path in models),
         *(
-            Route(path + "/infer", DialectEndpoint(gateway, routes.find, error_answer, compressed))
+            Route(path + "/infer", DialectEndpoint(gateway, routes.find, error_answer, compress_body))
             for path in models
         ),
         *(
@@ -241,9 +241,9 @@ def _repository_routes(api: RepositoryApi) -> list[Route]:
         *(_post(path + "/load", api.load) for path in (model, model + "/versions/{version}")),
         *(_post(path + "/unload", api.unload) for path in (model, model + "/versions/{version}")),
         _post(model + "/canary", api.canary),
-        _any("/v2/repository/{repository}/index", api.named),
-        _any("/v2/repository/{repository}/models/{name}/load", api.named),
-        _any("/v2/repository/{repository}/models/{name}/unload", api.named),
+        _any("/v2/repository/{repository}/index", api.refuse_named),
+        _any("/v2/repository/{repository}/models/{name}/load", api.refuse_named),
+        _any("/v2/repository/{repository}/models/{name}/unload", api.refuse_named),
     ]
 
 
@@ -305,7 +305,7 @@ class _Routes:
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
         self._check_access(request, (service,))
-        tensors = described_tensors(service.signature)
+        tensors = describe_tensors(service.signature)
         sides = ((), ()) if tensors is None else (tensors.inputs, tensors.outputs)
         inputs, outputs = (
             [

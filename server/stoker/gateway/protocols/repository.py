@@ -77,7 +77,7 @@ def read_load_parameters(
         Forbidden: The request contains files.
         MalformedBody: A parameter is unknown or malformed.
     """
-    wish = LoadParameters()
+    requested = LoadParameters()
     for key, value in parameters.items():
         if key.startswith("file:"):
             raise Forbidden("files cannot be uploaded: put the model into the repository, and load it then")
@@ -87,8 +87,8 @@ def read_load_parameters(
             raise MalformedBody(
                 f"failed to load '{cut(name)}', the parameter 'config' has to be a text of JSON"
             )
-        wish = read_config(name, value, _served_config(gateway, name))
-    return wish
+        requested = read_config(name, value, _served_config(gateway, name))
+    return requested
 
 
 def read_config(name: str, config: str, served: Mapping[str, Any] | None = None) -> LoadParameters:
@@ -118,7 +118,7 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
     if values.get("name", name) != name:
         raise MalformedBody(problem + f"its config is that of another model: {quoted(values['name'])}")
     for field_name in ("platform", "backend", *_TENSORS):
-        if served is not None and _says_otherwise(values.get(field_name), served[field_name]):
+        if served is not None and _differs(values.get(field_name), served[field_name]):
             raise MalformedBody(f"{problem}config cannot change {field_name}, which follows from its files")
     try:
         return LoadParameters(_versions(values.get("version_policy")), adjustments_of(values, "its config"))
@@ -135,7 +135,7 @@ def _served_config(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
         return None
 
 
-def _says_otherwise(given: Any, served: Any) -> bool:
+def _differs(given: Any, served: Any) -> bool:
     """Whether a configuration sets a field to another value than it has."""
     if not given:
         return False
@@ -149,12 +149,12 @@ def _tensors(infos: Any) -> Any:
     if not isinstance(infos, list) or not all(isinstance(info, Mapping) for info in infos):
         return None
     return [
-        (info.get("name"), info.get("data_type"), [str(size) for size in _listed(info.get("dims"))])
+        (info.get("name"), info.get("data_type"), [str(size) for size in _as_list(info.get("dims"))])
         for info in infos
     ]
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
@@ -204,16 +204,18 @@ class RepositoryApi:
 
     async def load(self, request: Request) -> Response:
         """Load a model, or one version in addition to those that are served."""
-        administration = self._allowed(request)
+        administration = self._check_loading(request)
         name, version = request.path_params["name"], _version(request)
         parameters = _parameters(await json_content(request))
-        wish = read_load_parameters(self._gateway, name, parameters, takes_config=version is None)
-        await administration.load(name, version=version, versions=wish.versions, adjustments=wish.adjustments)
+        requested = read_load_parameters(self._gateway, name, parameters, takes_config=version is None)
+        await administration.load(
+            name, version=version, versions=requested.versions, adjustments=requested.adjustments
+        )
         return Response()
 
     async def unload(self, request: Request) -> Response:
         """Unload a model, or one of its versions."""
-        administration = self._allowed(request)
+        administration = self._check_loading(request)
         name, version = request.path_params["name"], _version(request)
         check_unload_parameters(name, _parameters(await json_content(request)))
         await administration.unload(name, version=version)
@@ -231,11 +233,11 @@ class RepositoryApi:
         await administration.shift(name, canary)
         return Response()
 
-    async def named(self, _: Request) -> Response:
+    async def refuse_named(self, _: Request) -> Response:
         """Refuse a request that names a repository: there is one only, and it has no name."""
         raise NotSupported("named repositories are not supported: leave the name out")
 
-    def _allowed(self, request: Request) -> Administration:
+    def _check_loading(self, request: Request) -> Administration:
         administration = self._administration()
         administration.access.check_loading(authorization_of(request), from_page="origin" in request.headers)
         return administration
@@ -343,11 +345,11 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
             "success": {"count": succeeded, "ns": stages["total"][1]},
             # The duration of refused requests is not measured.
             "fail": {"count": sum(requests.values()), "ns": 0},
-            "queue": _of_requests(succeeded, *stages["queue"]),
-            "compute_input": _of_requests(succeeded, *stages["parse"]),
-            "compute_infer": _of_requests(succeeded, totals.batch_rows().sum, totals.row_compute_ns),
+            "queue": _per_request(succeeded, *stages["queue"]),
+            "compute_input": _per_request(succeeded, *stages["parse"]),
+            "compute_infer": _per_request(succeeded, totals.batch_rows().sum, totals.row_compute_ns),
             # Answers are written within the time of `success`, and this part is not measured separately.
-            "compute_output": _of_requests(succeeded, 0, 0),
+            "compute_output": _per_request(succeeded, 0, 0),
             "cache_hit": {"count": cache.hits, "ns": cache.hit_ns},
             "cache_miss": {"count": cache.misses, "ns": cache.miss_ns},
         },
@@ -357,6 +359,6 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
     }
 
 
-def _of_requests(requests: int, count: float, ns: int) -> dict[str, int]:
+def _per_request(requests: int, count: float, ns: int) -> dict[str, int]:
     """Counts per request from a mean that may be per row: Triton's tools expect one count for all times."""
     return {"count": requests, "ns": round(ns * requests / count) if count else 0}

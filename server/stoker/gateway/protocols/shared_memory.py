@@ -226,11 +226,13 @@ class CudaMemoryApi:
 
     async def status(self, request: Request) -> Response:
         """List what is registered, or one region."""
-        return JSONResponse(self._memory.status(*_asked(request), request.path_params.get("region")))
+        return JSONResponse(
+            self._memory.status(*_key_and_address(request), request.path_params.get("region"))
+        )
 
     async def register(self, request: Request) -> Response:
         """Register a region."""
-        regions = self._memory.to_change(*_asked(request), from_page="origin" in request.headers)
+        regions = self._memory.to_change(*_key_and_address(request), from_page="origin" in request.headers)
         content = await json_content(request)
         device_id, size_bytes = content.get("device_id", 0), content.get("byte_size")
         if type(device_id) is not int or type(size_bytes) is not int:
@@ -242,11 +244,11 @@ class CudaMemoryApi:
     async def unregister(self, request: Request) -> Response:
         """Let a region go, or all."""
         name = request.path_params.get("region")
-        self._memory.unregister(*_asked(request), name, from_page="origin" in request.headers)
+        self._memory.unregister(*_key_and_address(request), name, from_page="origin" in request.headers)
         return Response()
 
 
-def _asked(request: Request) -> tuple[bytes, str]:
+def _key_and_address(request: Request) -> tuple[bytes, str]:
     """The key and the address of the caller."""
     return authorization_of(request), request.client.host if request.client else ""
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stoker.tensors import NamedSignature, TensorInfo
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["DTYPES", "described_signatures", "described_versions", "service_of", "tfs_routes"]
+__all__ = ["DTYPES", "describe_signatures", "describe_versions", "find_version", "tfs_routes"]
 
 DTYPES: Final = {
     "bool": "DT_BOOL",
@@ -69,7 +69,7 @@ _LOAD_ERRORS: Final = {
 """TensorFlow's error code by the code of the error with which a version was not loaded; INTERNAL for all others."""
 
 
-def service_of(gateway: Gateway, name: str, number: str | None, label: str | None) -> Service:
+def find_version(gateway: Gateway, name: str, number: str | None, label: str | None) -> Service:
     """Find a version of a model.
 
     Args:
@@ -93,7 +93,7 @@ def service_of(gateway: Gateway, name: str, number: str | None, label: str | Non
         raise
 
 
-def described_versions(gateway: Gateway, name: str, number: str | None, label: str | None) -> dict[str, Any]:
+def describe_versions(gateway: Gateway, name: str, number: str | None, label: str | None) -> dict[str, Any]:
     """Return the states of one version of a model, or of all, as the JSON of a `GetModelStatusResponse`.
 
     Args:
@@ -106,7 +106,7 @@ def described_versions(gateway: Gateway, name: str, number: str | None, label: s
     if model is None:
         raise NotFound(f"Could not find any versions of model {cut(name)}")
     if label is not None:
-        number = service_of(gateway, name, None, label).version
+        number = find_version(gateway, name, None, label).version
     versions = model.versions
     if number is not None:
         if number not in versions:
@@ -124,7 +124,7 @@ def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
     return {"version": number, "state": standing.state, "status": status}
 
 
-def described_signatures(service: Service) -> dict[str, Any]:
+def describe_signatures(service: Service) -> dict[str, Any]:
     """Return the signatures that are served, as the JSON of a `SignatureDefMap`; raises as `signatures_of`."""
     signatures = {signature.name: _described_signature(signature) for signature in signatures_of(service)}
     return {"signature_def": signatures}
@@ -232,7 +232,7 @@ class _Endpoint:
         sent = sent_ids(dict(scope["headers"]))
         try:
             lines = RequestIds(*sent).lines
-            status, body = 200, json.dumps(self._described(request, target), indent=4).encode()
+            status, body = 200, json.dumps(self._describe(request, target), indent=4).encode()
         except StokerError as error:
             lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
             status, body = _error_answer(error)
@@ -248,7 +248,7 @@ class _Endpoint:
             service = self._gateway.by_weight(service, headers)
         return service, _VERBS[target["verb"].lower()]
 
-    def _described(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:
+    def _describe(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:
         path = _raw_path(request.scope)
         if request.method == "GET" and path.rstrip("/").lower() == "/v1/models":
             raise MalformedBody("Missing model name in request.")
@@ -258,10 +258,10 @@ class _Endpoint:
             service = self._service(target)
             check_metadata_access(self._gateway, authorization_of(request), (service,))
             return _metadata(service)
-        return described_versions(self._gateway, unquote(target["name"]), _version(target), _label(target))
+        return describe_versions(self._gateway, unquote(target["name"]), _version(target), _label(target))
 
     def _service(self, target: re.Match[str]) -> Service:
-        return service_of(self._gateway, unquote(target["name"]), _version(target), _label(target))
+        return find_version(self._gateway, unquote(target["name"]), _version(target), _label(target))
 
 
 def _label(target: re.Match[str]) -> str | None:
@@ -287,5 +287,5 @@ def _raw_path(scope: Scope) -> str:
 def _metadata(service: Service) -> dict[str, Any]:
     return {
         "model_spec": {"name": service.name, "signature_name": "", "version": service.version},
-        "metadata": {"signature_def": described_signatures(service)},
+        "metadata": {"signature_def": describe_signatures(service)},
     }

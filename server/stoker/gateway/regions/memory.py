@@ -73,16 +73,16 @@ class OpenMemory:
             # Without blocking on a FIFO, and without following symbolic links.
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise _unopened(key, "there is no such shared memory") from None
+            raise _cannot_open(key, "there is no such shared memory") from None
         except PermissionError:
-            raise _unopened(key, "the server's user may not read and write it") from None
+            raise _cannot_open(key, "the server's user may not read and write it") from None
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Overloaded("No descriptor is left for a shared memory region.") from None
-            raise _unopened(key, os.strerror(error.errno or 0)) from None
+            raise _cannot_open(key, os.strerror(error.errno or 0)) from None
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
-            raise _unopened(key, "it is no plain file")
+            raise _cannot_open(key, "it is no plain file")
         self.device, self.inode = status.st_dev, status.st_ino
 
     def __del__(self) -> None:
@@ -121,7 +121,7 @@ class OpenMemory:
         return True
 
 
-def _unopened(key: str, why: str) -> StokerError:
+def _cannot_open(key: str, why: str) -> StokerError:
     return InvalidInput(f"Unable to open shared memory region: {quoted(key)}: {why}")
 
 
@@ -144,12 +144,12 @@ class CudaMemory:
 
     linked = True
 
-    def __init__(self, cuda: CudaSharing, place: CudaLocation, size_bytes: int) -> None:
-        self.place, self.size_bytes = place, size_bytes
+    def __init__(self, cuda: CudaSharing, location: CudaLocation, size_bytes: int) -> None:
+        self.location, self.size_bytes = location, size_bytes
         self._cuda = cuda
-        self._address = cuda.open(place.device_id, base64.b64decode(place.handle))
-        weakref.finalize(self, _close, cuda, place.device_id, self._address).atexit = False
-        has_bytes = cuda.size_behind(place.device_id, self._address)
+        self._address = cuda.open(location.device_id, base64.b64decode(location.handle))
+        weakref.finalize(self, _close, cuda, location.device_id, self._address).atexit = False
+        has_bytes = cuda.size_behind(location.device_id, self._address)
         if size_bytes > has_bytes:
             raise InvalidInput(
                 f"failed to register CUDA shared memory region: it would end at byte {size_bytes}, and the "
@@ -168,7 +168,7 @@ class CudaMemory:
         if size_bytes:
             to, source = content.ctypes.data, self._address + begin
             try:
-                self._cuda.copy_to_host(self.place.device_id, to, source, size_bytes)
+                self._cuda.copy_to_host(self.location.device_id, to, source, size_bytes)
             except (CudaFailure, CudaUnusable) as error:
                 raise InvalidInput(f"Unable to read CUDA shared memory: {error}") from None
         return content.data
@@ -185,7 +185,7 @@ class CudaMemory:
             source = np.frombuffer(content, np.uint8)
             to = self._address + begin
             try:
-                self._cuda.copy_to_device(self.place.device_id, to, source.ctypes.data, len(content))
+                self._cuda.copy_to_device(self.location.device_id, to, source.ctypes.data, len(content))
             except (CudaFailure, CudaUnusable) as error:
                 raise InvalidInput(f"Unable to write CUDA shared memory: {error}") from None
         return True
@@ -206,7 +206,7 @@ class CudaDevices:
         self._cuda: CudaSharing | None = None
         self._prepared: set[int] = set()
 
-    def open(self, place: CudaLocation, size_bytes: int) -> CudaMemory:
+    def open(self, location: CudaLocation, size_bytes: int) -> CudaMemory:
         """Open a region; to be called on a thread too, for the first one in a process takes long.
 
         Raises:
@@ -215,15 +215,15 @@ class CudaDevices:
             Overloaded: There is no memory for it.
         """
         try:
-            memory = CudaMemory(self._loaded(), place, size_bytes)
+            memory = CudaMemory(self._load_once(), location, size_bytes)
         except CudaUnusable as error:
             raise NotSupported(
                 f"CUDA's shared memory cannot be used here: {error}; put the tensors into system shared memory, "
                 "or into the request"
             ) from None
         except CudaFailure as error:
-            raise _cuda_unopened(error) from None
-        self._prepared.add(place.device_id)
+            raise _cannot_open_cuda(error) from None
+        self._prepared.add(location.device_id)
         return memory
 
     def cold(self, devices: Collection[int]) -> set[int]:
@@ -236,13 +236,13 @@ class CudaDevices:
         """Create this process's contexts on devices, on a thread: it takes some tenths of a second."""
         for device in sorted(devices):
             try:
-                self._loaded().prepare(device)
+                self._load_once().prepare(device)
             except (CudaFailure, CudaUnusable) as error:
                 logger.warning(
                     "memory of GPU %d that is registered cannot be used in this process: %s", device, error
                 )
 
-    def _loaded(self) -> CudaSharing:
+    def _load_once(self) -> CudaSharing:
         with self._loading:
             if self._cuda is None:
                 self._cuda = self._load()
@@ -256,7 +256,7 @@ def _close(cuda: CudaSharing, device: int, address: int) -> None:
         logger.warning("shared memory of a GPU cannot be closed: %s", error)
 
 
-def _cuda_unopened(error: CudaFailure) -> StokerError:
+def _cannot_open_cuda(error: CudaFailure) -> StokerError:
     if error.name == _NO_MEMORY:
         return Overloaded(f"There is no memory to open a CUDA shared memory region: {error}")
     return InvalidInput(f"Unable to open CUDA shared memory region: {error}")

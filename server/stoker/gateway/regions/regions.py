@@ -13,12 +13,12 @@ import numpy as np
 
 from stoker.errors import BodyTooLarge, Forbidden, InvalidInput, MalformedBody, NotFound, RegionTaken, quoted
 from stoker.gateway.regions.memory import CudaDevices, CudaMemory, OpenMemory, file_of
-from stoker.gateway.regions.table import CudaLocation, FileLocation, Place, RegionTable, Registration
+from stoker.gateway.regions.table import CudaLocation, FileLocation, Location, RegionTable, Registration
 from stoker.wire.oip_requests import InferRequest, RegionOutput
 from stoker.wire.oip_responses import classified
 from stoker.wire.oip_tensors import RegionSpan, to_raw
 
-__all__ = ["MAX_REGIONS", "Places", "Reader", "Regions", "is_local"]
+__all__ = ["MAX_REGIONS", "LimitedReader", "OutputRegions", "Regions", "is_local"]
 
 MAX_REGIONS: Final = 512
 """Each frontend that has used a region keeps its file open."""
@@ -103,7 +103,7 @@ class Regions:
             RegionTaken, MalformedBody: As `register`.
         """
         self.check_new(name, memory.size_bytes)
-        self._open[self._add(name, memory.size_bytes, memory.place)] = memory
+        self._open[self._add(name, memory.size_bytes, memory.location)] = memory
 
     def check_new(self, name: str, size_bytes: int, offset_bytes: int = 0) -> None:
         """Refuse a region that cannot be registered, whatever memory it is.
@@ -118,30 +118,30 @@ class Regions:
             raise MalformedBody(f"shared memory region {quoted(name)} needs 'byte_size' > 0 and < 2^62")
         if not 0 <= offset_bytes < _MOST:
             raise MalformedBody(f"shared memory region {quoted(name)} needs 'offset' >= 0 and < 2^62")
-        self.look()
+        self.remove_gone()
         if name in self._table.registered:
-            raise _taken(name)
+            raise _name_taken(name)
 
-    def _add(self, name: str, size_bytes: int, place: Place) -> int:
+    def _add(self, name: str, size_bytes: int, location: Location) -> int:
         numbers = []
 
         def add(registered: dict[str, Registration], number: int) -> None:
             if name in registered:
-                raise _taken(name)
+                raise _name_taken(name)
             if len(registered) >= MAX_REGIONS:
                 raise RegionTaken(f"there are {MAX_REGIONS} shared memory regions: unregister some")
-            registered[name] = Registration(number, name, size_bytes, place)
+            registered[name] = Registration(number, name, size_bytes, location)
             numbers.append(number)
 
         self._table.change(add)
         return numbers[0]
 
-    def unregister(self, name: str | None, kind: type[Place] = FileLocation) -> None:
+    def unregister(self, name: str | None, kind: type[Location] = FileLocation) -> None:
         """Unregister a region, or all of its kind; a region that is not registered is no error."""
 
         def remove(registered: dict[str, Registration], _: int) -> None:
             for entry in list(registered.values()):
-                if isinstance(entry.place, kind) and name in (None, entry.name):
+                if isinstance(entry.location, kind) and name in (None, entry.name):
                     del registered[entry.name]
 
         if any(name in (None, entry.name) for entry in self._of_kind(kind)):
@@ -157,12 +157,12 @@ class Regions:
         return [
             {
                 "name": entry.name,
-                "key": entry.place.key,
-                "offset": entry.place.offset_bytes,
+                "key": entry.location.key,
+                "offset": entry.location.offset_bytes,
                 "byte_size": entry.size_bytes,
             }
-            for entry in self._listed(name, FileLocation, "system")
-            if isinstance(entry.place, FileLocation)
+            for entry in self._find_entries(name, FileLocation, "system")
+            if isinstance(entry.location, FileLocation)
         ]
 
     def cuda_status(self, name: str | None) -> list[dict[str, Any]]:
@@ -172,32 +172,32 @@ class Regions:
             NotFound: There is no such region.
         """
         return [
-            {"name": entry.name, "device_id": entry.place.device_id, "byte_size": entry.size_bytes}
-            for entry in self._listed(name, CudaLocation, "cuda")
-            if isinstance(entry.place, CudaLocation)
+            {"name": entry.name, "device_id": entry.location.device_id, "byte_size": entry.size_bytes}
+            for entry in self._find_entries(name, CudaLocation, "cuda")
+            if isinstance(entry.location, CudaLocation)
         ]
 
-    def _listed(self, name: str | None, kind: type[Place], word: str) -> list[Registration]:
-        self.look()
+    def _find_entries(self, name: str | None, kind: type[Location], word: str) -> list[Registration]:
+        self.remove_gone()
         found = [entry for entry in self._of_kind(kind) if name in (None, entry.name)]
         if name is not None and not found:
             raise NotFound(f"Unable to find {word} shared memory region: {quoted(name)}")
         return found
 
-    def _of_kind(self, kind: type[Place]) -> list[Registration]:
-        return [entry for entry in self._table.registered.values() if isinstance(entry.place, kind)]
+    def _of_kind(self, kind: type[Location]) -> list[Registration]:
+        return [entry for entry in self._table.registered.values() if isinstance(entry.location, kind)]
 
     def cold_devices(self) -> set[int]:
         """The GPUs with registered regions that this process has not used yet; each is returned once."""
         return self.cuda.cold(
             {
-                entry.place.device_id
+                entry.location.device_id
                 for entry in self._of_kind(CudaLocation)
-                if isinstance(entry.place, CudaLocation)
+                if isinstance(entry.location, CudaLocation)
             }
         )
 
-    def look(self) -> None:
+    def remove_gone(self) -> None:
         """Unregister regions whose owners have removed them; to be called once a second.
 
         Nobody else can open memory that has no name any more, and this server would keep it allocated.
@@ -242,12 +242,12 @@ class Regions:
         if entry.number != registration.number:
             raise _unknown(span)
         try:
-            written = memory.write(_begin(entry) + span.offset_bytes, content)
+            to_row = memory.write(_begin(entry) + span.offset_bytes, content)
         except OSError as error:
             raise InvalidInput(
                 f"Unable to write shared memory region {quoted(span.region)}: {os.strerror(error.errno or 0)}"
             ) from None
-        if not written:
+        if not to_row:
             raise _cut_short(span)
 
     def _find(self, span: RegionSpan) -> tuple[Registration, _Memory]:
@@ -259,25 +259,25 @@ class Regions:
                 f"Invalid offset + byte size for shared memory region: {quoted(span.region)}: "
                 f"it has {entry.size_bytes} bytes"
             )
-        memory = self._open.get(entry.number) or self._opened(entry)
+        memory = self._open.get(entry.number) or self._open_registered(entry)
         if memory is None or not memory.linked:
             self._forget({entry.number})
             self._close_gone()
             raise _unknown(span)
         return entry, memory
 
-    def _opened(self, entry: Registration) -> _Memory | None:
+    def _open_registered(self, entry: Registration) -> _Memory | None:
         """The memory of a region that another frontend has registered.
 
         None if it is not the registered file any more.
         """
         memory: _Memory
-        if isinstance(entry.place, CudaLocation):
-            memory = self.cuda.open(entry.place, entry.size_bytes)
+        if isinstance(entry.location, CudaLocation):
+            memory = self.cuda.open(entry.location, entry.size_bytes)
         else:
-            memory = OpenMemory(entry.place.key)
+            memory = OpenMemory(entry.location.key)
             # Since the registration somebody may have created other shared memory of this name.
-            if (memory.device, memory.inode) != (entry.place.device, entry.place.inode):
+            if (memory.device, memory.inode) != (entry.location.device, entry.location.inode):
                 return None
         self._open[entry.number] = memory
         return memory
@@ -296,7 +296,7 @@ class Regions:
             del self._open[number]
 
 
-class Reader:
+class LimitedReader:
     """Reads the regions of one request, up to a total size.
 
     Args:
@@ -325,22 +325,22 @@ class Reader:
 
 
 def _is_there(entry: Registration) -> bool:
-    place = entry.place
-    if isinstance(place, CudaLocation):
+    location = entry.location
+    if isinstance(location, CudaLocation):
         # CUDA has no flag for it.
         return True
     with contextlib.suppress(OSError):
-        status = file_of(place.key).lstat()
-        return (status.st_dev, status.st_ino) == (place.device, place.inode)
+        status = file_of(location.key).lstat()
+        return (status.st_dev, status.st_ino) == (location.device, location.inode)
     return False
 
 
 def _begin(entry: Registration) -> int:
     """The offset of a region in its memory."""
-    return entry.place.offset_bytes if isinstance(entry.place, FileLocation) else 0
+    return entry.location.offset_bytes if isinstance(entry.location, FileLocation) else 0
 
 
-def _taken(name: str) -> RegionTaken:
+def _name_taken(name: str) -> RegionTaken:
     return RegionTaken(f"shared memory region {quoted(name)} already in manager")
 
 
@@ -354,7 +354,7 @@ def _cut_short(span: RegionSpan) -> InvalidInput:
     )
 
 
-class Places:
+class OutputRegions:
     """Where the outputs of one request are written."""
 
     __slots__ = ("_batched", "_regions", "_registered", "_request")
@@ -373,7 +373,7 @@ class Places:
         self._request = replace(request, inputs={})
 
     @classmethod
-    def of(cls, regions: Regions, request: InferRequest, *, batched: bool) -> Places | None:
+    def find(cls, regions: Regions, request: InferRequest, *, batched: bool) -> OutputRegions | None:
         """The destinations of a request, checked before it runs; None if its outputs name no regions.
 
         Args:

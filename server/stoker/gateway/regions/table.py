@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-__all__ = ["CudaLocation", "FileLocation", "Place", "RegionTable", "Registration"]
+__all__ = ["CudaLocation", "FileLocation", "Location", "RegionTable", "Registration"]
 
 _TABLE_BYTES: Final = 4 << 20
 """Room for the largest number of regions, with the longest names in their longest encoding."""
@@ -50,7 +50,7 @@ class CudaLocation(NamedTuple):
     device_id: int
 
 
-Place = FileLocation | CudaLocation
+Location = FileLocation | CudaLocation
 _KINDS: Final[dict[str, type[FileLocation | CudaLocation]]] = {"system": FileLocation, "cuda": CudaLocation}
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
@@ -65,16 +65,18 @@ class Registration(NamedTuple):
     number: int
     name: str
     size_bytes: int
-    place: Place
+    location: Location
 
-    def written(self) -> tuple[object, ...]:
+    def to_row(self) -> tuple[object, ...]:
         """The registration as it stands in the table; see `read`."""
-        return (self.number, self.name, self.size_bytes, _NAMES[type(self.place)], tuple(self.place))
+        return (self.number, self.name, self.size_bytes, _NAMES[type(self.location)], tuple(self.location))
 
     @classmethod
-    def read(cls, number: int, name: str, size_bytes: int, kind: str, place: list[Any]) -> Registration:
-        """Return the registration that `written` has encoded."""
-        return cls(number, name, size_bytes, _KINDS[kind](*place))
+    def from_row(
+        cls, number: int, name: str, size_bytes: int, kind: str, location: list[Any]
+    ) -> Registration:
+        """Return the registration that `to_row` has encoded."""
+        return cls(number, name, size_bytes, _KINDS[kind](*location))
 
 
 class RegionTable:
@@ -101,7 +103,7 @@ class RegionTable:
             # Two changes later this half is overwritten.
             if self._head[_CHANGES] == changes:
                 listed = orjson.loads(content) if content else []
-                self._known = {entry[1]: Registration.read(*entry) for entry in listed}
+                self._known = {entry[1]: Registration.from_row(*entry) for entry in listed}
                 self._seen = changes
         return self._known
 
@@ -116,7 +118,7 @@ class RegionTable:
             changes = self._head[_CHANGES]
             registered = dict(self.registered)
             make(registered, changes + 1)
-            content = orjson.dumps([entry.written() for entry in registered.values()])
+            content = orjson.dumps([entry.to_row() for entry in registered.values()])
             self._half(changes + 1)[: len(content)] = content
             self._head[_SIZES + (changes + 1) % 2] = len(content)
             self._head[_CHANGES] = changes + 1

@@ -13,7 +13,7 @@ from tests.puppets import metric_memory
 from tests.unit.wire.http2.talk import data, frames_of, headers
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.framing import prefixed
+from stoker.gateway.grpc.framing import add_prefix
 from stoker.gateway.grpc.messages import HEALTH, SERVICE
 from stoker.gateway.grpc.server import ConnectionMonitor, GrpcConnection, GrpcServer, Timeouts
 from stoker.gateway.grpc.services import InferenceServicer
@@ -162,21 +162,21 @@ async def test_what_is_sent_in_one_turn_is_written_at_once(house: House) -> None
     """Answers to many calls are one write."""
     writes: list[int] = []
     house.transport.write = lambda content: writes.append(len(content))  # type: ignore[method-assign]
-    house.send(*(headers(n, call(LIVE)) + data(n, prefixed(b""), ends=True) for n in range(1, 21, 2)))
+    house.send(*(headers(n, call(LIVE)) + data(n, add_prefix(b""), ends=True) for n in range(1, 21, 2)))
     await turns()
     assert len(writes) == 1
 
 
 async def test_calls_leave_no_circles_behind(house: House) -> None:
     """Nothing of them waits for a collection of garbage."""
-    house.send(headers(1, call(LIVE)), data(1, prefixed(b""), ends=True))
+    house.send(headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))
     await turns()
     gc.collect()
     gc.disable()
     try:
         for number in range(3, 43, 2):
             path = (LIVE, INFER, "/none", WATCH)[number // 2 % 4]
-            house.send(headers(number, call(path)), data(number, prefixed(b"\xff"), ends=True))
+            house.send(headers(number, call(path)), data(number, add_prefix(b"\xff"), ends=True))
             await turns()
         assert not house.door.http.streams
         found = gc.collect()
@@ -202,7 +202,7 @@ async def test_calls_are_refused_for_their_heads(house: House, fields: bytes, st
     frames = house.read()
     assert list(statuses(frames)) == [status]
     assert (Kind.RST_STREAM, 0, 1, bytes(4)) in frames
-    house.send(headers(3, call(LIVE)), data(3, prefixed(b""), ends=True))
+    house.send(headers(3, call(LIVE)), data(3, add_prefix(b""), ends=True))
     await turns()
     assert list(statuses(house.read())) == [b"0"]
 
@@ -211,7 +211,7 @@ async def test_calls_are_refused_for_their_heads(house: House, fields: bytes, st
     ("content", "status"),
     [
         (b"", b"3"),
-        (prefixed(b"") * 2, b"3"),
+        (add_prefix(b"") * 2, b"3"),
         (b"\x07\0\0\0\0", b"3"),
         (b"\1\0\0\0\1x", b"3"),
         (b"\0\0", b"3"),
@@ -226,7 +226,7 @@ async def test_a_call_has_one_message(house: House, content: bytes, status: byte
 
 async def test_a_deadline_ends_what_nobody_else_ends(house: House) -> None:
     """Calls of health that are watched, too."""
-    house.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, prefixed(b""), ends=True))
+    house.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, add_prefix(b""), ends=True))
     await turns()
     assert list(statuses(house.read())) == [b"4"]
 
@@ -246,7 +246,7 @@ async def test_a_connection_has_to_begin() -> None:
 
 async def test_a_connection_without_calls_is_closed(house: House) -> None:
     """Not one on which somebody watches, as long as the peer is there."""
-    house.send(headers(1, call(WATCH)), data(1, prefixed(b""), ends=True))
+    house.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
     for _ in range(500):
         house.pass_s(1)
         for kind, flags, _, payload in house.read():
@@ -264,7 +264,7 @@ async def test_a_connection_without_calls_is_closed(house: House) -> None:
 
 async def test_a_peer_that_has_gone_is_noticed(house: House) -> None:
     """It is asked after a minute, and has a while to answer."""
-    house.send(headers(1, call(WATCH)), data(1, prefixed(b""), ends=True))
+    house.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
     house.pass_s(80)
     assert not house.transport.end
     house.pass_s(2)
@@ -276,8 +276,8 @@ async def test_a_peer_that_has_gone_is_noticed(house: House) -> None:
 async def test_messages_that_drip_are_given_up(house: House) -> None:
     """Byte by byte for ten seconds, and longer only as far as they arrive."""
     house.send(headers(1, call(LIVE)))
-    house.send(headers(3, call(LIVE)), data(3, prefixed(bytes(1 << 19))[: 20 << 10]))
-    slowly = prefixed(bytes(99))
+    house.send(headers(3, call(LIVE)), data(3, add_prefix(bytes(1 << 19))[: 20 << 10]))
+    slowly = add_prefix(bytes(99))
     for at in range(11):
         house.send(data(1, slowly[at : at + 1]))
         house.pass_s(1)
@@ -299,7 +299,7 @@ async def test_frames_that_drip_end_the_connection(house: House) -> None:
 
 async def test_answers_that_nobody_takes_are_given_up(house: House) -> None:
     """Where the peer gives no room, the stream; where its socket takes nothing, the connection."""
-    house.send(settings({4: 0}), headers(1, call(LIVE)), data(1, prefixed(b""), ends=True))  # type: ignore[dict-item]
+    house.send(settings({4: 0}), headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))  # type: ignore[dict-item]
     await turns()
     for _ in range(74):
         house.send(window_update(0, 1))

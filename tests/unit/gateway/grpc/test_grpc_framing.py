@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BodyTooLarge, MalformedBody, Overloaded, StokerError
-from stoker.gateway.grpc.framing import Message, MessageBudget, MessageReader, inflate, prefixed
+from stoker.gateway.grpc.framing import Message, MessageBudget, MessageReader, add_prefix, inflate
 from stoker.gateway.http.body_budget import BodyBudget
 
 MIB = 1 << 20
@@ -29,12 +29,12 @@ def reader(max_bytes: int = 8 * MIB, budget: BodyBudget | None = None) -> Messag
 @given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.integers(0, 300), max_size=20))
 def test_messages_are_found_however_they_arrive(messages: list[bytes], cuts: list[int]) -> None:
     """In pieces of any length, several in one too."""
-    content = b"".join(map(prefixed, messages))
+    content = b"".join(map(add_prefix, messages))
     bounds = sorted({0, len(content), *(cut for cut in cuts if cut <= len(content))})
     taken = reader()
     found = [item for start, stop in pairwise(bounds) for item in taken.feed(content[start:stop])]
     assert [item.content for item in found if isinstance(item, Message)] == messages
-    assert taken.between
+    assert taken.is_idle
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_is_refused_is_skipped(content: bytes, kind: type[StokerError]) -> 
     taken = reader(10)
     (error,) = taken.feed(content[:5])
     assert isinstance(error, kind)
-    (message,) = taken.feed(content[5:] + prefixed(b"next"))
+    (message,) = taken.feed(content[5:] + add_prefix(b"next"))
     assert isinstance(message, Message)
     assert message.content == b"next"
 
@@ -68,18 +68,18 @@ def test_messages_take_room_before_they_arrive() -> None:
     """By the length that they announce; it is given back when they are done with, or never become whole."""
     budget = BodyBudget(6 * MIB)
     taken = reader(budget=budget)
-    assert not taken.feed(prefixed(bytes(3 * MIB))[:100])
+    assert not taken.feed(add_prefix(bytes(3 * MIB))[:100])
     assert budget.held_bytes == 3 * MIB
     other = reader(budget=budget)
-    (error,) = other.feed(prefixed(bytes(4 * MIB))[:5])
+    (error,) = other.feed(add_prefix(bytes(4 * MIB))[:5])
     assert isinstance(error, Overloaded)
-    (message,) = taken.feed(prefixed(bytes(3 * MIB))[100:])
+    (message,) = taken.feed(add_prefix(bytes(3 * MIB))[100:])
     assert isinstance(message, Message)
     assert message.reservation is not None
     message.reservation.release()
     message.reservation.release()
     assert budget.held_bytes == 0
-    taken.feed(prefixed(bytes(3 * MIB))[:100])
+    taken.feed(add_prefix(bytes(3 * MIB))[:100])
     taken.close()
     assert budget.held_bytes == 0
 
@@ -88,10 +88,10 @@ def test_a_connection_has_a_little_that_is_not_counted() -> None:
     """All of its messages together, as a body of HTTP; above that each byte is counted."""
     budget = BodyBudget(64 * MIB)
     messages = MessageBudget(lambda: budget, "10.0.0.1")
-    assert messages.take(1 << 16) is None
-    holds = [messages.take(MIB // 2) for _ in range(2)]
+    assert messages.reserve(1 << 16) is None
+    holds = [messages.reserve(MIB // 2) for _ in range(2)]
     assert budget.held_bytes == 0
-    holds += [messages.take(MIB // 2) for _ in range(4)]
+    holds += [messages.reserve(MIB // 2) for _ in range(4)]
     assert budget.held_bytes == 3 * MIB
     for reservation in holds:
         assert reservation is not None

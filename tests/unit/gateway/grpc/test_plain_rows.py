@@ -12,7 +12,7 @@ from tests.unit.gateway.grpc.test_grpc_doors import INFER, House, call
 from tests.unit.wire.http2.talk import data, headers
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.grpc.framing import PREFIX_BYTES, prefixed
+from stoker.gateway.grpc.framing import PREFIX_BYTES, add_prefix
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import PlainRow, RequestDecoder
 from stoker.gateway.rows.cache import AnswerCache
@@ -47,7 +47,7 @@ class Caller:
         for request in requests:
             self.number += 2
             sent += headers(self.number, call(INFER)) + data(
-                self.number, prefixed(request.SerializeToString()), ends=True
+                self.number, add_prefix(request.SerializeToString()), ends=True
             )
         self.turn(self.house.send, sent)
         self.joined.settle()

@@ -63,7 +63,7 @@ def test_other_data_and_another_id_are_read_without_the_fields(monkeypatch: pyte
     """Only what agrees with a message that was read is; ids that are no text are left to the library."""
     reader = RequestReader()
     assert reader.read(message("m", "3", "id 1", [b"ab", b"cdef"])).raw == [b"ab", b"cdef"]
-    monkeypatch.setattr(requests, "_take_apart", lambda _: pytest.fail("it has been taken apart"))
+    monkeypatch.setattr(requests, "_split", lambda _: pytest.fail("it has been taken apart"))
     read = reader.read(message("m", "3", "id 2", [b"xy", b"\x1a\x01\x3a\0"]))
     assert (read.model_name, read.model_version, read.id) == ("m", "3", "id 2")
     assert read.raw == [b"xy", b"\x1a\x01\x3a\0"]

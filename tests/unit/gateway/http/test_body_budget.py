@@ -35,7 +35,7 @@ callers = st.sampled_from(CALLERS)
 
 def take(budget: BodyBudget, caller: Caller, size: int = 1) -> bool:
     """Let so much arrive that was not announced."""
-    return budget.take(caller, size, size)
+    return budget.reserve(caller, size, size)
 
 
 def take_all(budget: BodyBudget, *of: Caller) -> dict[Caller, int]:
@@ -90,7 +90,7 @@ def test_what_was_announced_arrives(caller: Caller, announced: list[int], random
     arriving = [size for size in announced if budget.announce(caller, size)]
     pieces = [number for number, size in enumerate(arriving) for _ in range(size)]
     random.shuffle(pieces)  # type: ignore[attr-defined]  # hypothesis has no type for it
-    assert all(budget.take(caller, 1, 0) for _ in pieces)
+    assert all(budget.reserve(caller, 1, 0) for _ in pieces)
     assert budget.held_bytes == sum(arriving)
 
 

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from stoker.gateway.http import encodings
-from stoker.gateway.http.encodings import compressed
+from stoker.gateway.http.encodings import compress_body
 
 JSON = b"[" + b",".join(b"%.7f" % random.Random(7).random() for _ in range(1000)) + b"]"
 NUMBERS = random.Random(8).randbytes(20_000)
@@ -17,7 +17,7 @@ NUMBERS = random.Random(8).randbytes(20_000)
 
 def answer(body: bytes, accepted: bytes = b"gzip") -> tuple[bytes, bytes]:
     """What a caller gets, and the coding that is named."""
-    content, line = asyncio.run(compressed(body, accepted))
+    content, line = asyncio.run(compress_body(body, accepted))
     return content, line.removeprefix(b"content-encoding: ").removesuffix(b"\r\n")
 
 

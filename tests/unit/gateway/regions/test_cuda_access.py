@@ -47,8 +47,8 @@ def regions() -> Iterator[Regions]:
 
 def add(regions: Regions) -> None:
     """Register a region."""
-    place = CudaLocation(base64.b64encode(handle_of("a")).decode(), 0)
-    regions.register_cuda("r", regions.cuda.open(place, 64))
+    location = CudaLocation(base64.b64encode(handle_of("a")).decode(), 0)
+    regions.register_cuda("r", regions.cuda.open(location, 64))
 
 
 def test_with_the_admin_key_alone(regions: Regions) -> None:

@@ -52,8 +52,8 @@ class Machine:
     ) -> None:
         """Register a region with one of the frontends."""
         regions = self.frontends[frontend]
-        place = CudaLocation(base64.b64encode(handle_of(allocation)).decode(), device)
-        regions.register_cuda(name, regions.cuda.open(place, size_bytes))
+        location = CudaLocation(base64.b64encode(handle_of(allocation)).decode(), device)
+        regions.register_cuda(name, regions.cuda.open(location, size_bytes))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_all_frontends_know_at_once(machine: Machine) -> None:
     theirs.unregister("r", CudaLocation)
     with pytest.raises(InvalidInput, match="Unable to find"):
         ours.read(RegionSpan("r", 2, 3))
-    ours.look()
+    ours.remove_gone()
     assert [len(cuda.open) for cuda in machine.cudas] == [0, 0]
     with pytest.raises(NotFound, match="cuda shared memory region: 'r'"):
         ours.cuda_status("r")
@@ -88,7 +88,7 @@ def test_nothing_is_loaded_before_it_is_needed(machine: Machine) -> None:
     for regions in machine.frontends:
         assert regions.cuda_status(None) == []
         regions.unregister(None, CudaLocation)
-        regions.look()
+        regions.remove_gone()
         assert not regions.cold_devices()
     assert machine.loads == 0
     machine.register("r", "a", 64)
@@ -171,8 +171,8 @@ def test_nothing_outside_a_region_is_touched(
 
 def test_memory_says_itself_what_it_has(machine: Machine) -> None:
     """Also to somebody who has not asked before."""
-    place = CudaLocation(base64.b64encode(handle_of("a")).decode(), 0)
-    memory = machine.frontends[0].cuda.open(place, 32)
+    location = CudaLocation(base64.b64encode(handle_of("a")).decode(), 0)
+    memory = machine.frontends[0].cuda.open(location, 32)
     for begin, size in ((-1, 1), (0, 33), (32, 1)):
         assert memory.read(begin, size) is None
         assert not memory.write(begin, memoryview(bytes(size)))

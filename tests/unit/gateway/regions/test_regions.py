@@ -12,7 +12,7 @@ import pytest
 
 from stoker.errors import BodyTooLarge, Forbidden, InvalidInput, MalformedBody, NotFound, RegionTaken
 from stoker.gateway.regions.memory import file_of
-from stoker.gateway.regions.regions import MAX_REGIONS, Reader, Regions, is_local
+from stoker.gateway.regions.regions import MAX_REGIONS, LimitedReader, Regions, is_local
 from stoker.gateway.regions.table import FileLocation, RegionTable, Registration
 from stoker.wire.oip_tensors import RegionSpan, span_of
 
@@ -130,8 +130,8 @@ def test_removed_memory_is_let_go(
     assert descriptors_of(memory) == 1
     let_go(ours, memory)
     gone = not memory.exists()
-    theirs.look()
-    ours.look()
+    theirs.remove_gone()
+    ours.remove_gone()
     assert len(ours.status(None)) == (0 if gone else 1)
     assert descriptors_of(memory) == (0 if gone else 1)
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_registered(frontends: Frontends, memory: Path) -> None:
 
     regions._table.change(fill)  # type: ignore[arg-type]
     assert len(regions._table.registered) == MAX_REGIONS
-    regions.look()
+    regions.remove_gone()
     assert regions.status(None) == []
 
 
@@ -208,7 +208,7 @@ def test_inputs_may_be_as_long_as_a_body(frontends: Frontends, memory: Path) -> 
     """Together, by what is read of them."""
     regions, _ = frontends
     registered(regions, memory)
-    reader = Reader(regions, 40)
+    reader = LimitedReader(regions, 40)
     reader.read(RegionSpan("r", 0, 30))
     with pytest.raises(BodyTooLarge):
         reader.read(RegionSpan("r", 0, 11))

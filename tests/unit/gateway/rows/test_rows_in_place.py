@@ -137,7 +137,7 @@ def test_a_row_in_which_something_was_read_in_vain_is_nobodys_sample(
         assert joined.exchange.done_since(0, 1) == []
         samples = Samples(3)
         joined.clock.advance_ms(300)
-        samples.look(joined.exchanges, joined.clock())
+        samples.collect(joined.exchanges, joined.clock())
         assert samples.contents == []
 
 

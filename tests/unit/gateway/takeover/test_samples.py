@@ -19,7 +19,7 @@ def test_requests_are_sampled_once_and_a_few_a_second() -> None:
 
         def look(after_ms: float) -> list[float]:
             joined.clock.advance_ms(after_ms)
-            samples.look(joined.exchanges, joined.clock())
+            samples.collect(joined.exchanges, joined.clock())
             return [float(rows[0][0, 0]) for rows in samples.contents if not isinstance(rows, bytes)]
 
         assert look(0) == []
@@ -53,5 +53,5 @@ def test_samples_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
             joined.exchange.submit_body(PuppetTicket(), body)
             joined.settle()
             joined.clock.advance_ms(1)
-            samples.look(joined.exchanges, joined.clock())
+            samples.collect(joined.exchanges, joined.clock())
         assert samples.contents == [b"b" * 80, b"d" * 60]
