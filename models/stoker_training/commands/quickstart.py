@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import OperatorError
 from stoker.settings.image_input import ImageInput
 from stoker.settings.loading import add_server_options, load_settings
@@ -27,9 +28,7 @@ _NAME: Final = "mnist"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(parser)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder with the four MNIST files (IDX)")
     add_server_options(parser)
 

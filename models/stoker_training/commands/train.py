@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install, onnx_extra
 from stoker_runs.commands.run_output import DETACHED, note, stream
@@ -66,9 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="do not follow the run, and leave its outputs where they are"
     )
-    parser.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

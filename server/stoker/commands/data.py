@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Final
 
+from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tail = actions.add_parser("tail", help="print the last records of a model, one JSON object a line")
     tail.add_argument("name", metavar="NAME", help="the service's name")
     tail.add_argument("--lines", type=_count, default=10, metavar="N", help="how many records (default 10)")
-    tail.add_argument("--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)")
+    add_workspace_argument(tail)
 
 
 def run(args: argparse.Namespace) -> int:

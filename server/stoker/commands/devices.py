@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING, Final
 
+from stoker.commands.terminal import add_json_argument, note, print_json
 from stoker.gpu.probes import RUNTIMES
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Each runtime tries each GPU in a process of its own, which takes some seconds. The name before a device, or "
         "its UUID, is what --device of stoker serve takes."
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """List the devices; a machine without a GPU is no failure."""
     from stoker.gpu.device_survey import survey
 
-    found = survey(_note)
+    found = survey(note)
     if args.json:
-        sys.stdout.write(json.dumps(found.to_json(), indent=2) + "\n")
+        print_json(found.to_json())
     else:
         sys.stdout.write("".join(f"{line}\n" for line in _lines(found)))
     return 0
@@ -82,7 +82,3 @@ def _facts(device: FoundDevice) -> list[str]:
 
 def _named(name: str, text: str) -> str:
     return f"{name:<{_COLUMN}} {text}"
-
-
-def _note(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

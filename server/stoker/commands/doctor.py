@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TYPE_CHECKING, Final
 
 from stoker.commands import serve
+from stoker.commands.terminal import add_json_argument, note, print_json
 from stoker.system.logs import escaped
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build the virtual environments of system-managed models that are not there",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
     from stoker.commands.diagnosis import diagnose
     from stoker.settings.workspace import Workspace
 
-    checks = diagnose(serve.serve_settings(args), Workspace.find(args.workspace), build=args.build, say=_note)
+    checks = diagnose(serve.serve_settings(args), Workspace.find(args.workspace), build=args.build, say=note)
     well = all(check.outcome != "wrong" for check in checks)
     if args.json:
         content = {"ok": well, "checks": [check.to_json() for check in checks]}
-        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        print_json(content)
     else:
         sys.stdout.write("".join(f"{escaped(line)}\n" for line in _lines(checks)))
     return 0 if well else 1
@@ -63,7 +63,3 @@ def _lines(checks: Sequence[Check]) -> list[str]:
         lines += [f"{'':<5}  {'':<{width}}  {line}" for line in others]
     wrong = sum(check.outcome == "wrong" for check in checks)
     return [*lines, f"{wrong} of {len(checks)} checks found something wrong" if wrong else "all is well"]
-
-
-def _note(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

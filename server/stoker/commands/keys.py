@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import sys
 import time
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import duration_s, number_option
+from stoker.commands.terminal import (
+    add_json_argument,
+    add_workspace_argument,
+    duration_s,
+    number_option,
+    print_json,
+)
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.settings.choices import TIERS
 
@@ -42,9 +46,7 @@ _LIMITS: Final = {
 def add_caller_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the actions."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(common)
     terms = argparse.ArgumentParser(add_help=False)
     _add_terms(terms)
 
@@ -58,7 +60,7 @@ def add_caller_actions(actions: argparse._SubParsersAction[argparse.ArgumentPars
     add.set_defaults(keys_run=_add)
 
     listed = actions.add_parser("list", parents=[common], help="list the named keys, and what each may")
-    listed.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(listed)
     listed.set_defaults(keys_run=_list)
 
     change = actions.add_parser(
@@ -125,7 +127,7 @@ def _add(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     callers = _book(args).callers()
     if args.json:
-        sys.stdout.write(json.dumps([_shown(terms) for terms in callers], indent=2) + "\n")
+        print_json([_shown(terms) for terms in callers])
         return 0
     if not callers:
         sys.stderr.write("there are no named keys; stoker keys add NAME makes one\n")
@@ -276,9 +278,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_argument(
         "--name", metavar="SERVICE", help="the service; can be left out where only one service has keys"
     )
-    common.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(common)
     actions = parser.add_subparsers(dest="keys_action", required=True, metavar="ACTION")
 
     show = actions.add_parser("show", parents=[common], help="print both keys, or the named one alone")
@@ -288,7 +288,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["primary", "secondary", "admin"],
         help="print this key and nothing else; 'admin' is the one for loading and unloading models",
     )
-    show.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(show)
     show.set_defaults(keys_run=_show)
 
     regenerate = actions.add_parser(
@@ -332,7 +332,7 @@ def _show(args: argparse.Namespace) -> int:
         sys.stdout.write(f"{keys.primary if args.slot == 'primary' else keys.secondary}\n")
     elif args.json:
         shown = {"service": keyring.service, "primary": keys.primary, "secondary": keys.secondary}
-        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        print_json(shown)
     else:
         sys.stdout.write(
             f"service    {keyring.service}\nprimary    {keys.primary}\nsecondary  {keys.secondary}\n"

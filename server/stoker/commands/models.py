@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from stoker.commands.running_server import add_server_arguments, ask_admin
-from stoker.commands.terminal import size_text, table
+from stoker.commands.terminal import (
+    add_json_argument,
+    add_workspace_argument,
+    note,
+    option_of,
+    print_json,
+    size_text,
+    table,
+)
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.extensions import find_extension, require_extension
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
@@ -23,7 +31,7 @@ from stoker.settings.image_input import ImageInput, image_argument, read_image_i
 from stoker.settings.names import DEFAULT_LABEL, VersionPolicy, check_named, read_labels
 from stoker.settings.readers import number_of
 from stoker.settings.traffic import Canary, read_percents, read_sticky, read_weights
-from stoker.system.logs import escaped, escaped_lines
+from stoker.system.logs import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,19 +59,19 @@ def add_canary_arguments(label: argparse.ArgumentParser) -> None:
     """Declare the weights, and what sticks a caller to a version."""
     label.add_argument(
         "--canary",
-        type=_weights,
+        type=option_of(read_weights),
         metavar="LABEL=WEIGHT,…",
         help="weights of labels, by which requests that name no version go to their versions; off for none",
     )
     label.add_argument(
         "--shadow",
-        type=_percents,
+        type=option_of(read_percents),
         metavar="LABEL=PERCENT,…",
         help="so many of a hundred rows run on the versions of labels too, and go nowhere; off for none",
     )
     label.add_argument(
         "--canary-by",
-        type=_sticky,
+        type=option_of(read_sticky),
         metavar="WHAT",
         help="what sticks a caller to a version: key, or the name of a header",
     )
@@ -96,27 +104,6 @@ def _known(
     return by_label
 
 
-def _weights(text: str) -> dict[str, int]:
-    try:
-        return read_weights(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _percents(text: str) -> dict[str, int]:
-    try:
-        return read_percents(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _sticky(text: str) -> str:
-    try:
-        return read_sticky(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 # `stoker models events`: what has happened to versions in a running server.
 
 
@@ -133,7 +120,7 @@ def print_events(args: argparse.Namespace) -> int:
     )
     events = json.loads(ask_admin(args, path, method="GET"))
     if args.json:
-        sys.stdout.write(json.dumps(events, indent=2) + "\n")
+        print_json(events)
         return 0
     for event in events:
         version = f":{event['version']}" if "version" in event else ""
@@ -155,11 +142,9 @@ _PROGRESS_FROM_BYTES = 50_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(common)
     as_json = argparse.ArgumentParser(add_help=False)
-    as_json.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(as_json)
     actions = parser.add_subparsers(dest="models_action", required=True, metavar="ACTION")
 
     register = actions.add_parser(
@@ -294,10 +279,10 @@ def _register(args: argparse.Namespace) -> int:
         from stoker.device.signature_probe import learn_signature
 
         if sys.stderr.isatty() and detected.framework in {"onnx", "tensorflow"}:
-            _note(f"Loading {detected.path} on the CPU to read its signature …")
+            note(f"Loading {detected.path} on the CPU to read its signature …")
         try:
             return learn_signature(
-                args.name, args.path, detected, copy, folder, _note, check, args.image, args.load_timeout_s
+                args.name, args.path, detected, copy, folder, note, check, args.image, args.load_timeout_s
             )
         except LoadTimeout:
             raise
@@ -360,10 +345,6 @@ def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
         read_sample(args.sample_input, tensors.inputs, model=args.name, image=args.image)
 
 
-def _note(text: str) -> None:
-    sys.stderr.write(f"{escaped_lines(text)}\n")
-
-
 def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
     """A progress bar that appears with the first report of a long copy and goes with `cleanup`."""
     if not sys.stderr.isatty():
@@ -391,14 +372,14 @@ def _list(args: argparse.Namespace) -> int:
     broken: dict[tuple[str, int], OperatorError] = {}
     models = repository.list(broken=broken)
     if args.json:
-        sys.stdout.write(json.dumps([model.to_json() for model in models], indent=2) + "\n")
+        print_json([model.to_json() for model in models])
     elif models:
         header = ("MODEL", "FRAMEWORK", "SIZE", "REGISTERED", "DESCRIPTION")
         sys.stdout.write(table([header, *map(_row, models)]))
     elif not broken:
-        _note(f"No model is registered in {repository.models_dir}; see: stoker models register --help")
+        note(f"No model is registered in {repository.models_dir}; see: stoker models register --help")
     for error in broken.values():
-        _note(f"stoker models: {error}")
+        note(f"stoker models: {error}")
     return max((error.exit_code for error in broken.values()), default=0)
 
 
@@ -410,7 +391,7 @@ def _row(model: Registered) -> tuple[str, ...]:
 def _show(args: argparse.Namespace) -> int:
     model = _repository(args).resolve(args.reference)
     if args.json:
-        sys.stdout.write(json.dumps(model.to_json(), indent=2) + "\n")
+        print_json(model.to_json())
         return 0
     facts = [
         ("model", model.reference),
@@ -493,7 +474,7 @@ def _label(args: argparse.Namespace) -> int:
     labels = change_labels(base, moved, args.remove) if moved or args.remove else there
     sys.stdout.write(table([(label, f"{args.name}:{version}") for label, version in sorted(labels.items())]))
     if not labels:
-        _note(f"{args.name} has no labels")
+        note(f"{args.name} has no labels")
     shift_weights(args, base, labels)
     return 0
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import signal
 import sys
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
+
+from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY: Final = "score the rows of files without a server, a part of them or all"
-
-_ENDED: Final = 143
-"""What a shell says of a process that SIGTERM has ended."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="deployment file, one of whose models is MODEL"
     )
-    parser.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from stoker.offline.predictor import Predictor
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, _end)
+    exit_at_sigterm()
     shard = Shard.read(args.shard)
     # An entry script changes the current folder.
     inputs, output = [path.absolute() for path in args.input], args.output.absolute()
@@ -105,8 +101,3 @@ def run(args: argparse.Namespace) -> int:
     files = "1 file" if done.files == 1 else f"{done.files} files"
     sys.stdout.write(f"{files} with {done.rows} rows in {output}{before}\n")
     return 0
-
-
-def _end(*_: object) -> NoReturn:
-    """Leave at SIGTERM as at Ctrl-C: what is not finished is removed."""
-    sys.exit(_ENDED)

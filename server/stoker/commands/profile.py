@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import number_option
+from stoker.commands.terminal import (
+    add_json_argument,
+    add_workspace_argument,
+    exit_at_sigterm,
+    number_option,
+    print_json,
+)
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.extensions import find_extension, require_extension
 from stoker.system.extras import how_to_install
@@ -29,8 +34,6 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY: Final = "find the settings with which a model answers the most requests within a target"
 
-_ENDED: Final = 143
-"""What a shell says of a process that SIGTERM has ended."""
 _CONFIRMED: Final = 2
 """So many of the best settings are tried on a server, and the defaults if they are none of them."""
 _MEASURING_PART: Final = 0.25
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--config", type=Path, metavar="FILE", help="deployment file, one of whose models is MODEL"
     )
-    where.add_argument("--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)")
+    add_workspace_argument(where)
     where.add_argument(
         "--seconds",
         type=number_option(float, 1, 3600),
@@ -90,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = parser.add_argument_group("what comes of it")
     told.add_argument("--output", type=Path, metavar="FILE", help="write a deployment file")
     told.add_argument("--force", action="store_true", help="overwrite it if it is there")
-    told.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(told)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from stoker.profiling.profile import check_output, deployment_of, find_settings, write_deployment
     from stoker.profiling.search import Load
 
-    signal.signal(signal.SIGTERM, _end)
+    exit_at_sigterm()
     if args.output is not None:
         check_output(args.output, args.config, force=args.force)
     if args.confirm:
@@ -307,7 +310,7 @@ def _settings(settings: dict[str, Any]) -> str:
 
 def _print(args: argparse.Namespace, report: dict[str, Any], lines: list[str]) -> None:
     if args.json:
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        print_json(report)
         return
     sys.stdout.write("".join(f"{line}\n" for line in (*lines, *report["notes"])))
     if args.output is not None:
@@ -325,8 +328,3 @@ def _bar(what: str, unit: str) -> Iterator[tqdm[Any]]:
 def _show(bar: tqdm[Any], done: int, of: int) -> None:
     bar.total = of
     bar.update(done - bar.n)
-
-
-def _end(*_: object) -> NoReturn:
-    """Leave at SIGTERM as at Ctrl-C: what was started is ended."""
-    sys.exit(_ENDED)

@@ -23,6 +23,7 @@ from stoker.commands.running_server import (
     on_loopback,
     server_here,
 )
+from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.logs import escaped, escaped_json
 from stoker.wire.row_files import told_of_counted_names
@@ -267,9 +268,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"bearer key (default: ${KEY_VARIABLES[0]}, ${KEY_VARIABLES[1]}, else the primary key in the "
         "workspace, which goes to servers on this machine only)",
     )
-    parser.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(parser)
     add_ca_argument(parser)
     add_file_arguments(parser)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.commands.terminal import add_workspace_argument
 from stoker.extensions import find_extension, require_extension
 from stoker.settings.image_input import image_argument
 from stoker.settings.loading import add_server_options, load_settings
@@ -138,9 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="deployment file (YAML) with the same settings"
     )
-    parser.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(parser)
     add_server_options(parser)
 
 

@@ -1,24 +1,101 @@
-"""What people type and read in a terminal: times and numbers of options, sizes, and tables."""
+"""What people type and read in a terminal: common options, and sizes and tables as commands print them."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from collections.abc import Sequence
-from typing import Any, Final
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
-from stoker.system.logs import escaped
+from stoker.system.logs import escaped, escaped_lines
 
-__all__ = ["duration_s", "number_option", "sentence", "size_text", "table"]
+__all__ = [
+    "add_json_argument",
+    "add_workspace_argument",
+    "duration_s",
+    "exit_at_sigterm",
+    "note",
+    "number_option",
+    "option_of",
+    "print_json",
+    "sentence",
+    "size_text",
+    "table",
+]
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_TERMINATED: Final = 143
+"""The exit code that shells show for a process that SIGTERM has ended."""
+
+
+def add_workspace_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare `--workspace`."""
+    parser.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
+    )
+
+
+def add_json_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare `--json`."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def option_of(read: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """Return a reader of settings as a `type` for argparse, which shows what is wrong with a value."""
+
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def number_option(kind: Any, least: float, most: float) -> Callable[[str], Any]:
+    """Return a `type` for argparse of numbers within bounds."""
+    from stoker.settings.readers import number_of
+
+    return option_of(number_of(kind, least, most))
+
+
+def duration_s(text: str) -> int | None:
+    """Return the seconds of a number with `s`, `m`, `h` or `d`; None if the text is no such number."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
+    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
+
+
+def exit_at_sigterm() -> None:
+    """End this process at SIGTERM as at Ctrl-C: context managers clean up."""
+
+    def leave(*_: object) -> NoReturn:
+        sys.exit(_TERMINATED)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+def note(text: str) -> None:
+    """Print a line beside the results, to standard error."""
+    sys.stderr.write(f"{escaped_lines(text)}\n")
+    sys.stderr.flush()
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def sentence(text: str) -> str:
-    """A help text as a sentence: its first letter alone becomes a capital, and names stay as they are."""
+    """Make a help text a sentence: only the first letter becomes a capital, so names stay as they are."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def size_text(size_bytes: float) -> str:
-    """A size as people read it, in powers of 1000."""
+    """Return a size in powers of 1000 for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -27,32 +104,8 @@ def size_text(size_bytes: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as columns of one width, each on its line; what would break a line is shown as a space, or escaped."""
+    """Align rows in columns, a line each; line breaks become spaces, control characters are escaped."""
     clean = [[escaped(" ".join(cell.split())) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in clean)
     return "".join(f"{line}\n" for line in lines)
-
-
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def duration_s(text: str) -> int | None:
-    """The seconds that a number with `s`, `m`, `h` or `d` means; None if it is nothing of that kind."""
-    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
-    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
-
-
-def number_option(kind: Any, least: float, most: float) -> Any:
-    """A reader of a number for argparse, which tells what is wrong with it."""
-    from stoker.settings.readers import number_of
-
-    read = number_of(kind, least, most)
-
-    def number(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return number

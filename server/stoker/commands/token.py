@@ -6,10 +6,9 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
-from stoker.commands.terminal import duration_s
+from stoker.commands.terminal import add_workspace_argument, duration_s
 from stoker.errors import InvalidSettings
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -40,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print JSON, with the times of refresh and expiry"
     )
-    parser.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import sentence, table
+from stoker.commands.terminal import print_json, sentence, table
 from stoker.errors import InvalidSettings, OperatorError, SubmissionRefused
 from stoker_azure.commands import az_actions
 from stoker_runs.commands.run_output import duration_text, time_text
@@ -99,7 +98,7 @@ def history(args: argparse.Namespace) -> int:
     if args.query:
         content = _queried(args.query, content)
     if args.output == "json" or not _is_rows(content):
-        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        print_json(content)
     else:
         _print_rows(content, args.output)
     return 0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Final
 
-from stoker.commands.terminal import sentence
+from stoker.commands.terminal import add_workspace_argument, sentence
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -35,9 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help=text, description=sentence(text))
     listing.set_defaults(compute_run=_list)
     for action in (binding, releasing, listing):
-        action.add_argument(
-            "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-        )
+        add_workspace_argument(action)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 
-from stoker.commands.terminal import table
+from stoker.commands.terminal import add_json_argument, print_json, table
 from stoker.system.logs import escaped
 from stoker_runs.commands.run_output import common_arguments, found_workspace, note, time_text
 
@@ -22,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="experiments_action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", parents=[common], help="list all experiments")
     listing.add_argument("--all", action="store_true", help="archived ones too")
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(listing)
     listing.set_defaults(experiments_run=_list)
     for name, text in (
         ("archive", "take an experiment out of the lists of experiments and runs; nothing of it is removed"),
@@ -66,7 +65,7 @@ def _list(args: argparse.Namespace) -> int:
             {"name": name, "runs": counts[name], "newest": newest[name], "archived": name in archived}
             for name in names
         ]
-        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
+        print_json(listed)
         return 0
     rows = [
         (name, str(counts[name]), time_text(newest[name]), "archived" if name in archived else "")

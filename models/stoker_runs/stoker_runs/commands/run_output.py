@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.commands.terminal import add_workspace_argument
 from stoker.system.logs import escaped_lines
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ _SECOND_INTERRUPT_S: Final = 2.0
 def common_arguments() -> argparse.ArgumentParser:
     """The options that every command about runs has."""
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--workspace", type=Path, metavar="DIR", help="workspace directory (default: .stoker)"
-    )
+    add_workspace_argument(common)
     return common
 
 

@@ -8,7 +8,7 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import table
+from stoker.commands.terminal import print_json, table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
 from stoker_runs.commands import sweep_output
@@ -60,7 +60,7 @@ def list_runs(args: argparse.Namespace) -> int:
         runs = key.sort(runs)
     shown = runs[: args.limit] if args.limit else runs
     if args.json:
-        sys.stdout.write(json.dumps([_as_json(run) for run in shown], indent=2) + "\n")
+        print_json([_as_json(run) for run in shown])
         return 0
     if not shown:
         if read and not runs and not (status or conditions):
@@ -164,7 +164,7 @@ def show_run(args: argparse.Namespace) -> int:
         content |= {"state": state.to_json(), "tags": folder.tags(), "properties": folder.properties()}
         if record.kind == SWEEP:
             content |= sweep_output.sweep_json(args, folder)
-        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        print_json(content)
         return 0
     sys.stdout.write(table(_facts(folder, record, state)))
     if record.kind == SWEEP:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.commands.terminal import number_option
+from stoker.commands.terminal import add_json_argument, number_option
 from stoker_runs.commands import run_actions, run_views, sweep_output
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 
@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.set_defaults(runs_run=run_views.list_runs)
 
     show = actions.add_parser("show", parents=[common, one], help="show what is known of a run")
-    show.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(show)
     show.set_defaults(runs_run=run_views.show_run)
 
     children = actions.add_parser(
         "children", parents=[common, one], help="list the runs of a sweep, the best first"
     )
-    children.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(children)
     children.set_defaults(runs_run=sweep_output.list_children)
 
     logs = actions.add_parser("logs", parents=[common, one], help="print what a run has printed")
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare = actions.add_parser(
         "compare", parents=[common, several], help="say in what runs differ, or the best ones of a sweep"
     )
-    compare.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(compare)
     compare.set_defaults(runs_run=run_views.compare)
 
     plot = actions.add_parser("plot", parents=[common, several], help="draw metrics of runs into a picture")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sys
@@ -10,7 +9,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.commands.terminal import table
+from stoker.commands.terminal import print_json, table
 from stoker.errors import UnknownRun
 from stoker_runs.commands.run_output import found_workspace, note, stream
 
@@ -184,7 +183,7 @@ def list_children(args: argparse.Namespace) -> int:
     store = _store(args)
     terms, trials = trials_with_terms(store.find(args.reference), store)
     if args.json:
-        sys.stdout.write(json.dumps([as_json(trial) for trial in trials], indent=2) + "\n")
+        print_json([as_json(trial) for trial in trials])
     elif trials:
         sys.stdout.write(children_table(terms, trials))
     else:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from stoker.commands.terminal import sentence
-from stoker.system.logs import escaped, escaped_lines
+from stoker.commands.terminal import note, sentence
+from stoker.system.logs import escaped
 
 if TYPE_CHECKING:
     from stoker_cluster.access import Cluster
@@ -339,7 +339,7 @@ def _apply(args: argparse.Namespace) -> int:
     plan = plan_from(vars(args), args.path, args.config, args.deployment_config)
     cluster = _cluster(args)
     for line in plan.notes:
-        _note(line)
+        note(line)
     for change in apply(cluster, plan, force=args.force_conflicts):
         sys.stdout.write(f"{change}\n")
         sys.stdout.flush()
@@ -349,12 +349,12 @@ def _apply(args: argparse.Namespace) -> int:
     try:
         status = service.await_ready(_Line().show, args.wait_s)
     except KeyboardInterrupt:
-        _note(
+        note(
             f"\n{plan.instance} goes on without being waited for; see stoker kubernetes status {plan.instance}"
         )
         return 128 + signal.SIGINT
     if status.error is not None:
-        _note(f"{plan.instance} is {status.state}: {status.error['code']}: {status.error['message']}")
+        note(f"{plan.instance} is {status.state}: {status.error['code']}: {status.error['message']}")
     return 0 if status.state == "Healthy" else _FAILED
 
 
@@ -426,7 +426,7 @@ def _keys(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(f"{getattr(keys, args.slot)}\n")
     for pod, trouble in unshown.items():
-        _note(f"the pod {pod} may still take the key of before: {trouble}")
+        note(f"the pod {pod} may still take the key of before: {trouble}")
     return _FAILED if unshown else 0
 
 
@@ -434,7 +434,7 @@ def _forward(args: argparse.Namespace) -> int:
     from stoker_cluster.forwarding import forwarding
 
     cluster = _cluster(args)
-    with forwarding(cluster, _service(args, cluster), args.port, _note) as port:
+    with forwarding(cluster, _service(args, cluster), args.port, note) as port:
         sys.stdout.write(f"http://127.0.0.1:{port}/api/v1/service/{args.name}/score until Ctrl-C\n")
         sys.stdout.flush()
         signal.pause()
@@ -471,7 +471,7 @@ def _canary(args: argparse.Namespace) -> int:
 def _cluster(args: argparse.Namespace) -> Cluster:
     from stoker_cluster.access import Cluster
 
-    return Cluster.connect(args.context, warn=_note)
+    return Cluster.connect(args.context, warn=note)
 
 
 def _service(args: argparse.Namespace, cluster: Cluster | None = None) -> ClusterService:
@@ -479,11 +479,6 @@ def _service(args: argparse.Namespace, cluster: Cluster | None = None) -> Cluste
 
     asked = cluster or _cluster(args)
     return ClusterService(asked, args.namespace or asked.namespace, args.name)
-
-
-def _note(line: str) -> None:
-    sys.stderr.write(f"{escaped_lines(line)}\n")
-    sys.stderr.flush()
 
 
 class _Line:
@@ -495,7 +490,7 @@ class _Line:
     def show(self, text: str) -> None:
         """Show it in the place of what was shown before."""
         if not sys.stderr.isatty():
-            _note(text)
+            note(text)
             return
         # A line that does not fit would be two, of which one stays.
         shown = escaped(text)[: shutil.get_terminal_size().columns - 1]

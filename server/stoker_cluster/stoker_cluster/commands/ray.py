@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stoker.commands.terminal import add_json_argument
+
 if TYPE_CHECKING:
     from stoker_cluster.ray.replica import ReplicaStatus, ServiceSpec
 
@@ -64,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "status", parents=[common], help="show the servers of a service, or all services"
     )
     status.add_argument("name", nargs="?", metavar="NAME", help="the service")
-    status.add_argument("--json", action="store_true", help="print JSON")
+    add_json_argument(status)
     status.set_defaults(ray_run=_status)
     scale = actions.add_parser("scale", parents=[common], help="have more servers, or drain some")
     scale.add_argument("name", metavar="NAME", help="the service")
