@@ -67,11 +67,11 @@ class ClusterPlan:
         InvalidSettings: Two of them contradict each other; the message says what to do.
     """
 
-    name: str = setting("", read_object_name, "name of the service and of its objects", "NAME")
-    image: str = setting("", read_word, "image that the pods run", "IMAGE")
-    namespace: str | None = setting(None, read_label, "namespace (default: that of the context)", "NAME")
+    name: str = setting("", read_object_name, "name of the service and its objects", "NAME")
+    image: str = setting("", read_word, "image of the pods", "IMAGE")
+    namespace: str | None = setting(None, read_label, "namespace (default: the context's)", "NAME")
     create_namespace: bool = setting(
-        False, read_switch, "whether the namespace is among the objects, with the profile restricted", "BOOL"
+        False, read_switch, "create the namespace, with the restricted Pod Security profile", "BOOL"
     )
     image_pull_secrets: tuple[str, ...] = setting(
         (), read_object_names, "Secrets with credentials of the image's registry, with commas", "NAMES"
@@ -79,111 +79,100 @@ class ClusterPlan:
     models: str = setting(
         "image",
         read_models_place,
-        "where the pods find models: image, pvc://CLAIM/PATH, oci://REFERENCE@sha256:DIGEST, or in a store: "
+        "source of the models: image, pvc://CLAIM/PATH, oci://REFERENCE@sha256:DIGEST, or a store: "
         "http://STORE/sha256:DIGEST",
         "PLACE",
     )
-    replicas: int | None = setting(None, _REPLICAS, "pods (default 1)")
+    replicas: int | None = setting(None, _REPLICAS, "number of pods (default 1)")
     autoscaler: Autoscaler | None = setting(
         None,
         choice_of("stoker", "hpa", "keda", "none"),
-        "who chooses the number of pods: stoker, hpa, keda, or none for something of yours (default: it is fixed)",
+        "autoscaler: stoker, hpa, keda, or none for one of your own (default: a fixed number of pods)",
         "WHO",
     )
-    min_replicas: int | None = setting(None, _REPLICAS, "fewest pods of an autoscaler (default 1)")
-    max_replicas: int | None = setting(None, _REPLICAS, "most pods of an autoscaler (default 10)")
+    min_replicas: int | None = setting(None, _REPLICAS, "minimum pods of an autoscaler (default 1)")
+    max_replicas: int | None = setting(None, _REPLICAS, "maximum pods of an autoscaler (default 10)")
     target_utilization: int | None = setting(
-        None, number_of(int, 1, 100), "how busy an autoscaler keeps pods, in percent (default 70)"
+        None, number_of(int, 1, 100), "target load of pods for an autoscaler, in percent (default 70)"
     )
     autoscale_refresh_s: int | None = setting(
-        None, _SECONDS, "how often an autoscaler looks, where it can be told (default 1)"
+        None, _SECONDS, "interval of the autoscaler, where it has this setting (default 1)"
     )
-    cpu_cores: float | None = setting(None, _CORES, "CPU cores that a pod requests", "CORES")
-    memory_gb: float | None = setting(None, _GB, "memory that a pod requests, in GB (10⁹ bytes)", "GB")
-    cpu_cores_limit: float | None = setting(None, _CORES, "most CPU cores of a pod", "CORES")
-    memory_gb_limit: float | None = setting(None, _GB, "most memory of a pod, in GB (10⁹ bytes)", "GB")
+    cpu_cores: float | None = setting(None, _CORES, "CPU request of a pod, in cores", "CORES")
+    memory_gb: float | None = setting(None, _GB, "memory request of a pod, in GB (10⁹ bytes)", "GB")
+    cpu_cores_limit: float | None = setting(None, _CORES, "CPU limit of a pod, in cores", "CORES")
+    memory_gb_limit: float | None = setting(None, _GB, "memory limit of a pod, in GB (10⁹ bytes)", "GB")
     gpus: int | None = setting(
         None, number_of(int, 0, 64), "GPUs of a pod (default: 1 with --gpu-resource or --dra, else 0)"
     )
     gpu_resource: str | None = setting(
-        None, read_resource, "what the cluster calls them (default nvidia.com/gpu)", "NAME"
+        None, read_resource, "resource name of the GPUs (default nvidia.com/gpu)", "NAME"
     )
     dra: str | None = setting(
-        None, read_claim, "device class, to claim GPUs by dynamic resource allocation", "CLASS"
+        None, read_claim, "device class of GPUs for dynamic resource allocation", "CLASS"
     )
     spare_gpus: int = setting(
-        0,
-        number_of(int, 0, 10_000),
-        "GPUs that are free for a rollout; with none, pods go before their successors",
+        0, number_of(int, 0, 10_000), "free GPUs for a rollout; without them pods stop before new ones start"
     )
     max_unavailable: int | str | None = setting(
         None,
         read_count_or_share,
-        "pods that a rollout may take away at once, or a percentage (default 1, or 10% from 20 on; 0 without GPUs)",
+        "pods, or percentage of them, that a rollout may stop at once (default 1, or 10% from 20 on; 0 without GPUs)",
     )
-    collect_to: str | None = setting(None, read_claim, "claim for what is collected, a folder a pod", "CLAIM")
-    grpc: bool = setting(False, read_switch, "whether pods and service have a port for gRPC, 9000", "BOOL")
+    collect_to: str | None = setting(None, read_claim, "claim for collected data, a folder per pod", "CLAIM")
+    grpc: bool = setting(False, read_switch, "serve gRPC on port 9000 of pods and Service", "BOOL")
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = setting(
         "ClusterIP", choice_of("ClusterIP", "NodePort", "LoadBalancer"), "type of the Service", "TYPE"
     )
-    gateway: str | None = setting(
-        None, read_gateway, "Gateway that an HTTPRoute leads from", "NAMESPACE/NAME"
-    )
-    router: bool = setting(
-        False, read_switch, "whether callers come by a router of its own, HAProxy in two pods", "BOOL"
-    )
+    gateway: str | None = setting(None, read_gateway, "Gateway of the HTTPRoute", "NAMESPACE/NAME")
+    router: bool = setting(False, read_switch, "put a router, HAProxy in two pods, before the pods", "BOOL")
     router_image: str | None = setting(
         None,
         read_word,
-        "image of the router's pods (default: what they have, at first that of the pods)",
+        "image of the router's pods (default: their current one, at first the pods' image)",
         "IMAGE",
     )
     hostnames: tuple[str, ...] = setting(
         (),
         read_object_names,
-        "hosts of that route, with commas (default: all, with paths that name the service)",
+        "hosts of the route, with commas (default: all, with the service in the path)",
         "HOSTS",
     )
     version_name: str | None = setting(
-        None, read_object_name, "version of the endpoint NAME that these pods are", "VERSION"
+        None, read_object_name, "version of the endpoint NAME that these pods serve", "VERSION"
     )
     traffic: Mapping[str, float] | None = setting(
         None, read_traffic, "percentages of the endpoint's versions: a=80,b=20", "SHARES"
     )
     default_version: str | None = setting(
-        None, read_object_name, "version that gets what is left of 100 (default: the first)", "VERSION"
+        None, read_object_name, "version that gets the rest up to 100 (default: the first)", "VERSION"
     )
     network_policy: bool = setting(
-        True, read_switch, "whether a NetworkPolicy says who reaches the pods (default: yes)", "BOOL"
+        True, read_switch, "limit with a NetworkPolicy who reaches the pods (default: yes)", "BOOL"
     )
     allow_from: tuple[str, ...] = setting(
         (),
         read_object_names,
-        "further namespaces that reach the pods, such as that of the monitoring",
+        "further namespaces that may reach the pods, such as that of monitoring",
         "NAMES",
     )
-    allow_egress: bool = setting(
-        False, read_switch, "whether pods may connect to others (default: no)", "BOOL"
-    )
+    allow_egress: bool = setting(False, read_switch, "pods may open connections (default: no)", "BOOL")
     pod_monitor: bool = setting(
-        False, read_switch, "whether there is a PodMonitor for Prometheus' operator (default: no)", "BOOL"
+        False, read_switch, "create a PodMonitor for Prometheus' operator (default: no)", "BOOL"
     )
     node_selector: Mapping[str, str] | None = setting(
-        None,
-        read_labels_by_name,
-        "labels of the nodes that may run the pods: NAME=VALUE, with commas",
-        "LABELS",
+        None, read_labels_by_name, "labels of the nodes for the pods: NAME=VALUE, with commas", "LABELS"
     )
     tolerations: tuple[str, ...] = setting(
-        (), read_tolerations, "taints that the pods tolerate: NAME[=VALUE][:EFFECT], with commas", "TAINTS"
+        (), read_tolerations, "tolerated taints: NAME[=VALUE][:EFFECT], with commas", "TAINTS"
     )
     runtime_class: str | None = setting(None, read_claim, "RuntimeClass of the pods, such as nvidia", "NAME")
     liveness_initial_delay_s: int | None = setting(
-        None, _SECONDS, "when liveness is first looked at, after the pod has started to answer", "S"
+        None, _SECONDS, "delay of the first liveness probe after the pod has started to answer", "S"
     )
-    liveness_period_s: int = setting(10, _SECONDS, "how often liveness is looked at", "S")
-    liveness_timeout_s: int = setting(2, _SECONDS, "how long its answer may take", "S")
-    liveness_failures: int = setting(3, _SECONDS, "failures in a row that restart a pod")
+    liveness_period_s: int = setting(10, _SECONDS, "interval of liveness probes", "S")
+    liveness_timeout_s: int = setting(2, _SECONDS, "timeout of a liveness probe", "S")
+    liveness_failures: int = setting(3, _SECONDS, "failed liveness probes in a row that restart a pod")
 
     serves: tuple[Mapping[str, Any], ...] = ()
     server: Mapping[str, Any] = field(default_factory=dict)
@@ -410,28 +399,26 @@ class JobPlan:
         options: Further options of `stoker offline`.
     """
 
-    name: str = setting("", read_object_name, "what the Job is called", "NAME")
-    image: str = setting("", read_word, "image that the pods run", "IMAGE")
-    data: str = setting("", read_claim, "PersistentVolumeClaim with the files, and for the answers", "CLAIM")
+    name: str = setting("", read_object_name, "name of the Job", "NAME")
+    image: str = setting("", read_word, "image of the pods", "IMAGE")
+    data: str = setting("", read_claim, "PersistentVolumeClaim of the files and answers", "CLAIM")
     namespace: str | None = setting(None, read_label, "namespace of the Job", "NAMESPACE")
     models: str = setting(
         "image",
         read_models_place,
-        "where models are: image, oci://REFERENCE, pvc://CLAIM[/FOLDER], or in a store: http://STORE/sha256:DIGEST",
+        "source of the models: image, oci://REFERENCE, pvc://CLAIM[/FOLDER], or a store: http://STORE/sha256:DIGEST",
         "PLACE",
     )
-    shards: int = setting(1, number_of(int, 1, 100_000), "parts, each for a pod")
-    parallelism: int | None = setting(
-        None, number_of(int, 1, 100_000), "pods at the same time (default: all)"
-    )
+    shards: int = setting(1, number_of(int, 1, 100_000), "number of parts, each scored by a pod")
+    parallelism: int | None = setting(None, number_of(int, 1, 100_000), "maximum pods at once (default: all)")
     gpus: int = setting(0, number_of(int, 0, 16), "GPUs of each pod")
-    gpu_resource: str = setting(_GPU_RESOURCE, read_resource, "what the cluster calls them", "NAME")
-    cpu_cores: float | None = setting(None, number_of(float, 0.01, 1024), "CPU that a pod asks for")
-    memory_gb: float | None = setting(None, number_of(float, 0.1, 100_000), "memory in GB of a pod")
+    gpu_resource: str = setting(_GPU_RESOURCE, read_resource, "resource name of the GPUs", "NAME")
+    cpu_cores: float | None = setting(None, number_of(float, 0.01, 1024), "CPU request of a pod, in cores")
+    memory_gb: float | None = setting(None, number_of(float, 0.1, 100_000), "memory request of a pod, in GB")
     tolerations: tuple[str, ...] = setting(
-        (), read_tolerations, "taints that the pods tolerate: NAME[=VALUE][:EFFECT], with commas", "TAINTS"
+        (), read_tolerations, "tolerated taints: NAME[=VALUE][:EFFECT], with commas", "TAINTS"
     )
-    retries: int = setting(3, number_of(int, 0, 100), "how often a shard is tried again")
+    retries: int = setting(3, number_of(int, 0, 100), "retries of a shard")
 
     model: str = ""
     inputs: tuple[str, ...] = ()

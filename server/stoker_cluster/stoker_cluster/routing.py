@@ -92,7 +92,7 @@ class RouterSettings:
     host: str = setting("127.0.0.1", _read_address, "address to listen on", "ADDRESS")
     port: int = setting(8000, number_of(int, 1, _PORTS), "port to listen on")
     metrics_port: int = setting(
-        8404, number_of(int, 1, _PORTS), "port of /metrics, /ready and /live of the router itself"
+        8404, number_of(int, 1, _PORTS), "port of the router's own /metrics, /ready and /live"
     )
     servers: Mapping[str, tuple[str, ...]] | None = setting(
         None,
@@ -103,46 +103,46 @@ class RouterSettings:
     service: str | None = setting(
         None,
         _read_service,
-        "Service in this cluster, whose endpoints are the servers; with versions their Services NAME-VERSION",
+        "Service in this cluster with the servers as endpoints; of versions, NAME-VERSION",
         "[NAMESPACE/]NAME",
     )
     traffic: Mapping[str, float] | None = setting(
         None, read_traffic, "percentages of the versions: a=80,b=20", "SHARES"
     )
     default_version: str | None = setting(
-        None, read_object_name, "version that gets what is left of 100 (default: the first)", "VERSION"
+        None, read_object_name, "version that gets the rest up to 100 (default: the first)", "VERSION"
     )
     timeout_ms: int = setting(
-        60_000, number_of(int, 1, 3_600_000), "timeout_ms of the servers; a second later the router gives up"
+        60_000, number_of(int, 1, 3_600_000), "timeout_ms of the servers; the router times out a second later"
     )
     max_concurrent_requests: int = setting(
         0,
         number_of(int, 0, 65_536),
-        "most requests in a server at once; others wait here (default 0: no limit)",
+        "maximum requests of a server at once; others wait (default 0: no limit)",
     )
     max_queue_wait_ms: int = setting(
         500, number_of(int, 1, 3_600_000), "how long they wait before they get 503"
     )
     hold_s: float = setting(
-        30.0, number_of(float, 0.5, 3600), "how long requests wait while there is no server at all"
+        30.0, number_of(float, 0.5, 3600), "how long requests wait while no server is there"
     )
     retry_on: tuple[str, ...] = setting(
         ("conn-failure", "503"),
         _read_retries,
-        "what is tried again at another server: conn-failure, 503, empty-response (default: the first two)",
+        "what to retry at another server: conn-failure, 503, empty-response (default: the first two)",
         "WHAT",
     )
-    max_connections: int = setting(10_000, number_of(int, 1, 1_000_000), "most connections of callers")
+    max_connections: int = setting(10_000, number_of(int, 1, 1_000_000), "maximum connections of callers")
     threads: int = setting(
-        0, number_of(int, 0, 64), "threads of HAProxy; 0 (the default) takes one for each core"
+        0, number_of(int, 0, 64), "threads of HAProxy; 0 (the default) is one for each core"
     )
     drain_grace_s: float = setting(
-        2.0, number_of(float, 0, 3600), "how long it serves on after SIGTERM, while /ready says no"
+        2.0, number_of(float, 0, 3600), "how long it serves after SIGTERM, while /ready fails"
     )
     haproxy: str | None = setting(
         None,
         lambda value: str(read_path(read_text(value))),
-        "HAProxy's program (default: the one found)",
+        "HAProxy program (default: found on PATH)",
         "FILE",
     )
 
