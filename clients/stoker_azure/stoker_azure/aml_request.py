@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from werkzeug.wrappers import Request
 
 from stoker.wire.script_requests import RequestHead
-from stoker_azure.environ import wsgi_environ
-from stoker_azure.raw_http import requesting_module
+from stoker_azure.wsgi import requesting_module, wsgi_environ
 
 __all__ = ["AMLRequest", "rawhttp", "request_from"]
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stoker_azure.finder import install
-from stoker_azure.raw_http import raw_http_requested
+from stoker_azure.wsgi import raw_http_requested
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Request, Response
@@ -45,7 +45,7 @@ def answer_from(response: Response) -> ScriptAnswer:
 
 def flask_context(head: RequestHead, body: bytes) -> AbstractContextManager[object]:
     """Return the context of Flask for a request."""
-    from stoker_azure.flask_context import flask_context
+    from stoker_azure.wsgi import flask_context
 
     return flask_context(head, body)
 
@@ -64,7 +64,7 @@ def plan_fields(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         InvalidSettings: It is no deployment to Kubernetes, or cannot be read.
     """
     from stoker_azure.config import DeploymentConfig
-    from stoker_azure.sdk.services.cluster_plan import planned
+    from stoker_azure.sdk.services.cluster_deploying import planned
 
     return planned(DeploymentConfig.from_file(file), given)
 

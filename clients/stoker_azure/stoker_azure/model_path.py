@@ -6,58 +6,53 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from stoker_azure.exceptions import ModelNotFoundException, WebserviceException
 
-__all__ = ["Model"]
+__all__ = ["find_model_path"]
 
 _CACHE: Final = "azureml-models"
 # Of .../NAME/VERSION, and of .../NAME/VERSION/files in Stoker's own repository.
 _TAIL_PARTS: Final = 3
 
 
-class Model:
-    """A registered model."""
+def find_model_path(model_name: str, version: int | None = None) -> str:
+    """Find the files of a model on this machine.
 
-    @staticmethod
-    def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
-        """Find the files of a model on this machine.
+    Looked at in this order, relative to `AML_APP_ROOT` where it is set, else to the working directory:
 
-        Looked at in this order, relative to `AML_APP_ROOT` where it is set, else to the working directory:
+    1. `azureml-models/NAME/VERSION`, which holds one file or folder: that one;
+    2. `NAME` in the working directory;
+    3. the folder `AZUREML_MODEL_DIR` itself if its path ends in `NAME/VERSION`; `NAME/VERSION` in it; `NAME`
+       in it. A version folder that holds one file or folder stands for that one.
 
-        1. `azureml-models/NAME/VERSION`, which holds one file or folder: that one;
-        2. `NAME` in the working directory;
-        3. the folder `AZUREML_MODEL_DIR` itself if its path ends in `NAME/VERSION`; `NAME/VERSION` in it; `NAME`
-           in it. A version folder that holds one file or folder stands for that one.
+    Args:
+        model_name: Name of the model.
+        version: Its version; without one the highest that is there.
 
-        Args:
-            model_name: Name of the model.
-            version: Its version; without one the highest that is there.
-            _workspace: Not used: nothing is fetched.
+    Returns:
+        Path of a file or a folder; relative where Azure's is.
 
-        Returns:
-            Path of a file or a folder; relative where Azure's is.
-
-        Raises:
-            ModelNotFoundException: There is none.
-            WebserviceException: An argument has the wrong type, or a folder of 1. holds several things.
-        """
-        if version is not None and not isinstance(version, int):
-            raise WebserviceException("version should be an int")
-        if not isinstance(model_name, str):
-            raise WebserviceException(f"model_name should be a str, not {type(model_name).__name__}")
-        cache = Path(os.environ.get("AML_APP_ROOT", "")) / _CACHE
-        if (cached := _version_folder(cache / model_name, version)) is not None:
-            return str(_only_entry_of(cached))
-        if Path(model_name).exists():
-            return model_name
-        for path in _in_model_dir(model_name, version):
-            return str(path)
-        raise ModelNotFoundException(
-            f"Model {model_name} not found in cache at {cache} or in current working directory {Path.cwd()} "
-            f"or below AZUREML_MODEL_DIR ({os.environ.get('AZUREML_MODEL_DIR') or 'not set'})."
-        )
+    Raises:
+        ModelNotFoundException: There is none.
+        WebserviceException: An argument has the wrong type, or a folder of 1. holds several things.
+    """
+    if version is not None and not isinstance(version, int):
+        raise WebserviceException("version should be an int")
+    if not isinstance(model_name, str):
+        raise WebserviceException(f"model_name should be a str, not {type(model_name).__name__}")
+    cache = Path(os.environ.get("AML_APP_ROOT", "")) / _CACHE
+    if (cached := _version_folder(cache / model_name, version)) is not None:
+        return str(_only_entry_of(cached))
+    if Path(model_name).exists():
+        return model_name
+    for path in _in_model_dir(model_name, version):
+        return str(path)
+    raise ModelNotFoundException(
+        f"Model {model_name} not found in cache at {cache} or in current working directory {Path.cwd()} "
+        f"or below AZUREML_MODEL_DIR ({os.environ.get('AZUREML_MODEL_DIR') or 'not set'})."
+    )
 
 
 def _in_model_dir(name: str, version: int | None) -> Iterator[Path]:

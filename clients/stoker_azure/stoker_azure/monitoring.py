@@ -1,21 +1,184 @@
-"""`azureml.monitoring`: rows that an entry script collects itself, as CSV files in the workspace."""
+"""Rows that a script collects, whichever class of Azure's it does that with: CSV files in the workspace."""
 
 from __future__ import annotations
 
+import csv
+import io
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from stoker.collecting.model_data import model_data
-from stoker_azure.collected_rows import (
-    CORRELATION_ID,
-    CORRELATIONS,
-    REQUEST_ID,
-    CollectedRows,
-    say_nothing_is_collected,
-)
+from stoker.collecting.collection import is_sampled
+from stoker.collecting.model_data import ModelData, Series, model_data
+from stoker.system.logs import SELF_CHECK, current_request_ids
 
-__all__ = ["ModelDataCollector"]
+__all__ = [
+    "CORRELATIONS",
+    "CORRELATION_ID",
+    "REQUEST_ID",
+    "BasicCorrelationContext",
+    "CollectedRows",
+    "Collector",
+    "CorrelationContext",
+    "ModelDataCollector",
+    "get_context",
+    "report_nothing_collected",
+]
+
+logger = logging.getLogger(__name__)
+
+TIMESTAMP, REQUEST_ID, CORRELATION_ID = CORRELATIONS = ("$Timestamp", "$RequestId", "$CorrelationId")
+"""Columns before those of the rows."""
+_SHOWN: Final = 8
+# Which bodies of requests the setting `collections` would have to keep for these to be collected.
+_BODIES: Final = {
+    "inputs": "inputs",
+    "predictions": "outputs",
+    "model_inputs": "inputs",
+    "model_outputs": "outputs",
+}
+
+
+was_reported: Final = threading.Event()
+"""Set once the log says that nothing is collected."""
+
+
+def report_nothing_collected(name: str) -> None:
+    """Log once that the service does not collect.
+
+    Args:
+        name: The class whose methods do nothing.
+    """
+    if not was_reported.is_set():
+        was_reported.set()
+        logger.info(
+            "%s collects nothing: collecting is off for this service (stoker serve --collect, or collect: true)",
+            name,
+        )
+
+
+class CollectedRows:
+    """Rows of one kind.
+
+    Args:
+        data: Where they go.
+        model: Name of the model, for the path.
+        version: Its version, for the path.
+        designation: What they are, for the path.
+        collection: What their files are called.
+    """
+
+    def __init__(self, data: ModelData, model: str, version: str, designation: str, collection: str) -> None:
+        self._data = data
+        self._model, self._version = model, version
+        self._designation, self._collection = designation, collection
+
+    def correlations(self, correlation_id: str = "") -> dict[str, str] | None:
+        """Return what rows that are collected now have in `CORRELATIONS`; None in the self-check.
+
+        Args:
+            correlation_id: What they can be found by; without it a new id.
+        """
+        ids = current_request_ids()
+        if SELF_CHECK in ids:
+            return None
+        moment = datetime.fromtimestamp(self._data.clock_s(), UTC)
+        return {
+            TIMESTAMP: moment.isoformat(timespec="milliseconds"),
+            REQUEST_ID: " ".join(request_id.decode("latin-1") for request_id in ids),
+            CORRELATION_ID: correlation_id or uuid.uuid4().hex,
+        }
+
+    def add(
+        self, collected: Any, names: Sequence[str] | None, correlations: Mapping[str, str]
+    ) -> list[str] | None:
+        """Have rows written, unless the settings leave them out.
+
+        Args:
+            collected: What a script has collected.
+            names: Names of its columns, if they are known.
+            correlations: What `correlations` gave.
+
+        Returns:
+            The names of the columns; None where nothing is written.
+        """
+        kept, ids = _BODIES.get(self._designation), current_request_ids()
+        settings = self._data.settings
+        if kept is not None and kept not in settings.collections:
+            return None
+        if ids and not is_sampled(ids[0], settings.sample_rate):
+            return None
+        try:
+            columns, rows = _table(collected, None if names is None else [*names])
+        except ValueError as error:
+            # Whoever is scored is not to suffer from it.
+            self._data.warn(str(error))
+            return None
+        if not rows:
+            return None
+        header = _lines([[*CORRELATIONS, *columns]])
+        series = Series(self._model, self._version, self._designation, self._collection, header)
+        first = [*correlations.values()]
+        self._data.offer(series, self._data.clock_s(), _lines([*first, *row] for row in rows))
+        return columns
+
+
+def _table(data: Any, names: list[str] | None) -> tuple[list[str], list[list[Any]]]:
+    """The names of the columns, and rows of as many values.
+
+    Raises:
+        ValueError: The rows have another number of columns.
+    """
+    if hasattr(data, "columns"):
+        names = names or [str(column) for column in data.columns]
+        # A data frame of pandas, else one of Spark.
+        found = data.itertuples(index=False) if hasattr(data, "itertuples") else data.collect()
+    else:
+        found = data.tolist() if hasattr(data, "tolist") else data
+        if not isinstance(found, list | tuple):
+            found = [found]
+        if names is not None and len(found) == len(names) and not any(map(_is_row, found)):
+            found = [found]
+    found = list(found)
+    if found and all(isinstance(row, dict) for row in found):
+        names = names or [str(name) for name in found[0]]
+        found = [[row.get(name) for name in names] for row in found]
+    rows: list[list[Any]] = [list(_flat(row)) for row in found]
+    names = names or [str(number) for number in range(len(rows[0]) if rows else 0)]
+    for row in rows:
+        if len(row) != len(names):
+            raise ValueError(
+                f"a row that a script collects has {len(row)} values, and there are {len(names)} columns "
+                f"({', '.join(names[:_SHOWN])})"
+            )
+    return names, rows
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict) or hasattr(value, "tolist")
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    """The values of a row, also of one with more dimensions."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
+
+
+def _lines(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    # JSON can hold halves of characters, which UTF-8 cannot.
+    return text.getvalue().encode(errors="backslashreplace")
+
 
 _UNSET: Final = "default"
 _NAMED_BY_COLLECTION: Final = {"signals", "general"}
@@ -64,7 +227,7 @@ class ModelDataCollector:
         self._rows: CollectedRows | None = None
         data = model_data()
         if data is None:
-            say_nothing_is_collected("ModelDataCollector")
+            report_nothing_collected("ModelDataCollector")
             return
         version = str(data.version) if model_version == _UNSET else str(model_version)
         collection = collection_name if designation in _NAMED_BY_COLLECTION else designation
@@ -108,3 +271,115 @@ class ModelDataCollector:
         if correlations is not None:
             self._expected.correlations = {name: str(correlations.get(name, "")) for name in CORRELATIONS}
         return input_data
+
+
+# `azureml.ai.monitoring.context`: what joins the rows of several collectors.
+
+
+class CorrelationContext:
+    """What rows have in common; scripts may have classes of their own."""
+
+    def get_id(self) -> str:
+        """The id that the rows get."""
+        return ""
+
+    def __str__(self) -> str:
+        return self.get_id()
+
+    __repr__ = __str__
+
+
+class BasicCorrelationContext(CorrelationContext):
+    """An id with a time and headers.
+
+    Args:
+        id: The id; a new one if it is empty.
+        timestamp: Seconds since 1970; now by default.
+        headers: Kept, and not collected.
+    """
+
+    def __init__(
+        self,
+        id: str | None = None,  # noqa: A002  # Azure's name
+        timestamp: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.id = str(id) if id else str(uuid.uuid4())
+        self.timestamp = timestamp or int(time.time())
+        self.headers = dict(headers or {})
+
+    def get_id(self) -> str:
+        """The id that the rows get."""
+        return self.id
+
+    def get_timestamp(self) -> int:
+        """Seconds since 1970."""
+        return self.timestamp
+
+    def get_headers(self) -> dict[str, Any]:
+        """The headers."""
+        return self.headers
+
+
+def get_context() -> CorrelationContext:
+    """A new context."""
+    return BasicCorrelationContext()
+
+
+class Collector:
+    """Collects data frames of one kind, where the service collects; else it does nothing.
+
+    Attributes:
+        name: What they are: `model_inputs`, `model_outputs` or another word.
+    """
+
+    def __init__(self, *, name: str, on_error: Callable[[Exception], Any] | None = None) -> None:
+        """Describe what is collected.
+
+        Args:
+            name: As above.
+            on_error: Is told what is wrong; without it, it is raised.
+
+        Raises:
+            ValueError: The name is empty or no text.
+        """
+        self.name = name
+        self._on_error = on_error or _raise
+        self._rows: CollectedRows | None = None
+        data = model_data()
+        if not isinstance(name, str) or not name:
+            self._on_error(ValueError("a Collector needs a name, such as model_inputs"))
+        elif data is None:
+            report_nothing_collected("Collector")
+        else:
+            self._rows = CollectedRows(data, data.name, str(data.version), name, name)
+
+    def collect(self, data: Any, correlation_context: CorrelationContext | None = None) -> CorrelationContext:
+        """Collect the rows of a data frame; they are written in the background.
+
+        Calls of the self-check before serving, and requests that are not sampled, are left out.
+
+        Args:
+            data: A data frame of pandas.
+            correlation_context: What the rows can be found by; without it a new one.
+
+        Returns:
+            The context, for the rows that belong to these.
+
+        Raises:
+            TypeError: That is no data frame, and there is no `on_error`.
+        """
+        context = correlation_context or get_context()
+        if not (hasattr(data, "columns") and hasattr(data, "itertuples")):
+            self._on_error(
+                TypeError(f"Collector.collect takes data frames of pandas, not {type(data).__name__}")
+            )
+            return context
+        correlations = None if self._rows is None else self._rows.correlations(context.get_id())
+        if self._rows is not None and correlations is not None:
+            self._rows.add(data, None, correlations)
+        return context
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -12,8 +12,7 @@ from stoker.scripts.forms import flask_context, uses_flask
 from stoker.wire.script_requests import RequestHead
 from stoker_azure import aml_request
 from stoker_azure.aml_request import AMLRequest, rawhttp, request_from
-from stoker_azure.environ import wsgi_environ
-from stoker_azure.raw_http import raw_http_requested
+from stoker_azure.wsgi import raw_http_requested, wsgi_environ
 
 JSON = ("Content-Type", "application/json")
 FORM = ("Content-Type", "application/x-www-form-urlencoded")

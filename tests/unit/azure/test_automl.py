@@ -18,7 +18,7 @@ from stoker.runtimes.script import load_script
 from stoker.scripts.guards import Watchdog
 from stoker.servable import Device, Servable
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
-from stoker_azure.automl import log_server, logging_utilities, telemetry
+from stoker_azure import automl
 
 SCRIPTS = Path(__file__).parents[2] / "entry_scripts" / "automl"
 ROWS = [{"age": 20.0, "visits": 1}, {"age": 70.0, "visits": 9}]
@@ -81,8 +81,8 @@ def test_a_model_of_automl_says_what_to_do(load: Load, tmp_path: Path) -> None:
 def test_what_is_logged_has_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """`log_traceback` is critical unless it is told otherwise, and may have a text of its own."""
     error = ValueError("no model")
-    logging_utilities.log_traceback(error, logging.getLogger("azureml.automl.core.scoring_script"))
-    logging_utilities.log_traceback(error, None, override_error_msg="hidden", is_critical=False)
+    automl.log_traceback(error, logging.getLogger("azureml.automl.core.scoring_script"))
+    automl.log_traceback(error, None, override_error_msg="hidden", is_critical=False)
     first, second = caplog.records
     assert (first.levelname, first.message) == ("CRITICAL", "no model")
     assert (second.levelname, second.message, second.name) == ("ERROR", "hidden", "azureml.automl")
@@ -97,7 +97,7 @@ def test_verbosity_is_the_level_of_the_loggers(verbosity: Any, level: int) -> No
     """A name that is none changes nothing and raises nothing: the script would be without its logger."""
     azureml = logging.getLogger("azureml")
     try:
-        log_server.set_verbosity(verbosity)
+        automl.set_verbosity(verbosity)
         assert azureml.level == level
     finally:
         azureml.setLevel(logging.NOTSET)
@@ -105,9 +105,9 @@ def test_verbosity_is_the_level_of_the_loggers(verbosity: Any, level: int) -> No
 
 def test_nothing_is_sent() -> None:
     """The calls about telemetry take their arguments and return."""
-    log_server.enable_telemetry(telemetry.INSTRUMENTATION_KEY, component_name="automl")
-    log_server.update_custom_dimensions({"model_name": "churn"})
-    telemetry.set_diagnostics_collection(send_diagnostics=False)
+    automl.enable_telemetry(automl.INSTRUMENTATION_KEY, component_name="automl")
+    automl.update_custom_dimensions({"model_name": "churn"})
+    automl.set_diagnostics_collection(send_diagnostics=False)
 
 
 def test_classes_of_training_are_explained() -> None:
@@ -118,4 +118,4 @@ def test_classes_of_training_are_explained() -> None:
         exec("from azureml.train.automl import AutoMLConfig")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from azureml.train.automl import nothing")
-    assert azureml.train.automl.__name__ == "stoker_azure.automl.train"
+    assert azureml.train.automl.__name__ == "stoker_azure.automl"

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker_azure.inference_schema import schema_util
-from stoker_azure.inference_schema.parameter_types.abstract_parameter_type import AbstractParameterType
-from stoker_azure.inference_schema.parameter_types.numpy_parameter_type import NumpyParameterType
-from stoker_azure.inference_schema.parameter_types.standard_py_parameter_type import (
+from stoker_azure.inference_schema import decorators as schema_util
+from stoker_azure.inference_schema.decorators import input_schema, output_schema
+from stoker_azure.inference_schema.numpy_arrays import NumpyParameterType
+from stoker_azure.inference_schema.standard import (
+    AbstractParameterType,
     StandardPythonParameterType,
 )
-from stoker_azure.inference_schema.schema_decorators import input_schema, output_schema
 
 ZONE = dt.timezone(dt.timedelta(hours=2))
 OBJECT = {"type": "object"}

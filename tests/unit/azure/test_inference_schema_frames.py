@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker_azure.inference_schema.parameter_types.pandas_parameter_type import PandasParameterType
-from stoker_azure.inference_schema.parameter_types.spark_parameter_type import SparkParameterType
-from stoker_azure.inference_schema.schema_decorators import input_schema
+from stoker_azure.inference_schema.decorators import input_schema
+from stoker_azure.inference_schema.pandas_frames import PandasParameterType
+from stoker_azure.inference_schema.spark_frames import SparkParameterType
 
 FRAME = pd.DataFrame({"a": [1, 2], "b": [1.5, 2.5], "c": ["x", "y"]})
 TIMES = pd.DataFrame(

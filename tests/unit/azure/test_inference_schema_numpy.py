@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker_azure.inference_schema.parameter_types.numpy_parameter_type import NumpyParameterType
-from stoker_azure.inference_schema.schema_decorators import input_schema
+from stoker_azure.inference_schema.decorators import input_schema
+from stoker_azure.inference_schema.numpy_arrays import NumpyParameterType
 
 RECORDS = np.array([(1, 2.5, "a")], dtype=[("i", "i4"), ("f", "f8"), ("s", "U5")])
 NESTED = np.array([((1, 2), 3)], dtype=[("p", [("x", "i4"), ("y", "i8")]), ("z", "f4")])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stoker_azure.exceptions import AzureMLException, ModelNotFoundException, WebserviceException
-from stoker_azure.model_path import Model
 from stoker_azure.sdk import core
+from stoker_azure.sdk.model import Model
 
 Put = Callable[..., Path]
 
@@ -47,8 +47,7 @@ def test_both_imports_are_one_class() -> None:
     """`azureml.core.Model` is `azureml.core.model.Model`, and finds models as it is tested here."""
     from azureml.core import model
 
-    assert core.Model is model.Model
-    assert issubclass(core.Model, Model)
+    assert core.Model is model.Model is Model
 
 
 def test_the_highest_version_of_the_cache(put: Put) -> None:
@@ -60,7 +59,7 @@ def test_the_highest_version_of_the_cache(put: Put) -> None:
     )
     assert Model.get_model_path("mnist") == "azureml-models/mnist/10/ten.onnx"
     assert Model.get_model_path("mnist", 9) == "azureml-models/mnist/9/nine.onnx"
-    assert Model.get_model_path(model_name="mnist", version=9, _workspace=object()).endswith("nine.onnx")
+    assert Model.get_model_path(model_name="mnist", version=9).endswith("nine.onnx")
 
 
 def test_the_only_entry_may_be_a_folder(put: Put) -> None:

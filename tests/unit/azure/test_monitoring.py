@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ import pytest
 from stoker.collecting.collection import CollectionSettings, is_sampled
 from stoker.collecting.model_data import ModelData, ModelDataFiles, Series
 from stoker.system.logs import SELF_CHECK, requests_in_log
-from stoker_azure import collected_rows, collector, monitoring
-from stoker_azure.collector import BasicCorrelationContext, Collector
-from stoker_azure.monitoring import ModelDataCollector
+from stoker_azure import monitoring
+from stoker_azure.monitoring import BasicCorrelationContext, Collector, ModelDataCollector
 
 NOON_S = 1_772_366_400.0  # 2026-03-01T12:00:00Z
 DAY_S = 86_400
@@ -34,8 +34,7 @@ class Collecting:
         """Collect with these settings from now on."""
         self.files = ModelDataFiles(self.folder, settings.max_mb << 20)
         self.data = ModelData("served", 7, settings, self.files, lambda: NOON_S)
-        for module in (monitoring, collector):
-            monkeypatch.setattr(module, "model_data", lambda: self.data)
+        monkeypatch.setattr(monitoring, "model_data", lambda: self.data)
 
     def rows(self, designation: str = "inputs", model: str = "best_model") -> list[list[str]]:
         """The lines of the only file of a designation."""
@@ -157,8 +156,8 @@ def test_nothing_is_collected_unless_the_service_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without `collect` all methods do nothing, and the log says so once."""
-    monkeypatch.setattr(collected_rows._Told, "once", False)
-    caplog.set_level(logging.INFO, logger="stoker_azure.collected_rows")
+    monkeypatch.setattr(monitoring, "was_reported", threading.Event())
+    caplog.set_level(logging.INFO, logger="stoker_azure.monitoring")
     first, second = ModelDataCollector("m", "inputs"), ModelDataCollector("m", "predictions")
     assert first.collect([[1]]) is None
     assert second.add_correlations([2], None) == [2]

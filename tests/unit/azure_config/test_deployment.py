@@ -12,7 +12,7 @@ from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker_azure.config import DeploymentConfig
-from stoker_azure.config.fields import FIELDS, KEPT_BECAUSE, fields_of
+from stoker_azure.config.deployment import FIELDS, KEPT_BECAUSE, fields_of
 from stoker_azure.config.server_variables import SERVER_VARIABLES
 
 # As their documentation has them (azureml-core 1.61).

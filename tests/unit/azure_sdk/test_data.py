@@ -31,7 +31,7 @@ from azureml.exceptions import UserErrorException
 
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
-from stoker_azure.sdk.training_compute import cores_and_gpus
+from stoker_azure.sdk.compute import cores_and_gpus
 from stoker_runs.records.states import RunFailure
 from stoker_runs.targets import registry
 from stoker_runs.targets.definitions import Target, find_target, list_targets

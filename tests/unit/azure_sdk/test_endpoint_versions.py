@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker_azure.sdk.services.endpoint_deploying import Change
-from stoker_azure.sdk.services.endpoint_versions import Endpoint, Version
+from stoker_azure.sdk.services.records import Endpoint, Version, VersionChange
 
 FIRST = Endpoint({"a": Version(traffic_percentile=20.0, is_control=True)}, "a")
 
@@ -43,12 +42,12 @@ def test_there_is_one_control_and_one_default() -> None:
 def test_a_change_leaves_what_it_does_not_say() -> None:
     """Of keywords those that contradict new ones go, as in an update of a service."""
     version = Version(keywords={"num_replicas": 2, "cpu_cores": 1}, models=["m:1"], traffic_percentile=5.0)
-    changed = Change(keywords={"autoscale_enabled": True}, traffic_percentile=7).over(version)
+    changed = VersionChange(keywords={"autoscale_enabled": True}, traffic_percentile=7).over(version)
     assert changed.keywords == {"cpu_cores": 1, "autoscale_enabled": True}
     assert (changed.models, changed.traffic_percentile) == (["m:1"], 7.0)
-    assert Change(models=["m:2"]).over(version).models == ["m:2"]
+    assert VersionChange(models=["m:2"]).over(version).models == ["m:2"]
     with pytest.raises(InvalidSettings, match="primary_key is said of the endpoint"):
-        Change(keywords={"primary_key": "k"}).over(version)
+        VersionChange(keywords={"primary_key": "k"}).over(version)
 
 
 @pytest.mark.parametrize("share", [-1.0, 80.01, 0.001, float("nan")])

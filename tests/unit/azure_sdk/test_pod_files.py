@@ -14,7 +14,7 @@ from stoker.models.frameworks import Framework
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
 from stoker_azure.sdk.services.cluster_deploying import lay_out, lay_out_versions
-from stoker_azure.sdk.services.plan import Plan
+from stoker_azure.sdk.services.records import Plan
 
 INSIDE = PurePosixPath("/models/digits")
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

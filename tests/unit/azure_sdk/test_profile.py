@@ -15,7 +15,7 @@ from azureml.core.model import InferenceConfig
 from azureml.core.profile import ModelProfile
 from azureml.exceptions import UserErrorException, WebserviceException
 
-from stoker_azure.sdk.models import profile as profiles
+from stoker_azure.sdk import profile as profiles
 
 CHOICE = {
     "settings": {"max_batch_rows": 64, "instances": 1},

@@ -49,9 +49,8 @@ from azureml.widgets import RunDetails
 
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.finder import IMPORTS
-from stoker_azure.sdk.training import experiment as experiments
-from stoker_azure.sdk.training import request as request_module
-from stoker_azure.sdk.training import waiting
+from stoker_azure.sdk import request as request_module
+from stoker_azure.sdk import run as run_module
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.states import RunFailure, RunState, Status
@@ -95,7 +94,7 @@ def asked(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> Asked:
         return requests[-1]
 
     asking.packages = ""  # type: ignore[attr-defined]
-    monkeypatch.setattr(experiments, "submit", submit)
+    monkeypatch.setattr(run_module, "submit", submit)
     return asking
 
 
@@ -502,7 +501,7 @@ def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(waiting, "follow", interrupted)
+    monkeypatch.setattr(run_module, "follow", interrupted)
     with pytest.raises(ExperimentExecutionException, match="is still executing"):
         ended.wait_for_completion()
 
@@ -524,7 +523,7 @@ def test_what_a_run_prints_is_shown_below_a_head(
         details = {"traceback": "T\nKeyError: 'x'", "rank": 0}
         return RunState(Status.FAILED, error=RunFailure("ScriptFailed", "KeyError: 'x'", "", details))
 
-    monkeypatch.setattr(waiting, "follow", follow)
+    monkeypatch.setattr(run_module, "follow", follow)
     ended.wait_for_completion(show_output=True, raise_on_error=False)
     head = f"Streaming azureml-logs/70_driver_log.txt\n{'=' * 40}\n\none\ntwo\n"
     assert head in capsys.readouterr().out

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from stoker_azure.config import DeploymentConfig
-from stoker_azure.sdk.services.cluster_plan import plan_of
+from stoker_azure.sdk.services.cluster_deploying import plan_of
 from stoker_cluster.plan import ClusterPlan
 
 PRESENT = "an object"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from stoker.settings.readers import settings_of
-from stoker_azure.config.fields import fields_of
+from stoker_azure.config.deployment import fields_of
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.routing import RouterSettings
 

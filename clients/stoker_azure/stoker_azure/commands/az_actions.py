@@ -170,8 +170,8 @@ def _run_config_lines(name: str) -> str:
 
 def create_cluster(args: argparse.Namespace) -> int:
     """Keep a cluster as code for the SDK does."""
+    from stoker_azure.sdk.compute import AmlCompute
     from stoker_azure.sdk.core import Workspace
-    from stoker_azure.sdk.training_compute import AmlCompute
 
     configuration = AmlCompute.provisioning_configuration(
         args.vm_size, min_nodes=args.min_nodes, max_nodes=args.max_nodes
@@ -182,8 +182,8 @@ def create_cluster(args: argparse.Namespace) -> int:
 
 def update_cluster(args: argparse.Namespace) -> int:
     """Change how many nodes a cluster may have, as code for the SDK does."""
+    from stoker_azure.sdk.compute import AmlCompute
     from stoker_azure.sdk.core import Workspace
-    from stoker_azure.sdk.training_compute import AmlCompute
 
     cluster = AmlCompute(Workspace.from_config(), args.name)
     cluster.update(args.min_nodes, args.max_nodes, args.idle_seconds_before_scaledown)
@@ -329,7 +329,7 @@ def attach_folder(args: argparse.Namespace) -> int:
 def upload(args: argparse.Namespace) -> int:
     """Copy a folder into a data store."""
     from stoker_azure.sdk.core import Workspace
-    from stoker_azure.sdk.data.datastore import Datastore
+    from stoker_azure.sdk.datastore import Datastore
 
     Datastore.get(Workspace.from_config(), args.name).upload(
         args.source, args.place or None, overwrite=args.overwrite
@@ -340,7 +340,7 @@ def upload(args: argparse.Namespace) -> int:
 def list_stores(args: argparse.Namespace) -> int:
     """List the data stores."""
     from stoker_azure.sdk.core import Workspace
-    from stoker_azure.sdk.data.datastore import Datastore
+    from stoker_azure.sdk.datastore import Datastore
 
     del args
     sys.stdout.write("".join(f"{name}\n" for name in Datastore.names(Workspace.from_config())))

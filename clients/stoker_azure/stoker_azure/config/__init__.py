@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from stoker_azure.config.deployment import DeploymentConfig
 from stoker_azure.config.inference import InferenceConfig
-from stoker_azure.config.online_deployment import OnlineDeployment
-from stoker_azure.config.online_endpoint import OnlineEndpoint
+from stoker_azure.config.online import OnlineDeployment, OnlineEndpoint
 from stoker_azure.config.server_variables import AzureServer
 
 __all__ = ["AzureServer", "DeploymentConfig", "InferenceConfig", "OnlineDeployment", "OnlineEndpoint"]

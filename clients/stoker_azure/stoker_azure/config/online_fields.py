@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
-from stoker_azure.config.fields import KEPT_BECAUSE
+from stoker_azure.config.deployment import KEPT_BECAUSE
 from stoker_azure.config.json_file import unknown
 from stoker_azure.config.values import flag, text, texts, whole
 

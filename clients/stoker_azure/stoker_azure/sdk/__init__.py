@@ -1,7 +1,9 @@
 """What deployment code imports from `azureml.core`: the same classes, with this machine in the place of Azure.
 
-`stoker_azure.finder` says under which names the modules are provided. There is a room for each kind of thing that a
-workspace has: models, environments, services. Rooms know those below them; the other way leads through `deferred`.
+`stoker_azure.finder` says under which names the modules are provided. What a workspace has (models, runs, data) knows
+`base.BaseWorkspace`; `workspace.Workspace`, which lists it all, stands above. Classes that know each other on Azure
+are in one module: `model` has models and services, `run` has experiments and runs. Entry scripts import many of these
+modules, so imports that only deploying, registering and scoring need are where they are used.
 
 A service is a `stoker serve` process of its own, which goes on when the code that has deployed it ends; see
 `services.records` and `services.process`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker_azure.sdk.labels import Shown
+from stoker_azure.sdk.base import Printable
 from stoker_azure.sdk.unoffered import UnofferedByAuthentication
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 
-class AbstractAuthentication(Shown, UnofferedByAuthentication):
+class AbstractAuthentication(Printable, UnofferedByAuthentication):
     """A way to sign in. Its arguments have no effect, and are not kept: they can be secrets."""
 
     def __init__(self, *_arguments: Any, **_keywords: Any) -> None:

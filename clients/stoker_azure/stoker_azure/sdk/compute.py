@@ -1,41 +1,670 @@
-"""`azureml.core.compute`: the classes of compute targets. This machine, or a cluster, stands for them."""
+"""Compute targets: each a record in the workspace, an object of the class of its kind.
+
+Those that scripts are sent to are compute targets of `stoker targets` too. They are there as long as that has them,
+whoever made them; the record has what only Azure's SDK knows of them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
 
 from stoker.errors import InvalidSettings
+from stoker.settings.names import checked_name, is_name
 from stoker.settings.workspace import Workspace as LocalWorkspace
+from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import ComputeTargetException
-from stoker_azure.sdk import deferred
+from stoker_azure.sdk.base import BaseWorkspace, none_in_workspace, raised_as
 from stoker_azure.sdk.bindings import Binding, bind, binding_of, has_kubeconfig
-from stoker_azure.sdk.compute_target import ComputeTarget, Configuration, given
-from stoker_azure.sdk.training_compute import (
-    AdlaCompute,
-    AmlCompute,
-    BatchCompute,
-    DatabricksCompute,
-    DsvmCompute,
-    HDInsightCompute,
-    RemoteCompute,
-)
-from stoker_azure.sdk.unoffered import unoffered_names
+from stoker_azure.sdk.unoffered import UnofferedByComputeTarget, unoffered_names
+from stoker_runs.targets.definitions import find_target, list_targets
 
 __all__ = [
+    "CHECK_VARIABLE",
     "CLASSES",
     "AdlaCompute",
     "AksCompute",
     "AksConfiguration",
     "AmlCompute",
+    "AmlComputeStatus",
     "BatchCompute",
     "ComputeTarget",
     "ComputeTargetException",
+    "Configuration",
     "DatabricksCompute",
     "DsvmCompute",
     "HDInsightCompute",
     "RemoteCompute",
+    "TargetOfRuns",
+    "cores_and_gpus",
+    "given",
 ]
+
+_KINDS: Final[Mapping[str, str]] = {"amlcompute": "AmlCompute", "ssh": "VirtualMachine"}
+"""What types of `stoker targets` are on Azure."""
+_OF_RUNS: Final = frozenset({*_KINDS.values(), "DataScienceVirtualMachine"})
+_NAMES: Final[Mapping[str, str]] = {"port": "ssh_port", "key_file": "private_key_file"}
+"""Settings of `stoker targets` that Azure calls otherwise."""
+
+
+@dataclass(slots=True)
+class Configuration:
+    """How a target would be made, or found, on Azure; kept with it.
+
+    Attributes:
+        kind: What it is on Azure.
+        values: The arguments that were given.
+        secrets: Those among them that are kept in a file for their owner alone.
+    """
+
+    kind: str
+    values: dict[str, Any] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def validate_configuration(self) -> None:
+        """Accept it: what cannot be is refused when it is made."""
+
+    def bind(self, workspace: LocalWorkspace, target: str) -> None:
+        """Let the target stand for the cluster that it names; most name none."""
+
+    def keep(self, workspace: BaseWorkspace, file: Path) -> None:
+        """Keep what is no part of the record: the secrets, if there are any, in a file of mode 0600.
+
+        Args:
+            workspace: Whose target it is.
+            file: The target's record.
+        """
+        del workspace
+        if self.secrets:
+            secret = file.with_suffix(".secret")
+            replace_file(secret, json.dumps(self.secrets).encode() + b"\n", mode=0o600)
+
+
+class ComputeTarget(UnofferedByComputeTarget):
+    """A compute target of the workspace.
+
+    Attributes:
+        workspace: Its workspace.
+        name: Its name.
+        type: What it is on Azure, such as `AKS`.
+        provisioning_state: `Succeeded`.
+        provisioning_errors: None.
+        created_on: When it was created, RFC 3339 in UTC.
+        vm_size: The machines that were asked for.
+        agent_count: How many were asked for.
+        location: The region that was asked for.
+    """
+
+    kind: ClassVar[str] = ""
+    words: ClassVar[str] = "this machine stands for it"
+
+    def __new__(cls, workspace: BaseWorkspace, name: str) -> Self:
+        """A target is of the class of its kind, also one that is asked for as `ComputeTarget`."""
+        record = _record(workspace, name)
+        found = CLASSES.get(record["type"], cls)
+        if not issubclass(found, cls):
+            raise ComputeTargetException(
+                f"{name} is a compute target of type {found.__name__}, not {cls.__name__}"
+            )
+        made: Any = super().__new__(found)
+        return made  # type: ignore[no-any-return]  # a subclass
+
+    def __init__(self, workspace: BaseWorkspace, name: str) -> None:
+        """Find a target.
+
+        Raises:
+            ComputeTargetException: The workspace has none with this name.
+        """
+        record = _record(workspace, name)
+        self.workspace = workspace
+        self.name = name
+        self.type: str = record["type"]
+        self.provisioning_state = "Succeeded"
+        self.provisioning_errors = None
+        self.created_on: str = record["created_on"]
+        self._configuration: dict[str, Any] = record["configuration"]
+        self.vm_size: str | None = self._configuration.get("vm_size")
+        self.agent_count: int | None = self._configuration.get("agent_count")
+        self.location: str = self._configuration.get("location") or workspace.location
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, type={self.type!r}, "
+            f"provisioning_state={self.provisioning_state!r})"
+        )
+
+    @staticmethod
+    def create(
+        workspace: BaseWorkspace,
+        name: str,
+        provisioning_configuration: Configuration,
+        *,
+        _again: bool = False,
+    ) -> ComputeTarget:
+        """Keep a compute target in the workspace, or find it there; no machine is made, and a line says so.
+
+        For one that is bound to a cluster the line says which machines that has of the size that is asked for.
+
+        Raises:
+            ComputeTargetException: It cannot have this name.
+        """
+        with raised_as(ComputeTargetException):
+            checked_name(name, "compute target")
+        is_new = name not in ComputeTarget.names(workspace)
+        if is_new or _again:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            _keep(workspace, name, now, provisioning_configuration)
+            made = ComputeTarget(workspace, name)
+            with raised_as(ComputeTargetException):
+                for line in _said(made, provisioning_configuration.values) if is_new else ():
+                    print(line)
+        return ComputeTarget(workspace, name)
+
+    @staticmethod
+    def attach(workspace: BaseWorkspace, name: str, attach_configuration: Configuration) -> ComputeTarget:
+        """Keep a compute target in the workspace; one that names a cluster is bound to it, a machine is logged in to.
+
+        A cluster of Azure is the context of the kubeconfig with its name. What its pods run is what `STOKER_IMAGE`
+        names, or the binding that the target has already.
+
+        Raises:
+            ComputeTargetException: It cannot have this name, or the cluster or machine that it names cannot be used.
+        """
+        with raised_as(ComputeTargetException):
+            attach_configuration.bind(workspace.local, name)
+        return ComputeTarget.create(workspace, name, attach_configuration, _again=True)
+
+    @staticmethod
+    def list(workspace: BaseWorkspace) -> Sequence[ComputeTarget]:
+        """All compute targets of the workspace, by name."""
+        return [ComputeTarget(workspace, name) for name in ComputeTarget.names(workspace)]
+
+    @staticmethod
+    def names(workspace: BaseWorkspace) -> Sequence[str]:
+        """The names of all compute targets of the workspace."""
+        names = {file.stem for file in (workspace.local.azure_dir / "compute").glob("*.json")}
+        names |= set(list_targets(workspace.local.targets_dir))
+        return [name for name in sorted(names) if is_name(name) and _find_record(workspace, name) is not None]
+
+    def wait_for_completion(self, show_output: bool = False, is_delete_operation: bool = False) -> None:
+        """Say that it is there."""
+        del is_delete_operation
+        if show_output:
+            print(self.provisioning_state)
+        print(f'Provisioning operation finished, operation "{self.provisioning_state}"')
+
+    def refresh_state(self) -> None:
+        """Nothing changes."""
+
+    def get_status(self) -> str:
+        """The state of its provisioning."""
+        return self.provisioning_state
+
+    def delete(self) -> None:
+        """Forget it. Services that were deployed to it go on."""
+        file = _file(self.workspace, self.name)
+        file.unlink(missing_ok=True)
+        file.with_suffix(".secret").unlink(missing_ok=True)
+
+    def detach(self) -> None:
+        """The same as `delete`."""
+        self.delete()
+
+    def serialize(self) -> dict[str, Any]:
+        """The target as JSON."""
+        return {
+            "name": self.name,
+            "computeType": self.type,
+            "provisioningState": self.provisioning_state,
+            "createdOn": self.created_on,
+            "location": self.location,
+            "properties": dict(self._configuration),
+        }
+
+
+class TargetOfRuns(ComputeTarget):
+    """A compute target that scripts are sent to: one of `stoker targets` too."""
+
+    def _keep(self, configuration: Configuration) -> None:
+        """Keep other values of what it was made with."""
+        _keep(self.workspace, self.name, self.created_on, configuration)
+
+    def delete(self) -> None:
+        """Forget it, unless a run is on it."""
+        from stoker_runs.targets.attaching import detach
+
+        with raised_as(ComputeTargetException):
+            detach(self.workspace.local, self.name)
+        super().delete()
+
+
+def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _said(target: ComputeTarget, configuration: Mapping[str, Any]) -> Iterator[str]:
+    """What stands for the target."""
+    binding = binding_of(target.workspace.local, target.name)
+    if binding is None:
+        yield f"{target.name}: {target.words}{_kept(configuration)}"
+        return
+    from stoker_cluster.access import Cluster
+    from stoker_cluster.applying import said_of_machines
+
+    cluster = Cluster.connect(binding.context)
+    yield f"{target.name}: the cluster {binding.context} stands for it, namespace {binding.namespace}"
+    size = configuration.get("vm_size")
+    if size is not None:
+        yield f"{target.name}: {said_of_machines(cluster, size, configuration.get('agent_count'))}"
+
+
+def _kept(configuration: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"{name} {value}" for name, value in configuration.items())
+    return f"; kept for it: {shown}" if shown else ""
+
+
+def _keep(workspace: BaseWorkspace, name: str, created_on: str, configuration: Configuration) -> None:
+    """Write the record of a target, and what is no part of it."""
+    file = _file(workspace, name)
+    with raised_as(ComputeTargetException):
+        workspace.local.create()
+        private_folder(file.parent)
+        configuration.keep(workspace, file)
+    record = {
+        "name": name,
+        "type": configuration.kind,
+        "created_on": created_on,
+        "configuration": configuration.values,
+    }
+    replace_file(file, json.dumps(record, indent=2).encode() + b"\n")
+
+
+def _record(workspace: BaseWorkspace, name: str) -> dict[str, Any]:
+    found = _find_record(workspace, name)
+    if found is None:
+        raise ComputeTargetException(
+            none_in_workspace("ComputeTargetNotFound", "compute target", name, ComputeTarget.names(workspace))
+        )
+    return found
+
+
+def _find_record(workspace: BaseWorkspace, name: str) -> dict[str, Any] | None:
+    """The record of a target, with what `stoker targets` says of it; None where there is no such target."""
+    file = _file(workspace, name)
+    record: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    if record and record["type"] not in _OF_RUNS:
+        return record
+    targets_dir = workspace.local.targets_dir
+    if name not in list_targets(targets_dir):
+        return None
+    with raised_as(ComputeTargetException):
+        target = find_target(targets_dir, name)
+    kind = _KINDS.get(target.type)
+    if kind is None:
+        return None
+    made = datetime.fromtimestamp((targets_dir / f"{name}.yaml").stat().st_mtime, UTC)
+    settings = {_NAMES.get(key, key): value for key, value in target.settings.items()}
+    return {
+        "name": name,
+        "type": record.get("type", kind),
+        "created_on": record.get("created_on", made.isoformat(timespec="seconds")),
+        "configuration": {**record.get("configuration", {}), **settings},
+    }
+
+
+def _file(workspace: BaseWorkspace, name: str) -> Path:
+    return workspace.local.azure_dir / "compute" / f"{name}.json"
+
+
+CHECK_VARIABLE: Final = "STOKER_ATTACH_CHECK"
+"""Set to `0`, machines are attached without logging in, as `python -m stoker.azure --no-check` has it."""
+
+_IDLE_S: Final = 1800
+_SIZES: Final[dict[str, tuple[int, int]]] = {
+    "STANDARD_D2_V2": (2, 0),
+    "STANDARD_D3_V2": (4, 0),
+    "STANDARD_D12_V2": (4, 0),
+    "STANDARD_D2S_V3": (2, 0),
+    "STANDARD_DS3_V2": (4, 0),
+    "STANDARD_DS12_V2": (4, 0),
+    "STANDARD_NC6": (6, 1),
+    "STANDARD_NC12": (12, 2),
+    "STANDARD_NC24": (24, 4),
+    "STANDARD_NC6S_V2": (6, 1),
+    "STANDARD_NC6S_V3": (6, 1),
+    "STANDARD_NC12S_V3": (12, 2),
+    "STANDARD_NC24S_V3": (24, 4),
+    "STANDARD_ND6S": (6, 1),
+    "STANDARD_NV6": (6, 1),
+    "STANDARD_NC4AS_T4_V3": (4, 1),
+}
+_KEYS_OF_SSH: Final = {
+    "address": "address",
+    "ssh_port": "port",
+    "username": "username",
+    "private_key_file": "key_file",
+}
+_SECRETS_OF_SSH: Final = {"password": "password", "private_key_passphrase": "passphrase"}
+_STEPS_ALONE: Final = "Azure takes it for steps of pipelines alone"
+
+
+def cores_and_gpus(vm_size: str) -> tuple[int, int]:
+    """What a machine of Azure has; of a size that is not known one core, and a GPU where its name begins with N."""
+    name = vm_size.upper().removesuffix("_PROMO")
+    return _SIZES.get(name, (1, 1 if name.removeprefix("STANDARD_").startswith("N") else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class AmlComputeStatus:
+    """How a cluster is.
+
+    Attributes:
+        nodes: How many machines it has: this one, as long as it is not scaled to none.
+        running: How many of them have runs.
+        least: How many it keeps.
+        most: How many it may have.
+        idle_s: How long one may be idle.
+        vm_size: Their size.
+        vm_priority: `dedicated` or `lowpriority`.
+    """
+
+    nodes: int
+    running: int
+    least: int
+    most: int
+    idle_s: int
+    vm_size: str
+    vm_priority: str
+
+    @property
+    def current_node_count(self) -> int:
+        """How many machines it has."""
+        return self.nodes
+
+    def serialize(self) -> dict[str, Any]:
+        """Azure's JSON."""
+        counts = dict.fromkeys(("preparing", "running", "idle", "unusable", "leaving", "preempted"), 0) | {
+            "running": self.running,
+            "idle": self.nodes - self.running,
+        }
+        return {
+            "currentNodeCount": self.nodes,
+            "targetNodeCount": self.nodes,
+            "nodeStateCounts": {f"{name}NodeCount": count for name, count in counts.items()},
+            "allocationState": "Steady",
+            "errors": None,
+            "provisioningState": "Succeeded",
+            "provisioningStateTransitionTime": None,
+            "scaleSettings": {
+                "minNodeCount": self.least,
+                "maxNodeCount": self.most,
+                "nodeIdleTimeBeforeScaleDown": f"PT{self.idle_s}S",
+            },
+            "vmPriority": self.vm_priority.capitalize(),
+            "vmSize": self.vm_size.upper(),
+        }
+
+
+class _Cluster(Configuration):
+    """What is asked for of a cluster; it becomes a compute target of `stoker targets` too."""
+
+    def keep(self, workspace: BaseWorkspace, file: Path) -> None:
+        """Write the target's file."""
+        from stoker_runs.targets.attaching import attach
+
+        nodes = {name: self.values[name] for name in ("min_nodes", "max_nodes")}
+        attach(workspace.local, file.stem, {"type": "amlcompute", **nodes}, {}, None)
+
+
+class AmlCompute(TargetOfRuns):
+    """A cluster that trains. The slots of this machine stand for it."""
+
+    kind: ClassVar[str] = "AmlCompute"
+    words: ClassVar[str] = "the cores and GPUs of this machine stand for the cluster"
+
+    @staticmethod
+    def provisioning_configuration(
+        vm_size: str = "",
+        vm_priority: str = "dedicated",
+        min_nodes: int | str = 0,
+        max_nodes: int | str | None = None,
+        idle_seconds_before_scaledown: int | str = _IDLE_S,
+        **others: Any,
+    ) -> Configuration:
+        """What `ComputeTarget.create` takes.
+
+        Args:
+            vm_size: Size of the machines, such as `STANDARD_NC6`; says how many GPUs a run is to have.
+            vm_priority: `dedicated` or `lowpriority`.
+            min_nodes: How many there always are. Texts, as of environment variables, are numbers too.
+            max_nodes: How many there may be; mandatory.
+            idle_seconds_before_scaledown: How long one may be idle.
+            others: Azure's further arguments, which are about its network.
+
+        Raises:
+            ComputeTargetException: `max_nodes` is missing or less than `min_nodes`.
+        """
+        del others
+        if max_nodes is None:
+            raise ComputeTargetException("max_nodes is missing: a cluster needs its largest number of nodes")
+        values = {"vm_size": vm_size, "vm_priority": vm_priority}
+        return _Cluster(
+            AmlCompute.kind, {**values, **_scale(min_nodes, max_nodes, idle_seconds_before_scaledown)}
+        )
+
+    def update(  # type: ignore[override]  # other targets refuse it
+        self,
+        min_nodes: int | str | None = None,
+        max_nodes: int | str | None = None,
+        idle_seconds_before_scaledown: int | str | None = None,
+    ) -> None:
+        """Change how many nodes it may have, and how long one may be idle; what is not given stays.
+
+        Raises:
+            ComputeTargetException: `max_nodes` is less than `min_nodes`, or one is no number.
+        """
+        asked = given(
+            {
+                "min_nodes": min_nodes,
+                "max_nodes": max_nodes,
+                "idle_seconds_before_scaledown": idle_seconds_before_scaledown,
+            }
+        )
+        self._configuration |= _scale(**{**self._scale_settings(), **asked})
+        self._keep(_Cluster(self.kind, self._configuration))
+
+    def _scale_settings(self) -> dict[str, Any]:
+        known = {"min_nodes": 0, "idle_seconds_before_scaledown": _IDLE_S, **self._configuration}
+        return {name: known[name] for name in ("min_nodes", "max_nodes", "idle_seconds_before_scaledown")}
+
+    def wait_for_completion(
+        self,
+        show_output: bool = False,
+        is_delete_operation: bool = False,
+        min_node_count: int | None = None,
+        timeout_in_minutes: float = 25,
+    ) -> None:
+        """Say that it is there: this machine is."""
+        del min_node_count, timeout_in_minutes
+        super().wait_for_completion(show_output, is_delete_operation)
+
+    def get_status(self) -> Any:
+        """How many machines it has: one, this one."""
+        kept, scale = self._configuration, self._scale_settings()
+        return AmlComputeStatus(
+            min(1, scale["max_nodes"]),
+            0,
+            scale["min_nodes"],
+            scale["max_nodes"],
+            scale["idle_seconds_before_scaledown"],
+            kept.get("vm_size", ""),
+            kept.get("vm_priority", "dedicated"),
+        )
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """The machines that run something now: none is known, since this one is no node of a cluster."""
+        return []
+
+    @staticmethod
+    def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
+        """Sizes of machines whose cores and GPUs are known."""
+        del workspace, location
+        return [
+            {"name": name.title().replace("_V", "_v"), "vCPUs": cores, "gpus": gpus}
+            for name, (cores, gpus) in _SIZES.items()
+        ]
+
+
+class _Attached(ComputeTarget):
+    """A machine that is attached with what SSH needs."""
+
+    kind: ClassVar[str] = ""
+    words: ClassVar[str] = "it is kept as a record"
+    configuration: ClassVar[type[Configuration]] = Configuration
+
+    @classmethod
+    def attach_configuration(
+        cls,
+        username: str | None = None,
+        resource_id: str | None = None,
+        address: str | None = None,
+        ssh_port: int = 22,
+        password: str | None = "",
+        private_key_file: str | None = "",
+        private_key_passphrase: str | None = "",
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes. Password and passphrase are kept in a file of mode 0600."""
+        del resource_id
+        known = {"address": address, "ssh_port": ssh_port, "username": username}
+        values = given({**known, "private_key_file": private_key_file or None})
+        secrets = {"password": password, "private_key_passphrase": private_key_passphrase}
+        return cls.configuration(cls.kind, values, {name: text for name, text in secrets.items() if text})
+
+
+class _BySsh(Configuration):
+    """How a machine is reached; it becomes a compute target of `stoker targets` too, which has the secrets."""
+
+    def keep(self, workspace: BaseWorkspace, file: Path) -> None:
+        """Attach the machine, which is logged in to, unless `STOKER_ATTACH_CHECK` is `0`.
+
+        Raises:
+            OperatorError: It cannot be used; nothing is kept.
+        """
+        from stoker_runs.targets.attaching import attach
+        from stoker_runs.targets.registry import engine_of
+
+        settings = {"type": "ssh", **{_KEYS_OF_SSH[name]: value for name, value in self.values.items()}}
+        secrets = {_SECRETS_OF_SSH[name]: text for name, text in self.secrets.items()}
+        if self.values.get("private_key_file"):
+            settings["key_file"] = str(Path(self.values["private_key_file"]).expanduser().absolute())
+        check_with = None if os.environ.get(CHECK_VARIABLE) == "0" else engine_of
+        attach(workspace.local, file.stem, settings, secrets, check_with)
+
+
+class RemoteCompute(TargetOfRuns, _Attached):
+    """A virtual machine, or any other that SSH reaches: scripts are sent there."""
+
+    kind = "VirtualMachine"
+    words = "scripts are sent there by SSH"
+    configuration = _BySsh
+
+
+class DsvmCompute(RemoteCompute):
+    """A Data Science Virtual Machine, by its class of before."""
+
+    kind = "DataScienceVirtualMachine"
+
+
+class HDInsightCompute(_Attached):
+    """The head node of an HDInsight cluster."""
+
+    kind = "HDInsight"
+
+
+class _OfPipelines(ComputeTarget):
+    """A service of Azure that takes steps of pipelines, and no scripts; there is none of it here."""
+
+    kind: ClassVar[str] = ""
+    words: ClassVar[str] = f"it is kept as a record; {_STEPS_ALONE}"
+
+    @property
+    def cluster_resource_id(self) -> str:
+        """Its names on Azure."""
+        return "/".join(str(value) for value in self._configuration.values())
+
+
+class BatchCompute(_OfPipelines):
+    """Azure Batch."""
+
+    kind = "Batch"
+
+    @staticmethod
+    def attach_configuration(
+        resource_group: str | None = None, account_name: str | None = None, resource_id: str | None = None
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes."""
+        return Configuration(BatchCompute.kind, given(locals()))
+
+
+class DatabricksCompute(_OfPipelines):
+    """A workspace of Databricks."""
+
+    kind = "Databricks"
+
+    @staticmethod
+    def attach_configuration(
+        resource_group: str | None = None,
+        workspace_name: str | None = None,
+        resource_id: str | None = None,
+        access_token: str = "",
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes. The token is kept in a file of mode 0600."""
+        names = {
+            "resource_group": resource_group,
+            "workspace_name": workspace_name,
+            "resource_id": resource_id,
+        }
+        return Configuration(
+            DatabricksCompute.kind, given(names), {"access_token": access_token} if access_token else {}
+        )
+
+
+class AdlaCompute(_OfPipelines):
+    """Data Lake Analytics."""
+
+    kind = "DataLakeAnalytics"
+
+    @staticmethod
+    def attach_configuration(
+        resource_group: str | None = None, account_name: str | None = None, resource_id: str | None = None
+    ) -> Configuration:
+        """What `ComputeTarget.attach` takes."""
+        return Configuration(AdlaCompute.kind, given(locals()))
+
+
+def _scale(
+    min_nodes: int | str, max_nodes: int | str, idle_seconds_before_scaledown: int | str
+) -> dict[str, int]:
+    """How many nodes a cluster may have, and how long one may be idle, as numbers."""
+    least, most = _number("min_nodes", min_nodes), _number("max_nodes", max_nodes)
+    if not 0 <= least <= most:
+        raise ComputeTargetException(f"max_nodes is {most}, less than min_nodes, {least}")
+    idle_s = _number("idle_seconds_before_scaledown", idle_seconds_before_scaledown)
+    return {"min_nodes": least, "max_nodes": most, "idle_seconds_before_scaledown": idle_s}
+
+
+def _number(name: str, value: int | str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ComputeTargetException(f"{name} is {value!r}, and has to be a number") from None
+
 
 _TYPE: Final = "AKS"
 _IMAGE: Final = "STOKER_IMAGE"
@@ -69,7 +698,9 @@ class AksConfiguration(Configuration):
         old = binding_of(workspace, target)
         if old is not None and old.context == name:
             return
-        cluster = deferred.access.Cluster.connect(name)
+        from stoker_cluster.access import Cluster
+
+        cluster = Cluster.connect(name)
         image = os.environ.get(_IMAGE)
         if image is None:
             raise InvalidSettings(

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker_azure.sdk import deferred
 from stoker_azure.sdk.compute import ComputeTarget
-from stoker_azure.sdk.environments.container_registry import ContainerRegistry
-from stoker_azure.sdk.environments.environment import Environment
-from stoker_azure.sdk.image import Image
-from stoker_azure.sdk.models.model import Model
-from stoker_azure.sdk.services.webservice import Webservice
+from stoker_azure.sdk.environment import ContainerRegistry, Environment
+from stoker_azure.sdk.inference_config import Image
+from stoker_azure.sdk.model import Model, Webservice
 from stoker_azure.sdk.unoffered import unoffered_names
 from stoker_azure.sdk.workspace import Workspace
 
 if TYPE_CHECKING:
-    from stoker_azure.sdk.data.dataset import Dataset
-    from stoker_azure.sdk.data.datastore import Datastore
-    from stoker_azure.sdk.training.experiment import Experiment
-    from stoker_azure.sdk.training.run import Run, ScriptRun
-    from stoker_azure.sdk.training.run_configuration import RunConfiguration, ScriptRunConfig
+    from stoker_azure.sdk.dataset import Dataset
+    from stoker_azure.sdk.datastore import Datastore
+    from stoker_azure.sdk.run import Experiment, Run, ScriptRun
+    from stoker_azure.sdk.run_configuration import RunConfiguration, ScriptRunConfig
 
 __all__ = [
     "VERSION",
@@ -45,10 +42,10 @@ VERSION = "1.61.0"
 __version__ = VERSION
 
 _OF_TRAINING: Final = frozenset({"Keyvault", "LinkedService"})
-_LOADED_WHEN_USED: Final = {
+_IMPORTED_WHEN_USED: Final = {
     "Dataset": "dataset",
     "Datastore": "datastore",
-    "Experiment": "experiment",
+    "Experiment": "run",
     "Run": "run",
     "RunConfiguration": "run_configuration",
     "ScriptRun": "run",
@@ -58,7 +55,7 @@ _unoffered: Final = unoffered_names("azureml.core", _OF_TRAINING, __name__)
 
 
 def __getattr__(name: str) -> Any:
-    """What trains: entry scripts import this module too, and need none of it."""
-    if name in _LOADED_WHEN_USED:
-        return getattr(getattr(deferred, _LOADED_WHEN_USED[name]), name)
+    """Import what trains: entry scripts import this module too, and need none of it."""
+    if name in _IMPORTED_WHEN_USED:
+        return getattr(import_module(f"stoker_azure.sdk.{_IMPORTED_WHEN_USED[name]}"), name)
     return _unoffered(name)

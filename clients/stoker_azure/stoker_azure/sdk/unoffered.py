@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, Final, NoReturn
 
 from stoker_azure.exceptions import NotOffered
-from stoker_azure.sdk.labels import Shown
+from stoker_azure.sdk.base import Printable
 
 __all__ = [
     "KnownAttributes",
@@ -102,7 +102,7 @@ class NotAClass(type):
         return _raising(f"{cls.__name__}.{name}", cls.INSTEAD)
 
 
-class KnownAttributes(Shown):
+class KnownAttributes(Printable):
     """Refuses to set an attribute that Azure's class does not have either, as Azure does: it is misspelt.
 
     A class has in `WITHOUT_EFFECT` the attributes of Azure's that may be set and change nothing here. Its constructor

@@ -5,59 +5,32 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.settings.workspace import AZURE_FILE, AZURE_FOLDER, azure_files, read_azure_file
-from stoker.settings.workspace import Workspace as LocalWorkspace
-from stoker_azure.exceptions import UserErrorException, WorkspaceException
-from stoker_azure.sdk import deferred
-from stoker_azure.sdk.failures import raised_as
+from stoker_azure.exceptions import UserErrorException
+from stoker_azure.sdk.base import BaseWorkspace
+from stoker_azure.sdk.compute import ComputeTarget
+from stoker_azure.sdk.environment import Environment
+from stoker_azure.sdk.model import Model, Webservice
 from stoker_azure.sdk.unoffered import UnofferedByWorkspace
+
+if TYPE_CHECKING:
+    from stoker_azure.sdk.dataset import FileDataset
+    from stoker_azure.sdk.datastore import Datastore
+    from stoker_azure.sdk.run import Experiment, Run
 
 __all__ = ["Workspace"]
 
-_NAME: Final = "local"
 _NAMES: Final = ("workspace_name", "subscription_id", "resource_group")
-_NO_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"
 
 
-class Workspace(UnofferedByWorkspace):
+class Workspace(BaseWorkspace, UnofferedByWorkspace):
     """The local workspace: whatever its names, it is the one that `stoker` commands use here.
 
     That is the folder in the variable STOKER_WORKSPACE, else the nearest `.stoker/` upward, else a new one beside the
     nearest `config.json` upward, else here.
-
-    Attributes:
-        name: Its name on Azure; `local` if no `config.json` says one.
-        subscription_id: The subscription on Azure; zeros if none is said.
-        resource_group: The resource group on Azure; `local` if none is said.
-        location: The region on Azure, else `local`.
-        tags: Labels that were given to `create`.
-        local: The workspace on this machine.
     """
-
-    def __init__(
-        self,
-        subscription_id: str = _NO_SUBSCRIPTION,
-        resource_group: str = _NAME,
-        workspace_name: str = _NAME,
-        auth: Any = None,
-        *,
-        location: str = _NAME,
-        tags: dict[str, str] | None = None,
-        project: Path | None = None,
-    ) -> None:
-        del auth
-        with raised_as(WorkspaceException):
-            self.local = LocalWorkspace.find(project=project)
-        self.name = workspace_name
-        self.subscription_id = subscription_id
-        self.resource_group = resource_group
-        self.location = location
-        self.tags = dict(tags or {})
-
-    def __repr__(self) -> str:
-        return f"Workspace(name={self.name!r}, local={str(self.local.root)!r})"
 
     @staticmethod
     def from_config(
@@ -134,13 +107,7 @@ class Workspace(UnofferedByWorkspace):
         Raises:
             WorkspaceException: The local workspace cannot be used.
         """
-        return Workspace(
-            subscription_id or _NO_SUBSCRIPTION,
-            resource_group or _NAME,
-            name,
-            auth,
-            location=location or _NAME,
-        )
+        return Workspace(subscription_id, resource_group, name, auth, location=location)
 
     def write_config(self, path: str | None = None, file_name: str | None = None) -> None:
         """Write the names to `.azureml/config.json` in the folder `path`.
@@ -168,52 +135,65 @@ class Workspace(UnofferedByWorkspace):
         }
 
     @property
-    def models(self) -> dict[str, deferred.model.Model]:
+    def models(self) -> dict[str, Model]:
         """The latest version of each registered model, by name."""
-        return {model.name: model for model in deferred.model.Model.list(self, latest=True)}
+        return {model.name: model for model in Model.list(self, latest=True)}
 
     @property
-    def webservices(self) -> dict[str, deferred.webservice.Webservice]:
+    def webservices(self) -> dict[str, Webservice]:
         """The services that were deployed, by name."""
-        return {service.name: service for service in deferred.webservice.Webservice.list(self)}
+        return {service.name: service for service in Webservice.list(self)}
 
     @property
-    def compute_targets(self) -> dict[str, deferred.compute.ComputeTarget]:
+    def compute_targets(self) -> dict[str, ComputeTarget]:
         """The compute targets, by name."""
-        return {target.name: target for target in deferred.compute.ComputeTarget.list(self)}
+        return {target.name: target for target in ComputeTarget.list(self)}
 
     @property
-    def datastores(self) -> dict[str, deferred.datastore.Datastore]:
+    def environments(self) -> dict[str, Environment]:
+        """The latest version of each registered environment, by name."""
+        return Environment.list(self)
+
+    # Entry scripts import this module too, and need no data and no runs: those are imported when they are used.
+
+    @property
+    def datastores(self) -> dict[str, Datastore]:
         """The data stores, by name."""
-        store = deferred.datastore.Datastore
-        return {name: store(self, name) for name in store.names(self)}
+        from stoker_azure.sdk.datastore import Datastore
 
-    @property
-    def datasets(self) -> dict[str, deferred.dataset.FileDataset]:
-        """The latest version of each data set, by name."""
-        return deferred.dataset.Dataset.get_all(self)
+        return {name: Datastore(self, name) for name in Datastore.names(self)}
 
-    @property
-    def experiments(self) -> dict[str, deferred.experiment.Experiment]:
-        """The experiments that have runs, by name."""
-        return {one.name: one for one in deferred.experiment.Experiment.list(self)}
-
-    def get_run(self, run_id: str) -> deferred.run.Run:
-        """A run by its id."""
-        return deferred.run.Run.get(self, run_id)
-
-    def get_default_datastore(self) -> deferred.datastore.Datastore:
+    def get_default_datastore(self) -> Datastore:
         """The default data store: a folder of the workspace, if no other was set."""
-        return deferred.datastore.Datastore(self)
+        from stoker_azure.sdk.datastore import Datastore
+
+        return Datastore(self)
 
     def set_default_datastore(self, name: str) -> None:
         """Make a data store the default."""
-        deferred.datastore.Datastore(self, name).set_as_default()
+        from stoker_azure.sdk.datastore import Datastore
+
+        Datastore(self, name).set_as_default()
 
     @property
-    def environments(self) -> dict[str, deferred.environment.Environment]:
-        """The latest version of each registered environment, by name."""
-        return deferred.environment.Environment.list(self)
+    def datasets(self) -> dict[str, FileDataset]:
+        """The latest version of each data set, by name."""
+        from stoker_azure.sdk.dataset import Dataset
+
+        return Dataset.get_all(self)
+
+    @property
+    def experiments(self) -> dict[str, Experiment]:
+        """The experiments that have runs, by name."""
+        from stoker_azure.sdk.run import Experiment
+
+        return {experiment.name: experiment for experiment in Experiment.list(self)}
+
+    def get_run(self, run_id: str) -> Run:
+        """A run by its id."""
+        from stoker_azure.sdk.run import Run
+
+        return Run.get(self, run_id)
 
 
 def _project(folder: Path) -> Path | None:

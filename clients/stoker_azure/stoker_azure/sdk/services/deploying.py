@@ -32,8 +32,7 @@ from stoker_azure.config import DeploymentConfig, InferenceConfig
 from stoker_azure.sdk.bindings import binding_of
 from stoker_azure.sdk.services import cluster_deploying, endpoint_deploying
 from stoker_azure.sdk.services import process as service_process
-from stoker_azure.sdk.services.plan import Plan
-from stoker_azure.sdk.services.records import ServiceRecord, Services, now
+from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services, now
 from stoker_cluster import applying
 from stoker_cluster.access import Cluster
 

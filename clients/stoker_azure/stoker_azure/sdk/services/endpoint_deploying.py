@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from stoker.errors import ClusterError, InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_azure.sdk.bindings import Binding, binding_of
 from stoker_azure.sdk.services import cluster_deploying
-from stoker_azure.sdk.services.endpoint_versions import Endpoint, FirstVersion, Version
-from stoker_azure.sdk.services.plan import Plan
-from stoker_azure.sdk.services.records import ServiceRecord, Services, now
+from stoker_azure.sdk.services.records import (
+    ENDPOINT_KEYWORDS,
+    Endpoint,
+    FirstVersion,
+    Plan,
+    ServiceRecord,
+    Services,
+    Version,
+    VersionChange,
+    now,
+)
 from stoker_cluster import applying
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.canary import set_shares
@@ -21,59 +29,9 @@ from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.objects.metadata import VERSION_LABEL
 from stoker_cluster.plan import ClusterPlan
 
-__all__ = ["Change", "create", "create_version", "delete_version", "update", "update_version"]
+__all__ = ["create", "create_version", "delete_version", "update", "update_version"]
 
 Say = Callable[[str], object]
-
-_OF_THE_ENDPOINT: Final = (
-    *("auth_enabled", "token_auth_enabled", "primary_key", "secondary_key"),
-    *("namespace", "compute_target_name", "tags", "properties", "description"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What a version is to be; what is not given stays.
-
-    Attributes:
-        keywords: Keywords of `deploy_configuration`.
-        models: References of its registered models.
-        inference: What `InferenceConfig.to_json` gave.
-        traffic_percentile: Its share of the requests, in percent.
-        is_default: Whether it gets from now on what all shares leave.
-        is_control: Whether the others are compared with it from now on.
-    """
-
-    keywords: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    models: Sequence[str] | None = None
-    inference: Mapping[str, Any] | None = None
-    traffic_percentile: float | None = None
-    is_default: bool = False
-    is_control: bool = False
-
-    @property
-    def is_of_its_pods(self) -> bool:
-        """Whether more than its place among the versions changes."""
-        return bool(self.keywords) or self.models is not None or self.inference is not None
-
-    def over(self, version: Version) -> Version:
-        """The version with it.
-
-        Raises:
-            InvalidSettings: A keyword is one of the whole endpoint.
-        """
-        for name in self.keywords:
-            if name in _OF_THE_ENDPOINT:
-                raise InvalidSettings(f"{name} is said of the endpoint, not of a version; use update()")
-        plan = Plan(name="", kind="aks", keywords=version.keywords).updated(self.keywords)
-        share = version.traffic_percentile if self.traffic_percentile is None else self.traffic_percentile
-        return dataclasses.replace(
-            version,
-            keywords=plan.keywords,
-            models=version.models if self.models is None else list(self.models),
-            inference=version.inference if self.inference is None else self.inference,
-            traffic_percentile=float(share),
-        )
 
 
 def create(
@@ -95,7 +53,7 @@ def create(
     assert first is not None
     cluster = Cluster.connect(binding.context, warn=say)
     endpoint = Endpoint({first.name: _first_version(plan, first)}, first.name)
-    shared = {name: value for name, value in plan.keywords.items() if name in _OF_THE_ENDPOINT}
+    shared = {name: value for name, value in plan.keywords.items() if name in ENDPOINT_KEYWORDS}
     of_all = dataclasses.replace(plan, keywords=shared)
     planned = _planned(workspace, cluster, of_all, binding, endpoint, first.name, say)
     namespace = planned.namespace or cluster.namespace
@@ -117,7 +75,7 @@ def create(
 
 def _first_version(plan: Plan, first: FirstVersion) -> Version:
     return Version(
-        keywords={name: value for name, value in plan.keywords.items() if name not in _OF_THE_ENDPOINT},
+        keywords={name: value for name, value in plan.keywords.items() if name not in ENDPOINT_KEYWORDS},
         models=plan.models,
         inference=plan.inference,
         traffic_percentile=first.traffic_percentile,
@@ -196,7 +154,9 @@ class _Open:
                 self.apply(name)
 
 
-def create_version(workspace: Workspace, name: str, version: str, change: Change, say: Say = print) -> None:
+def create_version(
+    workspace: Workspace, name: str, version: str, change: VersionChange, say: Say = print
+) -> None:
     """Add a version, and give it its share once its pods can score.
 
     Raises:
@@ -220,7 +180,9 @@ def create_version(workspace: Workspace, name: str, version: str, change: Change
         found.share_out(after).relabel(waiting)
 
 
-def update_version(workspace: Workspace, name: str, version: str, change: Change, say: Say = print) -> None:
+def update_version(
+    workspace: Workspace, name: str, version: str, change: VersionChange, say: Say = print
+) -> None:
     """Change a version, its share or its place among the others.
 
     Raises:
@@ -264,7 +226,7 @@ def update(workspace: Workspace, name: str, keywords: Mapping[str, Any], say: Sa
     with Services(workspace).changing():
         found = _Open.find(workspace, name, say)
         for keyword in keywords:
-            if keyword not in _OF_THE_ENDPOINT or keyword in ("namespace", "compute_target_name"):
+            if keyword not in ENDPOINT_KEYWORDS or keyword in ("namespace", "compute_target_name"):
                 raise InvalidSettings(
                     f"{keyword} cannot be changed for a whole endpoint; see update_version()"
                 )

@@ -11,16 +11,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import httpx
 
 from stoker.system.durable import lock_file
-from stoker_azure.sdk.services.plain_http import plain_http
 
-__all__ = ["LOG", "State", "is_running", "log_tail", "start", "state", "stop"]
+__all__ = ["LOG", "Caller", "State", "is_running", "log_tail", "plain_http", "start", "state", "stop"]
 
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed"]
 """As Azure has them: it starts; it can score; it could, and cannot now; it has ended before it could."""
@@ -127,3 +126,64 @@ def log_tail(folder: Path, lines: int) -> str:
     except FileNotFoundError:
         return ""
     return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
+
+
+def plain_http(timeout_s: float | None) -> httpx.Client:
+    """A client for plain HTTP without proxies.
+
+    Args:
+        timeout_s: Seconds that the network may be silent; None waits as long as the service does.
+    """
+    # There are no certificates to verify, and loading those of the authorities costs more than the request.
+    return httpx.Client(timeout=timeout_s, trust_env=False, verify=False)  # noqa: S501
+
+
+class Caller:
+    """Posts bodies to one service. A key or token is fetched once, and again when the service refuses it.
+
+    Args:
+        find_uri: Tells where the service is now.
+        fetch_bearer: Fetches a key or token; None if the service takes neither.
+        has_started: Waits while the service starts, and tells whether it can score.
+    """
+
+    def __init__(
+        self,
+        find_uri: Callable[[], str],
+        fetch_bearer: Callable[[], str | None],
+        has_started: Callable[[], bool],
+    ) -> None:
+        self._find_uri = find_uri
+        self._fetch_bearer = fetch_bearer
+        self._has_started = has_started
+        self._bearer: str | None = None
+
+    def post(self, body: str | bytes) -> httpx.Response:
+        """Post a JSON body, and return the answer, whatever its status.
+
+        Raises:
+            ConnectionError: The service cannot be reached, and does not start either.
+        """
+        try:
+            # A request may take as long as the server allows.
+            with plain_http(None) as client:
+                try:
+                    answer = self._post(client, body)
+                except httpx.ConnectError:
+                    if not self._has_started():
+                        raise
+                    answer = self._post(client, body)
+                if answer.status_code == httpx.codes.UNAUTHORIZED:
+                    self._bearer = None
+                    answer = self._post(client, body)
+                return answer
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error)) from error
+
+    def _post(self, client: httpx.Client, body: str | bytes) -> httpx.Response:
+        if self._bearer is None:
+            self._bearer = self._fetch_bearer()
+        headers = {"Content-Type": "application/json"}
+        if self._bearer is not None:
+            headers["Authorization"] = f"Bearer {self._bearer}"
+        return client.post(self._find_uri(), content=body, headers=headers)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,9 +20,21 @@ from stoker.errors import InvalidSettings
 from stoker.settings.names import is_name
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
-from stoker_azure.config.fields import Kind
+from stoker_azure.config.deployment import Kind
+from stoker_cluster.routing import effective_weights
+from stoker_cluster.readers import read_object_name
 
-__all__ = ["ServiceRecord", "Services", "now"]
+__all__ = [
+    "ENDPOINT_KEYWORDS",
+    "Endpoint",
+    "FirstVersion",
+    "Plan",
+    "ServiceRecord",
+    "Services",
+    "Version",
+    "VersionChange",
+    "now",
+]
 
 _RECORD: Final = "service.json"
 
@@ -155,3 +167,274 @@ class Services:
 def now() -> str:
     """The time, RFC 3339 in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstVersion:
+    """The version that an endpoint is deployed with."""
+
+    name: str
+    traffic_percentile: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version.
+
+    Attributes:
+        keywords: Keywords of `deploy_configuration` that are its own.
+        models: References of its registered models.
+        inference: What `InferenceConfig.to_json` gave; None serves its model without a script.
+        traffic_percentile: Its share of the requests, in percent; what all shares leave goes to the default version.
+        is_control: Whether others, the treatments, are compared with it.
+    """
+
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    models: Sequence[str] = ()
+    inference: Mapping[str, Any] | None = None
+    traffic_percentile: float = 0.0
+    is_control: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it is in a comparison, as a label has it."""
+        return "control" if self.is_control else "treatment"
+
+
+ENDPOINT_KEYWORDS: Final = (
+    *("auth_enabled", "token_auth_enabled", "primary_key", "secondary_key"),
+    *("namespace", "compute_target_name", "tags", "properties", "description"),
+)
+"""Keywords of a whole endpoint, which a version cannot set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionChange:
+    """What a version is to be; what is not given stays.
+
+    Attributes:
+        keywords: Keywords of `deploy_configuration`.
+        models: References of its registered models.
+        inference: What `InferenceConfig.to_json` gave.
+        traffic_percentile: Its share of the requests, in percent.
+        is_default: Whether it gets from now on what all shares leave.
+        is_control: Whether the others are compared with it from now on.
+    """
+
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    models: Sequence[str] | None = None
+    inference: Mapping[str, Any] | None = None
+    traffic_percentile: float | None = None
+    is_default: bool = False
+    is_control: bool = False
+
+    @property
+    def is_of_its_pods(self) -> bool:
+        """Whether more than its place among the versions changes."""
+        return bool(self.keywords) or self.models is not None or self.inference is not None
+
+    def over(self, version: Version) -> Version:
+        """The version with it.
+
+        Raises:
+            InvalidSettings: A keyword is one of the whole endpoint.
+        """
+        for name in self.keywords:
+            if name in ENDPOINT_KEYWORDS:
+                raise InvalidSettings(f"{name} is said of the endpoint, not of a version; use update()")
+        plan = Plan(name="", kind="aks", keywords=version.keywords).updated(self.keywords)
+        share = version.traffic_percentile if self.traffic_percentile is None else self.traffic_percentile
+        return dataclasses.replace(
+            version,
+            keywords=plan.keywords,
+            models=version.models if self.models is None else list(self.models),
+            inference=version.inference if self.inference is None else self.inference,
+            traffic_percentile=float(share),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The versions of an endpoint.
+
+    Attributes:
+        versions: They, by name; never none.
+        default: The one that gets what is left of 100 percent.
+
+    Raises:
+        InvalidSettings: The shares are not what can be kept exactly.
+    """
+
+    versions: Mapping[str, Version]
+    default: str
+
+    def __post_init__(self) -> None:
+        for name in self.versions:
+            try:
+                read_object_name(name)
+            except ValueError as error:
+                raise InvalidSettings(f"the name of a version {error}, got {name!r}") from None
+        effective_weights(self.traffic, self.default)
+
+    @classmethod
+    def of(cls, record: ServiceRecord) -> Self:
+        """The endpoint as its record has it.
+
+        Raises:
+            InvalidSettings: It is a service without versions.
+        """
+        if record.versions is None or record.default_version is None:
+            raise InvalidSettings(f"{record.name} is a service without versions; deploy it as an AksEndpoint")
+        return cls(
+            {name: Version(**content) for name, content in record.versions.items()}, record.default_version
+        )
+
+    @property
+    def traffic(self) -> dict[str, float]:
+        """The share of each version in percent, as it was asked for."""
+        return {name: float(version.traffic_percentile) for name, version in self.versions.items()}
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The share of each version in hundredths of a percent, as it is."""
+        return effective_weights(self.traffic, self.default)
+
+    def waiting(self, name: str, version: Version) -> Endpoint:
+        """The endpoint with a version that gets nothing yet.
+
+        Raises:
+            InvalidSettings: It has such a version.
+        """
+        if name in self.versions:
+            raise InvalidSettings(f"there is a version {name} already; change it with update_version()")
+        silent = dataclasses.replace(version, traffic_percentile=0.0, is_control=False)
+        return Endpoint({**self.versions, name: silent}, self.default)
+
+    def changed(
+        self, name: str, version: Version, *, is_default: bool = False, is_control: bool = False
+    ) -> Endpoint:
+        """The endpoint with another version of this name; a new default or control takes the place of the old one.
+
+        Raises:
+            InvalidSettings: There is no such version, or the shares cannot be.
+        """
+        self.version(name)
+        others = {
+            other: dataclasses.replace(one, is_control=one.is_control and not is_control)
+            for other, one in self.versions.items()
+        }
+        new = dataclasses.replace(version, is_control=version.is_control or is_control)
+        return Endpoint({**others, name: new}, name if is_default else self.default)
+
+    def without(self, name: str) -> Endpoint:
+        """The endpoint without a version.
+
+        Raises:
+            InvalidSettings: There is no such version, or it is the default one.
+        """
+        self.version(name)
+        if name == self.default:
+            raise InvalidSettings(
+                f"{name} is the default version; make another one that with update_version(…, is_default=True), or "
+                "delete() the endpoint"
+            )
+        return Endpoint({other: one for other, one in self.versions.items() if other != name}, self.default)
+
+    def version(self, name: str) -> Version:
+        """A version.
+
+        Raises:
+            InvalidSettings: There is none of this name.
+        """
+        if name not in self.versions:
+            raise InvalidSettings(f"there is no version {name}; there are {', '.join(self.versions)}")
+        return self.versions[name]
+
+    def into(self, record: ServiceRecord) -> ServiceRecord:
+        """The record of the endpoint, with these versions."""
+        content = {name: dataclasses.asdict(version) for name, version in self.versions.items()}
+        models = dict.fromkeys(model for version in self.versions.values() for model in version.models)
+        return dataclasses.replace(
+            record, versions=content, default_version=self.default, models=list(models)
+        )
+
+
+# Settings of which only one can be given: a new one takes the place of an old other one.
+_INSTEAD: Final[Mapping[str, Sequence[str]]] = {
+    "auth_enabled": ["token_auth_enabled"],
+    "token_auth_enabled": ["auth_enabled"],
+    "autoscale_enabled": ["num_replicas"],
+    "num_replicas": [
+        *("autoscale_enabled", "autoscale_min_replicas", "autoscale_max_replicas"),
+        *("autoscale_refresh_seconds", "autoscale_target_utilization"),
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a service is to be.
+
+    Attributes:
+        name: Its name.
+        kind: What it would be on Azure.
+        keywords: Keywords of `deploy_configuration`.
+        models: References of its registered models.
+        compute_name: The compute target that it is deployed to.
+        inference: What `InferenceConfig.to_json` of the SDK gave; None serves its model without a script.
+        first_version: The version that it begins with, if it is an endpoint with versions.
+    """
+
+    name: str
+    kind: Kind
+    keywords: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    models: tuple[str, ...] = ()
+    compute_name: str | None = None
+    inference: Mapping[str, Any] | None = None
+    first_version: FirstVersion | None = None
+
+    @classmethod
+    def of(cls, record: ServiceRecord) -> Plan:
+        """The plan of a service that is there, without the keys that it was given."""
+        return cls(
+            name=record.name,
+            kind=record.kind,
+            keywords={
+                **record.keywords,
+                "tags": record.tags or None,
+                "properties": record.properties or None,
+            },
+            models=tuple(record.models),
+            compute_name=record.compute_name,
+            inference=record.inference,
+        )
+
+    def updated(
+        self,
+        keywords: Mapping[str, Any],
+        models: Sequence[str] | None = None,
+        inference: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """The plan with other settings; those that are not given stay.
+
+        Args:
+            keywords: Keywords of `deploy_configuration`. One takes the place of those that contradict it; properties
+                are added to those that are there.
+            models: References of other models.
+            inference: Another `InferenceConfig.to_json`.
+        """
+        kept = {name: value for name, value in self.keywords.items() if value is not None}
+        for name, value in keywords.items():
+            if value is not False:
+                for other in _INSTEAD.get(name, ()):
+                    kept.pop(other, None)
+        changed = {
+            name: {**kept.get(name, {}), **value} if name == "properties" else value
+            for name, value in keywords.items()
+        }
+        return dataclasses.replace(
+            self,
+            keywords={**kept, **changed},
+            models=self.models if models is None else tuple(models),
+            inference=self.inference if inference is None else inference,
+        )

@@ -1,0 +1,350 @@
+"""`azureml.core.dataset`: names and versions for files of data stores."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from tqdm import tqdm
+
+from stoker.settings.workspace import Workspace as LocalWorkspace
+from stoker.system.durable import locked, private_folder, replace_file
+from stoker_azure.exceptions import UserErrorException
+from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
+from stoker_azure.sdk.datastore import DataPath, Datastore
+from stoker_azure.sdk.unoffered import NotAClass
+from stoker_run.trees import files_below
+from stoker_runs.launch.inputs import (
+    checked_data_set_name,
+    data_set_versions,
+    fetched_together,
+    is_data_set_name,
+    is_of_web,
+)
+
+__all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
+
+_Path = Any
+_Place = tuple[Datastore | None, str]
+"""A store and a path in it, or None and an address of the web."""
+_GLOB: Final = "*?["
+
+
+class FileDataset:
+    """Files of data stores and of the web.
+
+    Args:
+        places: Stores and paths in them, which may have `*`, `?` and `**`; None and addresses, which are fetched when
+            the files are needed.
+
+    Attributes:
+        name: Its name, once it is registered.
+        version: Its version, once it is registered.
+    """
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = list(places)
+        self.name: str | None = None
+        self.version: int | None = None
+        self.description = ""
+        self.tags: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            path if store is None else f"{store.name}/{path.strip('/')}" for store, path in self._places
+        )
+        return f"FileDataset({shown}, name={self.name!r}, version={self.version!r})"
+
+    def register(
+        self,
+        workspace: BaseWorkspace,
+        name: str,
+        description: str | None = None,
+        tags: dict[str, str] | None = None,
+        create_new_version: bool = False,
+    ) -> Self:
+        """Keep it in the workspace under a name; the same paths again are the same version.
+
+        Raises:
+            UserErrorException: There is another data set of this name, and no new version is wanted.
+        """
+        with raised_as(UserErrorException):
+            checked_data_set_name(name)
+            folder = private_folder(workspace.local.create().azure_dir / "datasets")
+        content: dict[str, Any] = {
+            "places": [[store and store.name, path] for store, path in self._places],
+            "description": description or "",
+            "tags": dict(tags or {}),
+        }
+        with locked(folder / ".lock"):
+            versions = data_set_versions(workspace.local, name)
+            same = bool(versions) and versions[-1]["places"] == content["places"]
+            if versions and not same and not create_new_version:
+                raise UserErrorException(
+                    f"there is a data set {name!r} of other paths already; register it with create_new_version=True"
+                )
+            if not same:
+                versions.append(content)
+                replace_file(folder / f"{name}.json", json.dumps(versions, indent=2).encode() + b"\n")
+        self.name, self.version, self.description = name, len(versions), content["description"]
+        self.tags = dict(tags or {})
+        return self
+
+    def as_named_input(self, name: str) -> DatasetConsumption:
+        """Give it the name by which the script finds it."""
+        return DatasetConsumption(self, name)
+
+    def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumption:
+        """Have it as a folder, an argument of the script."""
+        del path_on_compute
+        return DatasetConsumption(self, (self.name or "input").replace(" ", "_"))
+
+    def as_download(self, path_on_compute: str | None = None) -> DatasetConsumption:
+        """Have it as a folder, an argument of the script."""
+        return self.as_mount(path_on_compute)
+
+    def as_hdfs(self) -> DatasetConsumption:
+        """Have it as a folder, an argument of the script."""
+        return self.as_mount()
+
+    def files(self) -> list[Path]:
+        """All its files, on this machine."""
+        found: list[Path] = []
+        if any(store is None for store, _ in self._places):
+            found += _files_in(self._fetched())
+        for store, path in self._places:
+            if store is None:
+                continue
+            start = store.place(path)
+            if any(sign in path for sign in _GLOB):
+                start = store.root
+                found += sorted(file for file in start.glob(path.strip("/")) if file.is_file())
+            else:
+                found += _files_in(start)
+        return found
+
+    def _fetched(self) -> Path:
+        """The file, or the folder with the files, of its addresses of the web."""
+        addresses = [address for store, address in self._places if store is None]
+        with raised_as(UserErrorException):
+            return fetched_together(addresses, LocalWorkspace.find(), tqdm.write)
+
+    def to_path(self) -> list[str]:
+        """The paths of its files, from the folder on which they would be mounted."""
+        base = self._mounted_at()
+        return [f"/{file.relative_to(base).as_posix()}" for file in self.files()]
+
+    def folder(self) -> Path:
+        """The folder that has its files: nothing is copied.
+
+        Raises:
+            UserErrorException: It is of several places, or there is nothing.
+        """
+        bases = {_base(store, path) for store, path in self._places if store is not None}
+        if any(store is None for store, _ in self._places):
+            bases.add(self._fetched())
+        if len(bases) != 1:
+            raise UserErrorException(
+                f"{self!r} is of {len(bases)} folders, and can be one folder only of one; make a data set of each"
+            )
+        (base,) = bases
+        if not base.exists():
+            raise UserErrorException(f"{self!r}: there is nothing in {base}; upload the data first")
+        return base
+
+    def _mounted_at(self) -> Path:
+        """The folder from which the paths of its files are shown."""
+        base = self.folder()
+        return base.parent if base.is_file() else base
+
+    def download(self, target_path: str | None = None, overwrite: bool = False, **_others: Any) -> list[str]:
+        """Copy its files to a folder; returns their paths there.
+
+        Raises:
+            UserErrorException: One is there already.
+        """
+        base, place = self._mounted_at(), Path(target_path or ".")
+        copied = []
+        for file in self.files():
+            target = place / file.relative_to(base)
+            if target.exists() and not overwrite:
+                raise UserErrorException(f"{target} is there already; download with overwrite=True")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+            copied.append(str(target.absolute()))
+        return copied
+
+    def mount(self, mount_point: str | None = None) -> _Mounted:
+        """A context with the folder in `mount_point`: it is where it is, so nothing is mounted."""
+        del mount_point
+        return _Mounted(str(self.folder()))
+
+
+class _Mounted:
+    """The folder of a data set, as a context."""
+
+    def __init__(self, mount_point: str) -> None:
+        self.mount_point = mount_point
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Nothing is to be done."""
+
+    def stop(self) -> None:
+        """Nothing is to be done."""
+
+
+class DatasetConsumption(Printable):
+    """A data set as an input of a script.
+
+    Attributes:
+        dataset: The data set.
+        name: The name by which the script finds it.
+    """
+
+    def __init__(self, dataset: FileDataset, name: str) -> None:
+        self.dataset = dataset
+        self.name = name
+
+    def as_mount(self, path_on_compute: str | None = None) -> Self:
+        """Have it as a folder."""
+        del path_on_compute
+        return self
+
+    as_download = as_hdfs = as_mount
+
+
+class OutputFileDatasetConfig(Printable):
+    """A folder of a data store that a script writes to.
+
+    Args:
+        name: The name by which the script finds it.
+        destination: The store, and the path in it.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        destination: tuple[Datastore, str] | None = None,
+        source: str | None = None,
+    ) -> None:
+        del source
+        self.name = name or "output"
+        self.destination = destination
+
+    def as_mount(self, *_arguments: Any, **_more: Any) -> Self:
+        """Have it as a folder."""
+        return self
+
+    as_upload = as_mount
+
+
+class _Files:
+    """`Dataset.File`."""
+
+    @staticmethod
+    def from_files(path: _Path, validate: bool = True, is_file: bool = False) -> FileDataset:
+        """A data set of files.
+
+        Args:
+            path: `(store, path)`, a `DataPath`, an address `https://…` of the web, or a list of them; a path in a
+                store may have `*`, `?` and `**`.
+            validate: Not used: the files may come later.
+            is_file: Not used.
+
+        Raises:
+            UserErrorException: It is something else.
+        """
+        del validate, is_file
+        several = path if isinstance(path, list) else [path]
+        return FileDataset(
+            [(None, one) if isinstance(one, str) and is_of_web(one) else _place(one) for one in several]
+        )
+
+    @staticmethod
+    def upload_directory(
+        src_dir: str, target: _Path, overwrite: bool = False, show_progress: bool = True
+    ) -> FileDataset:
+        """Copy a folder into a store, and make a data set of it."""
+        store, path = _place(target)
+        store.upload(src_dir, path, overwrite, show_progress)
+        return FileDataset([(store, path)])
+
+
+class _Tables(metaclass=NotAClass):
+    """`Dataset.Tabular`."""
+
+    INSTEAD = "make a Dataset.File of the files, and read them with pandas in the script"
+
+
+class Dataset:
+    """Where data sets are made and found."""
+
+    File = _Files
+    Tabular = _Tables
+
+    @staticmethod
+    def get_by_name(workspace: BaseWorkspace, name: str, version: int | str = "latest") -> FileDataset:
+        """A registered data set.
+
+        Raises:
+            UserErrorException: It is not registered.
+        """
+        versions = data_set_versions(workspace.local, name)
+        number = len(versions) if version == "latest" else int(version)
+        if not 1 <= number <= len(versions):
+            known = sorted(Dataset.get_all(workspace))
+            what = name if version == "latest" else f"{name}:{version}"
+            raise UserErrorException(none_in_workspace("DatasetNotFound", "data set", what, known))
+        content = versions[number - 1]
+        found = FileDataset(
+            [(store and Datastore(workspace, store), path) for store, path in content["places"]]
+        )
+        found.name, found.version = name, number
+        found.description, found.tags = content["description"], content["tags"]
+        return found
+
+    @staticmethod
+    def get_all(workspace: BaseWorkspace) -> dict[str, FileDataset]:
+        """The latest version of each data set, by name."""
+        files = (workspace.local.azure_dir / "datasets").glob("*.json")
+        return {
+            name: Dataset.get_by_name(workspace, name)
+            for name in sorted(file.stem for file in files)
+            if is_data_set_name(name)
+        }
+
+
+def _place(path: _Path) -> tuple[Datastore, str]:
+    if isinstance(path, DataPath) and isinstance(path.datastore, Datastore):
+        return path.datastore, path.path_on_datastore
+    if isinstance(path, tuple) and len(path) == 2 and isinstance(path[0], Datastore):
+        return path[0], str(path[1])
+    raise UserErrorException(
+        f"{path!r} is neither a path of a data store nor an address of the web: give (datastore, path) or "
+        "'https://…'; other data is to be copied here, and uploaded to a store"
+    )
+
+
+def _files_in(place: Path) -> list[Path]:
+    """The files of a folder, or the file itself where it is one."""
+    if place.is_file():
+        return [place]
+    return sorted(file for file in files_below(place) if file.is_file()) if place.is_dir() else []
+
+
+def _base(store: Datastore, path: str) -> Path:
+    """The folder before the first part of a path that is a pattern."""
+    parts = path.strip("/").split("/")
+    fixed = next(
+        (number for number, part in enumerate(parts) if any(sign in part for sign in _GLOB)), len(parts)
+    )
+    return store.place("/".join(parts[:fixed]))

@@ -1,0 +1,364 @@
+"""`azureml.data.data_reference`: a path in a data store, as scripts get it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from tqdm import tqdm
+
+from stoker.settings.names import checked_name, is_name
+from stoker.system.durable import private_folder, replace_file
+from stoker_azure.exceptions import UserErrorException
+from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
+from stoker_azure.sdk.unoffered import UnofferedMethod
+from stoker_run.trees import Tree, files_below
+from stoker_runs.launch.inputs import DEFAULT_STORE, STORE_FILE, place_in, store_names, store_root, stores_dir
+
+__all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "DataPath", "DataReference", "Datastore"]
+
+
+class _Store(Protocol):
+    """As much of a data store as is needed here."""
+
+    name: str
+
+    def place(self, path: str | None) -> Path:
+        """Where a path of the store is on this machine."""
+        ...
+
+
+class DataPath(Printable):
+    """A path in a data store, as `resume_from` and pipelines take it.
+
+    Args:
+        datastore: The store.
+        path_on_datastore: The path; a leading `/` means the store's root.
+        name: A name for it.
+    """
+
+    def __init__(
+        self,
+        datastore: _Store | None = None,
+        path_on_datastore: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.datastore = datastore
+        self.path_on_datastore = path_on_datastore or ""
+        self.name = name
+
+
+class DataReference:
+    """A path in a data store. Its text is the variable in which Azure's scripts find it.
+
+    Args:
+        datastore: The store.
+        data_reference_name: Its name; by default one of the store's.
+        path_on_datastore: The path; a leading `/` means the store's root.
+        mode: `mount`, `download` or `upload`.
+        path_on_compute: Where it was to be; not used, since a store of this machine is where it is.
+        overwrite: Whether files may be replaced.
+    """
+
+    def __init__(
+        self,
+        datastore: _Store,
+        data_reference_name: str | None = None,
+        path_on_datastore: str | None = None,
+        mode: str = "mount",
+        path_on_compute: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.datastore = datastore
+        self.path_on_datastore = path_on_datastore or ""
+        self.data_reference_name = data_reference_name or datastore.name
+        self.mode = mode
+        self.path_on_compute = path_on_compute
+        self.overwrite = overwrite
+
+    def __str__(self) -> str:
+        return f"$AZUREML_DATAREFERENCE_{self.data_reference_name}"
+
+    def __repr__(self) -> str:
+        return f"DataReference({self.datastore.name!r}, {self.path_on_datastore!r})"
+
+    def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
+        """A path below this one."""
+        joined = "/".join(part.strip("/") for part in (self.path_on_datastore, path or "") if part.strip("/"))
+        return DataReference(
+            self.datastore, data_reference_name or self.data_reference_name, joined, self.mode
+        )
+
+    def as_mount(self) -> Self:
+        """Have the script find the folder."""
+        return self._with("mount")
+
+    def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> Self:
+        """Have the script find the folder; a store of this machine is not copied."""
+        del path_on_compute, overwrite
+        return self._with("download")
+
+    def as_upload(self, path_on_compute: str | None = None, overwrite: bool = False) -> Self:
+        """Have the script write to the folder."""
+        del path_on_compute, overwrite
+        return self._with("upload")
+
+    def to_config(self) -> Self:
+        """Its entry in `RunConfiguration.data_references`."""
+        return self
+
+    def to_path(self) -> Path:
+        """Where it is on this machine."""
+        return self.datastore.place(self.path_on_datastore)
+
+    def _with(self, mode: str) -> Self:
+        self.mode = mode
+        return self
+
+
+_DEFAULT: Final = ".default"
+_CHUNK_BYTES: Final = 1 << 20
+_ELSEWHERE: Final = (
+    "data on Azure is not reached from here: copy it into a folder, and register that with "
+    "Datastore.register_folder, or upload it with datastore.upload"
+)
+
+
+class Datastore:
+    """A data store: a folder of the workspace, or another one that was registered.
+
+    Args:
+        workspace: Its workspace.
+        name: Its name; the default store where none is given.
+
+    Attributes:
+        root: Its folder.
+
+    Raises:
+        UserErrorException: There is no such store.
+    """
+
+    def __init__(self, workspace: BaseWorkspace, name: str | None = None) -> None:
+        name = name or _default(workspace)
+        folder = _folder(workspace) / name
+        if name != DEFAULT_STORE and not (is_name(name) and folder.is_dir()):
+            raise UserErrorException(
+                none_in_workspace("DatastoreNotFound", "data store", name, Datastore.names(workspace))
+            )
+        self.workspace = workspace
+        self.name = name
+        self.datastore_type = "AzureBlob"
+        self.container_name = name
+        self.account_name = "local"
+        self.root = store_root(workspace.local, name)
+
+    def __repr__(self) -> str:
+        return f"Datastore(name={self.name!r}, root={str(self.root)!r})"
+
+    @staticmethod
+    def names(workspace: BaseWorkspace) -> list[str]:
+        """Names of all stores."""
+        return store_names(workspace.local)
+
+    @staticmethod
+    def get(workspace: BaseWorkspace, datastore_name: str) -> Datastore:
+        """A store by its name.
+
+        Raises:
+            UserErrorException: There is none.
+        """
+        return Datastore(workspace, datastore_name)
+
+    @staticmethod
+    def get_default(workspace: BaseWorkspace) -> Datastore:
+        """The default store."""
+        return Datastore(workspace)
+
+    @staticmethod
+    def register_folder(workspace: BaseWorkspace, datastore_name: str, folder: str) -> Datastore:
+        """Register a folder of this machine as a store.
+
+        Raises:
+            UserErrorException: There is no such folder, or the store cannot have this name.
+        """
+        place = Path(folder).absolute()
+        if not place.is_dir():
+            raise UserErrorException(f"{folder} is no folder")
+        with raised_as(UserErrorException):
+            checked_name(datastore_name, "data store")
+            workspace.local.create()
+        kept = private_folder(_folder(workspace) / datastore_name)
+        replace_file(kept / STORE_FILE, json.dumps({"folder": str(place)}).encode() + b"\n")
+        return Datastore(workspace, datastore_name)
+
+    register_azure_blob_container = UnofferedMethod(_ELSEWHERE)
+    register_azure_file_share = UnofferedMethod(_ELSEWHERE)
+    register_azure_data_lake_gen2 = UnofferedMethod(_ELSEWHERE)
+    register_azure_sql_database = UnofferedMethod(_ELSEWHERE)
+
+    def set_as_default(self) -> None:
+        """Make it the default store."""
+        private_folder(_folder(self.workspace))
+        replace_file(_folder(self.workspace) / _DEFAULT, self.name.encode())
+
+    def unregister(self) -> None:
+        """Forget the store; the files of a registered folder stay, those of a folder of the workspace too."""
+        (_folder(self.workspace) / self.name / STORE_FILE).unlink(missing_ok=True)
+
+    def place(self, path: str | None) -> Path:
+        """Where a path of the store is on this machine.
+
+        Args:
+            path: The path; a leading `/` means the store's root.
+
+        Raises:
+            UserErrorException: It leads out of the store.
+        """
+        place = place_in(self.root, path)
+        if place is None:
+            raise UserErrorException(f"{path} leads out of the data store {self.name}")
+        return place
+
+    def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
+        """A reference to a path of the store."""
+        return DataReference(self, data_reference_name, path)
+
+    def as_mount(self) -> DataReference:
+        """A reference to the whole store."""
+        return self.path().as_mount()
+
+    def as_download(self, path_on_compute: str | None = None) -> DataReference:
+        """A reference to the whole store."""
+        del path_on_compute
+        return self.path().as_download()
+
+    def upload(
+        self,
+        src_dir: str,
+        target_path: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+    ) -> DataReference:
+        """Copy a folder into the store.
+
+        Args:
+            src_dir: The folder.
+            target_path: Where in the store.
+            overwrite: Whether to replace files that are there; else they are skipped, and a line says so.
+            show_progress: Whether to print a line for each file.
+
+        Raises:
+            UserErrorException: There is no such folder.
+        """
+        source = Path(src_dir)
+        if not source.is_dir():
+            raise UserErrorException(f"{src_dir} is no folder")
+        files = sorted(file for file in files_below(source) if file.is_file())
+        pairs = [(file, file.relative_to(source).as_posix()) for file in files]
+        return self._upload(pairs, target_path, overwrite, show_progress)
+
+    def upload_files(
+        self,
+        files: Sequence[str],
+        relative_root: str | None = None,
+        target_path: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+    ) -> DataReference:
+        """Copy files into the store, below their paths from `relative_root`, by default by their names alone."""
+        pairs = [
+            (
+                Path(file),
+                Path(file).relative_to(relative_root).as_posix() if relative_root else Path(file).name,
+            )
+            for file in files
+        ]
+        missing = [str(file) for file, _ in pairs if not file.is_file()]
+        if missing:
+            raise UserErrorException(f"there is no file {', '.join(missing)}")
+        return self._upload(pairs, target_path, overwrite, show_progress)
+
+    def download(
+        self,
+        target_path: str,
+        prefix: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+    ) -> int:
+        """Copy files of the store to a folder; returns how many."""
+        del show_progress
+        start = self.place(prefix)
+        files = [start] if start.is_file() else sorted(file for file in files_below(start) if file.is_file())
+        copied = 0
+        for file in files:
+            target = Path(target_path) / file.relative_to(self.root)
+            if overwrite or not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+                copied += 1
+        return copied
+
+    def _upload(
+        self, pairs: Iterable[tuple[Path, str]], target_path: str | None, overwrite: bool, show: bool
+    ) -> DataReference:
+        with raised_as(UserErrorException):
+            self.workspace.local.create()
+        listed = list(pairs)
+        say = tqdm.write if show else _silent
+        say(f"Uploading an estimated of {len(listed)} files")
+        base = self.place(target_path)
+        tree, done = Tree(private_folder(self.root)), 0
+        for source, name in tqdm(listed, unit="file", disable=None if show else True, leave=False):
+            target = base / name
+            shown = target.relative_to(self.root)
+            if target.exists() and not overwrite:
+                say(f"Target already exists. Skipping upload for {shown}")
+                continue
+            _put(source, tree, shown.as_posix())
+            done += 1
+            say(f"Uploaded {source}, {done} files out of an estimated total of {len(listed)}")
+        say(f"Uploaded {done} files")
+        return self.path(target_path)
+
+
+AzureBlobDatastore = Datastore
+
+
+def _put(source: Path, tree: Tree, name: str) -> None:
+    """Copy a file into a store, whole: runs write into it too, and their links are not followed.
+
+    Raises:
+        UserErrorException: It cannot be read or written.
+    """
+    staged = f"{name.rpartition('/')[0]}/.{os.urandom(8).hex()}.part".lstrip("/")
+    try:
+        tree.make_parents(name)
+        copy = tree.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with source.open("rb") as content, os.fdopen(copy, "wb") as file:
+                shutil.copyfileobj(content, file, _CHUNK_BYTES)
+            tree.move(staged, tree, name)
+        except OSError:
+            tree.remove(staged)
+            raise
+    except OSError as error:
+        raise UserErrorException(
+            f"{source} cannot be put into the store: {error.filename}: {error.strerror}"
+        ) from error
+
+
+def _silent(_line: str) -> None:
+    """Say nothing."""
+
+
+def _folder(workspace: BaseWorkspace) -> Path:
+    return stores_dir(workspace.local)
+
+
+def _default(workspace: BaseWorkspace) -> str:
+    file = _folder(workspace) / _DEFAULT
+    return file.read_text(encoding="utf-8") if file.is_file() else DEFAULT_STORE

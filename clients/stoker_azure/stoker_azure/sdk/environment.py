@@ -1,0 +1,602 @@
+"""`azureml.core.conda_dependencies`: an environment file of conda, as an object."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import yaml
+
+from stoker.settings.files import SettingsLoader, settings_text
+from stoker.settings.names import checked_name
+from stoker.system.durable import locked, private_folder, replace_file
+from stoker_azure.exceptions import UserErrorException
+from stoker_azure.sdk.base import BaseWorkspace, Printable, raised_as
+from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedByEnvironment
+from stoker_runs.launch.submission import registered_names
+
+__all__ = [
+    "DEFAULT_CPU_IMAGE",
+    "DEFAULT_GPU_IMAGE",
+    "CondaDependencies",
+    "ContainerRegistry",
+    "DockerSection",
+    "Environment",
+    "PythonSection",
+    "pip_lines",
+    "text_of",
+]
+
+_NAME: Final = "project_environment"
+_FILE_OPTION: Final = re.compile(r"(-r|-c|--requirement|--constraint)[\s=]+(\S+)")
+_PACKAGE: Final = re.compile(r"(?:[^\s=<>!~\[]*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)", re.ASCII)
+
+
+class CondaDependencies:
+    """What a conda file says: `channels`, `dependencies` and the list for pip among them.
+
+    A new one is empty. (Azure's own begins with a version of Python and `azureml-defaults`; neither is needed here.)
+
+    Args:
+        conda_dependencies_file_path: A file to read.
+
+    Raises:
+        UserErrorException: The file cannot be read, or is no conda file.
+    """
+
+    def __init__(self, conda_dependencies_file_path: str | None = None) -> None:
+        self._content: dict[str, Any] = {"name": _NAME, "dependencies": []}
+        if conda_dependencies_file_path is not None:
+            self._content = _read(Path(conda_dependencies_file_path))
+
+    def __repr__(self) -> str:
+        return f"CondaDependencies({self._content})"
+
+    @classmethod
+    def create(
+        cls,
+        pip_indexurl: str | None = None,
+        pip_packages: Iterable[str] | None = None,
+        conda_packages: Iterable[str] | None = None,
+        python_version: str | None = None,
+        pin_sdk_version: bool = True,
+    ) -> Self:
+        """Make one of packages.
+
+        Args:
+            pip_indexurl: Where pip looks for packages.
+            pip_packages: Packages for pip, such as `numpy>=2`.
+            conda_packages: Packages for conda, such as `numpy=2`.
+            python_version: Version of Python.
+            pin_sdk_version: Not used: packages of Azure's SDK are not needed here.
+        """
+        del pin_sdk_version
+        made = cls()
+        if python_version is not None:
+            made.set_python_version(python_version)
+        for package in conda_packages or ():
+            made.add_conda_package(package)
+        if pip_indexurl is not None:
+            made.set_pip_index_url(f"--index-url {pip_indexurl}")
+        for package in pip_packages or ():
+            made.add_pip_package(package)
+        return made
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Self:
+        """Take what `as_dict` gave."""
+        made = cls()
+        made._content = copy.deepcopy(dict(content))
+        return made
+
+    # --- what is in it ---
+
+    @property
+    def conda_channels(self) -> list[str]:
+        """The channels."""
+        return list(self._content.get("channels") or ())
+
+    @property
+    def conda_packages(self) -> list[str]:
+        """The packages for conda, with Python where it is listed."""
+        return [entry for entry in self._dependencies if isinstance(entry, str)]
+
+    @property
+    def pip_packages(self) -> list[str]:
+        """The packages for pip."""
+        return [line for line in self._pip if not line.startswith("-")]
+
+    @property
+    def pip_options(self) -> list[str]:
+        """The options for pip."""
+        return [line for line in self._pip if line.startswith("-")]
+
+    def get_python_version(self) -> str | None:
+        """The version of Python, if one is given."""
+        for entry in self.conda_packages:
+            if _name(entry) == "python":
+                return entry.partition("=")[2].lstrip("=") or None
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as YAML has it."""
+        return copy.deepcopy(self._content)
+
+    def serialize_to_string(self) -> str:
+        """All of it, as YAML."""
+        return yaml.safe_dump(self._content, sort_keys=False)
+
+    def save(self, path: str | None = None) -> str:
+        """Write it to a file, `conda_dependencies.yml` in the current folder by default; returns its path."""
+        file = Path(path or ".")
+        if file.is_dir():
+            file /= "conda_dependencies.yml"
+        file.write_text(self.serialize_to_string(), encoding="utf-8")
+        return str(file)
+
+    def save_to_file(self, base_directory: str, conda_file_path: str | None = None) -> str:
+        """Write it to a file in a folder; returns the file's path in it."""
+        name = conda_file_path or "conda_dependencies.yml"
+        self.save(str(Path(base_directory) / name))
+        return name
+
+    # --- changing it ---
+
+    def set_python_version(self, version: str) -> None:
+        """Ask for a version of Python."""
+        self.remove_conda_package("python")
+        self._dependencies.insert(0, f"python={version}")
+
+    def add_channel(self, channel: str) -> None:
+        """Add a channel of conda."""
+        channels = self._content.setdefault("channels", [])
+        if channel not in channels:
+            channels.append(channel)
+
+    def remove_channel(self, channel: str) -> None:
+        """Remove a channel of conda."""
+        self._content["channels"] = [other for other in self.conda_channels if other != channel]
+
+    def add_conda_package(self, conda_package: str) -> None:
+        """Add a package for conda; it takes the place of the same package in another version."""
+        self.remove_conda_package(conda_package)
+        self._dependencies.append(conda_package)
+
+    def remove_conda_package(self, conda_package: str) -> None:
+        """Remove a package for conda, whatever its version."""
+        self._dependencies[:] = [
+            entry
+            for entry in self._dependencies
+            if not isinstance(entry, str) or _name(entry) != _name(conda_package)
+        ]
+
+    def add_pip_package(self, pip_package: str) -> None:
+        """Add a package for pip; it takes the place of the same package in another version."""
+        self.remove_pip_package(pip_package)
+        self._pip = [*self._pip, pip_package]
+
+    def remove_pip_package(self, pip_package: str) -> None:
+        """Remove a package for pip, whatever its version."""
+        self._pip = [line for line in self._pip if _name(line) != _name(pip_package)]
+
+    def add_tensorflow_conda_package(self, core_type: str = "cpu", version: str | None = None) -> None:
+        """Add TensorFlow for conda.
+
+        Args:
+            core_type: `cpu` or `gpu`.
+            version: Its version.
+        """
+        self.add_conda_package(_tensorflow(core_type, "=", version))
+
+    def add_tensorflow_pip_package(self, core_type: str = "cpu", version: str | None = None) -> None:
+        """Add TensorFlow for pip; the arguments are as above."""
+        self.add_pip_package(_tensorflow(core_type, "==", version))
+
+    def set_pip_requirements(self, pip_requirements: Iterable[str]) -> None:
+        """Replace the packages for pip."""
+        self._pip = [*self.pip_options, *pip_requirements]
+
+    def set_pip_option(self, pip_option: str) -> None:
+        """Add an option for pip, such as `--extra-index-url URL`."""
+        if pip_option not in self._pip:
+            self._pip = [pip_option, *self._pip]
+
+    def remove_pip_option(self, pip_option: str) -> None:
+        """Remove an option for pip, whatever its value."""
+        option = pip_option.split()[0]
+        self._pip = [line for line in self._pip if line.split()[:1] != [option]]
+
+    def set_pip_index_url(self, index_url: str) -> None:
+        """Set where pip looks for packages: `--index-url URL`."""
+        self.remove_pip_option("--index-url")
+        self.set_pip_option(index_url)
+
+    @property
+    def _dependencies(self) -> list[Any]:
+        found: list[Any] = self._content["dependencies"]
+        return found
+
+    @property
+    def _pip(self) -> list[str]:
+        """The lines for pip; to be changed only by assigning to it."""
+        sections = [entry["pip"] for entry in self._dependencies if isinstance(entry, dict)]
+        return [line for lines in sections for line in lines]
+
+    @_pip.setter
+    def _pip(self, lines: list[str]) -> None:
+        self._dependencies[:] = [entry for entry in self._dependencies if isinstance(entry, str)]
+        if lines:
+            self._dependencies.append({"pip": lines})
+
+
+def _tensorflow(core_type: str, relation: str, version: str | None) -> str:
+    name = "tensorflow-gpu" if core_type == "gpu" else "tensorflow"
+    return name if version is None else f"{name}{relation}{version}"
+
+
+def _name(package: str) -> str:
+    found = _PACKAGE.match(package.strip())
+    return (found[1] if found else package).lower().replace("_", "-")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(text_of(file, "conda file"), SettingsLoader)  # noqa: S506  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise UserErrorException(f"{file} is not YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("dependencies") or [], list):
+        raise UserErrorException(f"{file} is not a conda file: it must have a list of dependencies")
+    content["dependencies"] = content.get("dependencies") or []
+    for entry in content["dependencies"]:
+        if not isinstance(entry, str) and (not isinstance(entry, dict) or list(entry) != ["pip"]):
+            raise UserErrorException(f"{file}: {entry!r} is neither a package nor a list under pip")
+        if isinstance(entry, dict):
+            entry["pip"] = pip_lines(map(str, entry["pip"] or ()), file.parent)
+    return content
+
+
+def pip_lines(lines: Iterable[str], folder: Path) -> list[str]:
+    """Lines of a requirements file, or of the list for pip, that mean the same wherever they are read.
+
+    Args:
+        lines: The lines; empty ones and comments are left out.
+        folder: Where files that they name are.
+    """
+    kept = (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines)
+    return [
+        _FILE_OPTION.sub(lambda found: f"{found[1]} {(folder / found[2]).absolute()}", line)
+        for line in kept
+        if line
+    ]
+
+
+def text_of(file: Path, what: str) -> str:
+    """The text of a file that lists packages.
+
+    Args:
+        file: The file.
+        what: What it is, such as `conda file`.
+
+    Raises:
+        UserErrorException: It cannot be read.
+    """
+    try:
+        return settings_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserErrorException(f"the {what} {file} cannot be read: {error}") from error
+
+
+class ContainerRegistry(Printable):
+    """A registry of images. It has no effect, and is not kept: it can hold a password.
+
+    Attributes:
+        address: Its address.
+        username: Who signs in.
+        password: With what.
+    """
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.username: str | None = None
+        self.password: str | None = None
+
+
+DEFAULT_CPU_IMAGE: Final = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04"
+DEFAULT_GPU_IMAGE: Final = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.8-cudnn8-ubuntu22.04"
+_CURATED: Final = "azureml-"
+_DOCKER: Final = {
+    "base_image": "baseImage",
+    "base_dockerfile": "baseDockerfile",
+    "shm_size": "shmSize",
+    "arguments": "arguments",
+    "enable_gpu": "enableGpu",
+    "cuda_version": "cudaVersion",
+    "extra_docker_file_steps": "extraDockerfileSteps",
+}
+
+
+class PythonSection(KnownAttributes):
+    """The Python of an environment.
+
+    Attributes:
+        conda_dependencies: Its packages.
+        interpreter_path: The interpreter in the image.
+    """
+
+    def __init__(self) -> None:
+        self.conda_dependencies: CondaDependencies | None = CondaDependencies()
+        self.interpreter_path = "python"
+        self._user_managed: bool | None = None
+        self._file: str | None = None
+        self._is_complete = True
+
+    @property
+    def conda_dependencies_file(self) -> str | None:
+        """A conda file whose packages it has."""
+        return self._file
+
+    @conda_dependencies_file.setter
+    def conda_dependencies_file(self, path: str | None) -> None:
+        self.conda_dependencies = CondaDependencies(path)
+        self._file = path
+
+    @property
+    def user_managed_dependencies(self) -> bool:
+        """Whether the user has installed the packages; false as long as nothing is said, as on Azure.
+
+        Here that makes a difference: only if false is *set* are the packages installed, into a virtual environment.
+        Otherwise this interpreter's are used, and compared with the list.
+        """
+        return bool(self._user_managed)
+
+    @user_managed_dependencies.setter
+    def user_managed_dependencies(self, value: bool) -> None:
+        self._user_managed = bool(value)
+
+    def to_json(self) -> dict[str, Any]:
+        """The section as `inferenceconfig.json` has it."""
+        content: dict[str, Any] = {"interpreterPath": self.interpreter_path}
+        if self.conda_dependencies is not None:
+            content["condaDependencies"] = self.conda_dependencies.as_dict()
+        if self._user_managed is not None:
+            content["userManagedDependencies"] = self._user_managed
+        return content
+
+
+class DockerSection(KnownAttributes):
+    """The image of an environment. No image is built here: all of it is kept for the cluster.
+
+    Attributes:
+        base_image: Name of the image that it begins with.
+        base_dockerfile: A Dockerfile, or its text, instead.
+        base_image_registry: Where it is; not kept.
+        enabled: Whether there is to be a container.
+        shm_size: Its shared memory.
+        arguments: Further arguments of `docker run`.
+    """
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"gpu_support", "shared_volumes", "platform", *_DOCKER}
+    )
+
+    def __init__(self) -> None:
+        self.base_image: str | None = DEFAULT_CPU_IMAGE
+        self.base_dockerfile: str | None = None
+        self.base_image_registry = ContainerRegistry()
+        self.enabled = False
+        self.shm_size: str | None = None
+        self.arguments: list[str] = []
+        self._is_complete = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The section as `inferenceconfig.json` has it; without the default image, for which nobody has asked."""
+        content = {json_name: getattr(self, name, None) for name, json_name in _DOCKER.items()}
+        if self.base_image == DEFAULT_CPU_IMAGE:
+            del content["baseImage"]
+        return {name: value for name, value in content.items() if value}
+
+
+class Environment(KnownAttributes, UnofferedByEnvironment):
+    """An environment.
+
+    Attributes:
+        name: Its name.
+        version: Its version, once it is registered.
+        environment_variables: Variables of the script's process.
+        python: Its packages.
+        docker: Its image.
+    """
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"asset_id", "databricks", "r", "spark"})
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version: str | None = None
+        self.environment_variables: dict[str, str] = {}
+        self.python = PythonSection()
+        self.docker = DockerSection()
+        self.inferencing_stack_version: str | None = None
+        self._is_complete = True
+
+    def __repr__(self) -> str:
+        return f"Environment(name={self.name!r}, version={self.version!r})"
+
+    @staticmethod
+    def from_conda_specification(name: str, file_path: str) -> Environment:
+        """Read a conda file.
+
+        Raises:
+            UserErrorException: It cannot be read, or is none.
+        """
+        environment = Environment(name)
+        environment.python.conda_dependencies = CondaDependencies(file_path)
+        return environment
+
+    @staticmethod
+    def from_pip_requirements(name: str, file_path: str, pip_version: str | None = None) -> Environment:
+        """Read a requirements file.
+
+        Args:
+            name: Name of the environment.
+            file_path: The file.
+            pip_version: Not used: it is about the image.
+
+        Raises:
+            UserErrorException: It cannot be read.
+        """
+        del pip_version
+        environment = Environment(name)
+        packages = CondaDependencies()
+        packages.set_pip_requirements(_requirements(Path(file_path)))
+        environment.python.conda_dependencies = packages
+        return environment
+
+    @staticmethod
+    def from_docker_image(
+        name: str,
+        image: str,
+        container_registry: ContainerRegistry | None = None,
+        conda_specification: str | None = None,
+        pip_requirements: str | None = None,
+    ) -> Environment:
+        """Name an image, which is kept for the cluster, and the packages beside it.
+
+        Args:
+            name: Name of the environment.
+            image: The image.
+            container_registry: Not used.
+            conda_specification: A conda file.
+            pip_requirements: A requirements file, instead.
+
+        Raises:
+            UserErrorException: Both files are given, or one cannot be read.
+        """
+        del container_registry
+        environment = _with_packages(name, conda_specification, pip_requirements)
+        environment.docker.base_image = image
+        return environment
+
+    @staticmethod
+    def from_dockerfile(
+        name: str,
+        dockerfile: str,
+        conda_specification: str | None = None,
+        pip_requirements: str | None = None,
+    ) -> Environment:
+        """Name a Dockerfile, which is kept for the cluster, and the packages beside it.
+
+        Args:
+            name: Name of the environment.
+            dockerfile: Its path, or its text.
+            conda_specification: A conda file.
+            pip_requirements: A requirements file, instead.
+
+        Raises:
+            UserErrorException: Both files are given, or one cannot be read.
+        """
+        environment = _with_packages(name, conda_specification, pip_requirements)
+        environment.docker.base_image, environment.docker.base_dockerfile = None, dockerfile
+        return environment
+
+    def clone(self, new_name: str) -> Environment:
+        """The same under another name."""
+        other = copy.deepcopy(self)
+        other.name, other.version = new_name, None
+        return other
+
+    def register(self, workspace: BaseWorkspace) -> Environment:
+        """Keep it in the workspace, as the next version if it differs from the last; returns it with its version.
+
+        Raises:
+            UserErrorException: It cannot have this name.
+        """
+        with raised_as(UserErrorException):
+            checked_name(self.name, "environment")
+            folder = private_folder(workspace.local.create().azure_dir / "environments")
+        content = self.to_json()
+        with locked(folder / ".lock"):
+            versions = _versions(workspace, self.name)
+            if not versions or versions[-1] != content:
+                versions.append(content)
+                text = json.dumps(versions, indent=2).encode() + b"\n"
+                replace_file(folder / f"{self.name}.json", text)
+        return Environment.get(workspace, self.name)
+
+    @staticmethod
+    def get(workspace: BaseWorkspace, name: str, version: str | int | None = None) -> Environment:
+        """A registered environment, in its latest version unless one is given.
+
+        Raises:
+            UserErrorException: It is not registered.
+        """
+        versions = _versions(workspace, name)
+        number = len(versions) if version is None else int(version)
+        if not 1 <= number <= len(versions):
+            curated = (
+                "; environments of Microsoft are not here: register one of this name with the packages that it had, "
+                f"by Environment.from_conda_specification({name!r}, 'environment.yml').register(workspace)"
+            )
+            known = ", ".join(registered_names(workspace.local)) or "none"
+            raise UserErrorException(
+                f"there is no environment {name!r}{'' if version is None else f' version {version}'} in the "
+                f"workspace{curated if name.lower().startswith(_CURATED) else ''}; registered are: {known}"
+            )
+        return Environment._from_json(name, str(number), versions[number - 1])
+
+    @staticmethod
+    def list(workspace: BaseWorkspace) -> dict[str, Environment]:
+        """The latest version of each registered environment, by name."""
+        files = (workspace.local.azure_dir / "environments").glob("*.json")
+        return {name: Environment.get(workspace, name) for name in sorted(file.stem for file in files)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The environment as `inferenceconfig.json` has it."""
+        return {
+            "name": self.name,
+            "environmentVariables": dict(self.environment_variables),
+            "python": self.python.to_json(),
+            "docker": self.docker.to_json(),
+        }
+
+    @staticmethod
+    def _from_json(name: str, version: str, content: dict[str, Any]) -> Environment:
+        environment = Environment(name)
+        environment.version = version
+        environment.environment_variables = dict(content["environmentVariables"])
+        python = content["python"]
+        conda = python.get("condaDependencies")
+        environment.python.conda_dependencies = None if conda is None else CondaDependencies.of(conda)
+        environment.python.interpreter_path = python["interpreterPath"]
+        if "userManagedDependencies" in python:
+            environment.python.user_managed_dependencies = python["userManagedDependencies"]
+        for attribute, json_name in _DOCKER.items():
+            if json_name in content["docker"]:
+                setattr(environment.docker, attribute, content["docker"][json_name])
+        return environment
+
+
+def _with_packages(name: str, conda_file: str | None, requirements_file: str | None) -> Environment:
+    if conda_file and requirements_file:
+        raise UserErrorException("one of conda_specification and pip_requirements can be given, not both")
+    if conda_file:
+        return Environment.from_conda_specification(name, conda_file)
+    if requirements_file:
+        return Environment.from_pip_requirements(name, requirements_file)
+    return Environment(name)
+
+
+def _versions(workspace: BaseWorkspace, name: str) -> list[dict[str, Any]]:
+    file = workspace.local.azure_dir / "environments" / f"{name}.json"
+    try:
+        found: list[dict[str, Any]] = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def _requirements(file: Path) -> list[str]:
+    return pip_lines(text_of(file, "requirements file").splitlines(), file.parent)

@@ -1,1 +1,0 @@
-"""Packages, variables and images of scripts."""

@@ -1,0 +1,149 @@
+"""`InferenceConfig` of `azureml.core.model`: the script of a service, its folder and its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from stoker_azure.exceptions import WebserviceException
+from stoker_azure.sdk.environment import Environment
+from stoker_azure.sdk.unoffered import NotAClass
+
+__all__ = ["ContainerImage", "Image", "InferenceConfig"]
+
+_RUNTIMES: Final = ("python", "python-slim")
+
+
+class InferenceConfig:
+    """How an entry script is run.
+
+    Attributes:
+        entry_script: The script, relative to `source_directory`, else to the current folder.
+        source_directory: The folder that the script and what it imports and opens are in.
+        environment: Its environment; None if neither that nor a `conda_file` was given.
+        description: A sentence for people.
+    """
+
+    def __init__(
+        self,
+        entry_script: str,
+        runtime: str | None = None,
+        conda_file: str | None = None,
+        extra_docker_file_steps: str | None = None,
+        source_directory: str | None = None,
+        enable_gpu: bool | None = None,
+        description: str | None = None,
+        base_image: str | None = None,
+        base_image_registry: Any = None,
+        cuda_version: str | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        """Check that the files are there.
+
+        Args:
+            entry_script: As above.
+            runtime: `python` or `python-slim`.
+            conda_file: The environment as a conda file, relative to `source_directory`.
+            extra_docker_file_steps: Kept for the cluster, like all that is about an image.
+            source_directory: As above.
+            enable_gpu: Kept for the cluster.
+            description: As above.
+            base_image: Kept for the cluster.
+            base_image_registry: Not used.
+            cuda_version: Kept for the cluster.
+            environment: As above.
+
+        Raises:
+            WebserviceException: A file is not there, or `environment` is given beside what it stands for.
+            UserErrorException: The conda file cannot be read.
+        """
+        del base_image_registry
+        self.entry_script = entry_script
+        self.source_directory = source_directory
+        self.environment = environment
+        self.description = description
+        parts = {
+            "base_image": base_image,
+            "enable_gpu": enable_gpu,
+            "cuda_version": cuda_version,
+            "extra_docker_file_steps": extra_docker_file_steps,
+        }
+        given = {name: value for name, value in parts.items() if value}
+        _check_arguments(environment, runtime, conda_file, given)
+        self._check_files()
+        if conda_file or given:
+            self.environment = self._environment_of(conda_file, given)
+
+    def __repr__(self) -> str:
+        return (
+            f"InferenceConfig(entry_script={self.entry_script!r}, source_directory={self.source_directory!r})"
+        )
+
+    def validate_configuration(self) -> None:
+        """Check again that the files are there.
+
+        Raises:
+            WebserviceException: One is not.
+        """
+        self._check_files()
+
+    def to_json(self) -> dict[str, Any]:
+        """The configuration as `inferenceconfig.json` has it, with absolute paths."""
+        content: dict[str, Any] = {"entryScript": str(self._script.absolute())}
+        if self.source_directory is not None:
+            content["sourceDirectory"] = str(Path(self.source_directory).absolute())
+        if self.description is not None:
+            content["description"] = self.description
+        if self.environment is not None:
+            content["environment"] = self.environment.to_json()
+        return content
+
+    @property
+    def _script(self) -> Path:
+        return Path(self.source_directory or ".", self.entry_script)
+
+    def _check_files(self) -> None:
+        if self.source_directory is not None and not Path(self.source_directory).is_dir():
+            raise WebserviceException(f"the source_directory {self.source_directory} is not a folder")
+        if not self.entry_script or self._script.suffix != ".py" or not self._script.is_file():
+            where = self.source_directory or f"the current folder, {Path.cwd()}"
+            raise WebserviceException(
+                f"the entry_script {self.entry_script!r} is not a Python file in {where}"
+            )
+
+    def _environment_of(self, conda_file: str | None, parts: dict[str, Any]) -> Environment:
+        if conda_file:
+            path = Path(self.source_directory or ".", conda_file)
+            environment = Environment.from_conda_specification(path.stem, str(path))
+        else:
+            environment = Environment("environment")
+        for name, value in parts.items():
+            setattr(environment.docker, name, value)
+        return environment
+
+
+def _check_arguments(
+    environment: Environment | None, runtime: str | None, conda_file: str | None, parts: Mapping[str, Any]
+) -> None:
+    others = [*parts, *(["conda_file"] * bool(conda_file)), *(["runtime"] * bool(runtime))]
+    if environment is not None and others:
+        raise WebserviceException(f"{' and '.join(others)} cannot be given beside an environment")
+    if runtime is not None and runtime.lower() not in _RUNTIMES:
+        raise WebserviceException(f"runtime must be {' or '.join(_RUNTIMES)}, got {runtime!r}")
+
+
+_NO_IMAGES: Final = (
+    "Stoker builds no images; give the script and its environment to InferenceConfig(entry_script='score.py', "
+    "environment=Environment.from_conda_specification('myenv', 'myenv.yml')), and deploy with Model.deploy"
+)
+
+
+class Image(metaclass=NotAClass):
+    """An image of the workspace."""
+
+    INSTEAD = _NO_IMAGES
+
+
+class ContainerImage(Image):
+    """An image for Docker."""

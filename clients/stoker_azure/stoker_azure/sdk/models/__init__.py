@@ -1,1 +1,0 @@
-"""Registered models, and how one is to be run."""

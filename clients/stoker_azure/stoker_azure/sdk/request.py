@@ -1,0 +1,294 @@
+"""From the SDK's objects to what is submitted."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from stoker_azure.exceptions import ExperimentExecutionException, NotOffered, UserErrorException
+from stoker_azure.sdk.base import BaseWorkspace
+from stoker_azure.sdk.compute import ComputeTarget
+from stoker_azure.sdk.dataset import DatasetConsumption, FileDataset, OutputFileDatasetConfig
+from stoker_azure.sdk.datastore import DataPath, DataReference, Datastore
+from stoker_azure.sdk.environment import DEFAULT_CPU_IMAGE, Environment
+from stoker_azure.sdk.run_configuration import LONGEST_S, RunConfiguration, ScriptRunConfig
+from stoker_runs.launch.azure_files import COMMUNICATORS, FRAMEWORKS
+from stoker_runs.launch.submission import Request
+from stoker_runs.records.record import TARGET_VARIABLE, Definition
+from stoker_runs.targets.containers import optional_container
+from stoker_runs.targets.definitions import LOCAL, Target, find_target, list_targets
+
+__all__ = ["MODES", "MODE_VARIABLE", "requested"]
+
+MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
+"""How the packages of environments are had: one of `MODES`."""
+MODES: Final = ("exact", "relaxed", "here")
+
+
+@contextmanager
+def requested(
+    workspace: BaseWorkspace,
+    experiment: str,
+    config: ScriptRunConfig,
+    tags: Mapping[str, str],
+    parent: str = "",
+) -> Iterator[Request]:
+    """Make the request of a configuration; its environment file exists during the context.
+
+    Raises:
+        UserErrorException: It is incomplete, or has an argument that is none.
+        NotOffered: It asks for what only Azure has.
+    """
+    script = _checked_script(config)
+    run_config = config.run_config
+    data = _Data(workspace)
+    arguments = [data.argument(one) for one in config.arguments]
+    for one in (*getattr(config, "inputs", ()), *run_config.data_references.values()):
+        data.argument(one)
+    if isinstance(config.resume_from, DataPath) and isinstance(config.resume_from.datastore, Datastore):
+        place = config.resume_from.datastore.place(config.resume_from.path_on_datastore)
+        arguments += ["--resume-from", data.read("resume_from", place)]
+    target, variables = _target(workspace, config)
+    variables |= data.variables
+    variables |= {**run_config.environment.environment_variables, **run_config.environment_variables}
+    container = _container(workspace, target, run_config)
+    found = find_target(workspace.local.targets_dir, target)
+    definition = Definition(
+        script.replace(os.sep, "/"),
+        tuple(arguments),
+        target,
+        max_duration_s=run_config.max_run_duration_seconds or LONGEST_S,
+        variables={str(name): str(value) for name, value in variables.items()},
+        inputs=data.inputs,
+        container=container,
+        gpus=_gpus(found) if getattr(config, "use_gpu", False) else None,
+        **_several(config.distributed_job_config),
+    )
+    with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
+        yield Request(
+            definition,
+            Path(config.source_directory),
+            experiment,
+            tags=dict(tags),
+            parent=parent,
+            dockerfile=_dockerfile(run_config.environment, Path(folder))
+            if container or found.has_containers
+            else None,
+            **_environment(run_config, Path(folder)),
+        )
+
+
+def _checked_script(config: ScriptRunConfig) -> str:
+    """Return the script; refuse commands, words that Azure does not know, and data that no script would get."""
+    run_config = config.run_config
+    if not config.script:
+        raise UserErrorException("the configuration names no script")
+    if config.command is not None or run_config.command is not None:
+        raise NotOffered("a command in the place of a script is not offered: write it into a script")
+    for what, word, known in (
+        ("framework", run_config.framework, FRAMEWORKS),
+        ("communicator", run_config.communicator, (*COMMUNICATORS, "nccl", "gloo")),
+    ):
+        if str(word).lower() not in known:
+            near = get_close_matches(str(word).lower(), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(filter(None, known))}"
+            raise UserErrorException(f"{what} is {word!r}; {hint}")
+    if run_config.data or run_config.output_data:
+        raise NotOffered(
+            "data and output_data of a RunConfiguration are not offered: put the data set among the arguments, as by "
+            "dataset.as_mount()"
+        )
+    return config.script
+
+
+def _say_of_spark(environment: Environment, packages: Mapping[str, Any]) -> None:
+    """Say that there is no PySpark, where that can be seen."""
+    conda = environment.python.conda_dependencies
+    if packages.get("python"):
+        return
+    if "environment" in packages and conda is not None:
+        there = any(
+            name.lower().startswith("pyspark") for name in (*conda.conda_packages, *conda.pip_packages)
+        )
+        where = "the packages of the environment: conda_dependencies.add_pip_package('pyspark') adds it"
+    else:
+        there = find_spec("pyspark") is not None
+        where = "the packages of this Python: pip install pyspark"
+    if not there:
+        print(f"the framework is PySpark, which Python runs here, and pyspark is not among {where}")
+
+
+class _Data:
+    """What a script reads and writes, as its arguments name it.
+
+    Args:
+        workspace: Whose stores it is in.
+
+    Attributes:
+        inputs: Paths of what it reads, by name.
+        variables: Where it finds the folders that it writes to.
+    """
+
+    def __init__(self, workspace: BaseWorkspace) -> None:
+        self._workspace = workspace
+        self.inputs: dict[str, str] = {}
+        self.variables: dict[str, str] = {}
+
+    def argument(self, value: Any) -> str:
+        """An argument as text: where data is read, the reference that becomes its path where the script runs."""
+        if isinstance(value, FileDataset):
+            raise UserErrorException(
+                f"{value!r} is a data set: say how the script is to have it, with as_mount() or as_download()"
+            )
+        if isinstance(value, DatasetConsumption):
+            return self.read(value.name, value.dataset.folder())
+        if isinstance(value, OutputFileDatasetConfig):
+            store, path = value.destination or (
+                Datastore(self._workspace),
+                f"outputs/{value.name}-{uuid.uuid4().hex[:8]}",
+            )
+            return self._written(value.name, store.place(path))
+        if isinstance(value, DataReference) and value.mode == "upload":
+            return self._written(value.data_reference_name, value.to_path())
+        if isinstance(value, DataReference):
+            if not value.to_path().exists():
+                # Scripts also write to what they mount.
+                value.to_path().mkdir(parents=True)
+            return self.read(value.data_reference_name, value.to_path())
+        if isinstance(value, DataPath) and isinstance(value.datastore, Datastore):
+            store = value.datastore
+            return self.read(value.name or store.name, store.place(value.path_on_datastore))
+        return str(value)
+
+    def read(self, name: str, place: Path) -> str:
+        """Make a path an input; returns the reference that becomes it where the script runs."""
+        free = name
+        number = 1
+        while self.inputs.get(free, str(place)) != str(place):
+            # Two paths of one store have the name of the store.
+            number += 1
+            free = f"{name}_{number}"
+        self.inputs[free] = str(place)
+        return f"$AZUREML_DATAREFERENCE_{free}"
+
+    def _written(self, name: str, place: Path) -> str:
+        place.mkdir(parents=True, exist_ok=True)
+        self.variables |= {name: str(place), f"AZUREML_DATAREFERENCE_{name}": str(place)}
+        return str(place)
+
+
+def _target(workspace: BaseWorkspace, config: ScriptRunConfig) -> tuple[str, dict[str, str]]:
+    """The target's name here; the cores and GPUs of this machine are shared by all for which it stands."""
+    name = config.run_config.target
+    if name == LOCAL or name in list_targets(workspace.local.targets_dir):
+        return name, {}
+    if name.lower() == "amlcompute" and config.run_config.amlcompute.vm_size:
+        return LOCAL, {TARGET_VARIABLE: config.run_config.amlcompute.name or name}
+    kind = ComputeTarget(workspace, name).type
+    raise ExperimentExecutionException(
+        f"{name} is a compute target of type {kind}, to which no scripts are sent from here; name an AmlCompute, for "
+        f"which this machine stands, or one of these: {', '.join(list_targets(workspace.local.targets_dir))}"
+    )
+
+
+def _several(distribution: Any) -> dict[str, Any]:
+    if distribution is None:
+        return {}
+    if getattr(distribution, "parameter_server_count", 0):
+        raise NotOffered(
+            "parameter servers are not offered: use tf.distribute.MultiWorkerMirroredStrategy, and no "
+            "parameter_server_count"
+        )
+    return {
+        "nodes": int(distribution.node_count),
+        "processes_per_node": int(distribution.process_count_per_node),
+        "communicator": distribution.communicator,
+    }
+
+
+def _gpus(target: Target) -> int | None:
+    """How many GPUs a run holds that is to use them; None: one if the target has any."""
+    capacity = target.capacity
+    if capacity is None:
+        return 1
+    if not capacity.gpus:
+        print(f"use_gpu is True, and {target.name} has no GPU: the script runs on its processors")
+    return None
+
+
+def _container(workspace: BaseWorkspace, target: str, run_config: RunConfiguration) -> dict[str, Any]:
+    """The image and the settings of a container; empty if none is asked for, or none can be had."""
+    docker = run_config.environment.docker
+    found = find_target(workspace.local.targets_dir, target)
+    # Nobody has asked for the default image, which is Azure's.
+    image = "" if docker.base_dockerfile or docker.base_image == DEFAULT_CPU_IMAGE else docker.base_image
+    wanted = docker.enabled or run_config.docker.use_docker or image or docker.base_dockerfile
+    if not found.has_containers and not (
+        wanted
+        and optional_container(
+            found, workspace.local, print, image=image or "", dockerfile=bool(docker.base_dockerfile)
+        )
+    ):
+        return {}
+    asked = {
+        "optional": not found.has_containers,
+        "image": image,
+        "shm_size": docker.shm_size or run_config.docker.shm_size,
+        "arguments": [*docker.arguments, *run_config.docker.arguments],
+    }
+    return {name: value for name, value in asked.items() if value}
+
+
+def _dockerfile(environment: Environment, folder: Path) -> Path | None:
+    """The Dockerfile of an environment, which may be its text."""
+    said = environment.docker.base_dockerfile
+    if not said:
+        return None
+    if "\n" not in said and Path(said).is_file():
+        return Path(said)
+    file = folder / "Dockerfile"
+    file.write_text(said, encoding="utf-8")
+    return file
+
+
+def _environment(run_config: RunConfiguration, folder: Path) -> dict[str, Any]:
+    packages = _packages(run_config.environment, folder)
+    if run_config.framework.lower() == "pyspark":
+        _say_of_spark(run_config.environment, packages)
+    return packages
+
+
+def _packages(environment: Environment, folder: Path) -> dict[str, Any]:
+    """How the packages are had: `exact` unless the variable says otherwise."""
+    mode = os.environ.get(MODE_VARIABLE, "exact")
+    if mode not in MODES:
+        raise UserErrorException(f"{MODE_VARIABLE} is {mode!r}, and can be {', '.join(MODES)}")
+    python = environment.python
+    if python.user_managed_dependencies:
+        return {"python": "" if python.interpreter_path == "python" else python.interpreter_path}
+    conda = python.conda_dependencies
+    if mode == "here" or conda is None or not _asks_for_packages(conda.as_dict()):
+        return {}
+    file = folder / "environment.yml"
+    file.write_text(yaml.safe_dump(conda.as_dict()), encoding="utf-8")
+    return (
+        {"environment": "relaxed", "environment_file": file}
+        if mode == "relaxed"
+        else {"environment": str(file)}
+    )
+
+
+def _asks_for_packages(content: Mapping[str, Any]) -> bool:
+    """Whether there is more than Python and Azure's own packages."""
+    asked: Sequence[Any] = content.get("dependencies", ())
+    names = [name for one in asked for name in (one.get("pip", ()) if isinstance(one, dict) else (one,))]
+    return any(not str(name).startswith(("python=", "pip", "azureml-")) for name in names)

@@ -1,0 +1,832 @@
+"""`azureml.core.run`: a run, seen by the code that has submitted it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Self
+
+from stoker.errors import SubmissionRefused, UnknownRun
+from stoker.settings.workspace import Workspace as LocalWorkspace
+from stoker_azure.exceptions import (
+    ActivityFailedException,
+    ExperimentExecutionException,
+    ModelPathNotFoundException,
+    UserErrorException,
+    WebserviceException,
+)
+from stoker_azure.sdk.base import BaseWorkspace, Printable, raised_as, text_labels
+from stoker_azure.sdk.model import Model
+from stoker_azure.sdk.request import requested
+from stoker_azure.sdk.run_configuration import ScriptRunConfig, SweepConfig
+from stoker_azure.sdk.unoffered import UnofferedMethod
+from stoker_run import OfflineRun
+from stoker_run import Run as RunOfScript
+from stoker_run.records import read_metrics
+from stoker_runs.launch.following import follow
+from stoker_runs.launch.interactive import InteractiveRun
+from stoker_runs.launch.registration import register_model
+from stoker_runs.launch.runners import adopt
+from stoker_runs.launch.submission import submit
+from stoker_runs.records.folder import RunFolder, copy_files, find_file, run_files
+from stoker_runs.records.record import SWEEP, RunRecord, checked_experiment
+from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
+from stoker_runs.tuning.children import Trial, submit_sweep, terms_of, trials_of
+
+__all__ = ["Experiment", "HyperDriveRun", "Run", "RunDetails", "ScriptRun", "StartedRun", "wait_for"]
+
+# Files of a run, for the code that has submitted it.
+
+
+class _FilesOfRun:
+    """A run's logs, outputs, uploads, and the files that it was submitted with.
+
+    Attributes:
+        id: The run's id.
+        folder: Its folder.
+        experiment: Its experiment.
+    """
+
+    id: str
+    folder: RunFolder
+    experiment: Any
+
+    def get_file_names(self) -> Sequence[str]:
+        """Names of its files: logs, `outputs/`, `logs/`, and what was uploaded."""
+        return [*run_files(self.folder)]
+
+    def download_file(self, name: str, output_file_path: str | None = None, **_others: Any) -> None:
+        """Copy one of its files, by default into the current directory.
+
+        Raises:
+            UserErrorException: It has none of this name.
+        """
+        with raised_as(UserErrorException):
+            source = find_file(self.folder, name)
+        target = Path(output_file_path or source.name)
+        target = target / source.name if target.is_dir() else target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+    def download_files(
+        self,
+        prefix: str | None = None,
+        output_directory: str | None = None,
+        output_paths: Sequence[str] | None = None,
+        batch_size: int = 100,
+        append_prefix: bool = True,
+        timeout_seconds: int | None = None,
+    ) -> None:
+        """Copy its files into a folder, at their names.
+
+        Args:
+            prefix: How the names begin; all by default.
+            output_directory: The folder; the current one by default.
+            output_paths: Not offered.
+            batch_size: Not used.
+            append_prefix: Whether the prefix stays a part of the path.
+            timeout_seconds: Not used.
+        """
+        del output_paths, batch_size, timeout_seconds
+        place = Path(output_directory or ".")
+        start = prefix or ""
+        if append_prefix or not start:
+            copy_files(self.folder, start, place)
+            return
+        for name, path in run_files(self.folder).items():
+            if name.startswith(start):
+                target = place / name[len(start) :].lstrip("/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+
+    def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
+        """Copy its logs into a folder; returns their paths."""
+        place = Path(destination or self.id)
+        return [str(place / name) for name in copy_files(self.folder, "azureml-logs/", place)]
+
+    def get_snapshot_id(self) -> str:
+        """Digest of the files that it was submitted with."""
+        return self.folder.record().snapshot
+
+    def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:
+        """Write the files that it was submitted with into a folder; returns its path.
+
+        Raises:
+            UserErrorException: They are not there any more, or the folder is.
+        """
+        place = Path(path or self.id).absolute()
+        store = SnapshotStore(self.experiment.workspace.local.snapshots_dir)
+        with raised_as(UserErrorException):
+            store.restore(snapshot_id or self.get_snapshot_id(), place)
+        return str(place)
+
+
+_OfflineRun = OfflineRun
+_IN_SCRIPTS: Final = (
+    "a script logs to its own run (Run.get_context()), a notebook to one that it has begun "
+    "(experiment.start_logging())"
+)
+
+
+class Run(_FilesOfRun):
+    """A run of an experiment.
+
+    Args:
+        experiment: Its experiment.
+        run_id: Its id.
+
+    Attributes:
+        folder: Its folder on this machine.
+        type: `azureml.scriptrun`.
+        number: 1 for the experiment's first one.
+
+    Raises:
+        UserErrorException: There is no such run.
+    """
+
+    type = "azureml.scriptrun"
+
+    def __init__(self, experiment: Any, run_id: str, **_others: Any) -> None:
+        self.experiment = experiment
+        with raised_as(UserErrorException):
+            self.folder: RunFolder = RunStore(experiment.workspace.local.runs_dir).get(run_id)
+        self.id = run_id
+
+    def __repr__(self) -> str:
+        return f"Run(Experiment: {self.experiment.name}, Id: {self.id}, Status: {self.get_status()})"
+
+    @staticmethod
+    def get_context(allow_offline: bool = True, **_others: Any) -> Any:
+        """The run of this process, if it is one of a script; else an object that prints what it would log."""
+        return RunOfScript.get_context(allow_offline)
+
+    @staticmethod
+    def get(workspace: BaseWorkspace, run_id: str) -> Run:
+        """A run by its id.
+
+        Raises:
+            UserErrorException: There is none.
+        """
+        with raised_as(UserErrorException):
+            record = RunStore(workspace.local.runs_dir).get(run_id).record()
+        return _run(Experiment(workspace, record.experiment), record)
+
+    @staticmethod
+    def list(
+        experiment: Any,
+        type: str | None = None,  # noqa: A002  # Azure's name
+        tags: Any = None,
+        properties: Any = None,
+        status: str | None = None,
+        include_children: bool = False,
+        **_others: Any,
+    ) -> Iterator[Run]:
+        """The runs of an experiment, the last one first.
+
+        Args:
+            experiment: The experiment.
+            type: Not used: all are scripts'.
+            tags: A name, or values by name, that the run's tags must have.
+            properties: The same of its properties.
+            status: What it must be doing.
+            include_children: Whether those that are parts of others are listed too.
+        """
+        del type
+        store = RunStore(experiment.workspace.local.runs_dir)
+        found = []
+        for folder in store.folders(experiment.name):
+            try:
+                found.append((folder.record().created_ms, folder.id, folder))
+            except UnknownRun:
+                continue
+        for _, _, folder in sorted(found, key=lambda one: one[:2], reverse=True):
+            if not include_children and folder.record().parent:
+                continue
+            if _has(folder.tags(), tags) and _has(folder.properties(), properties):
+                run = _run(experiment, folder.record())
+                if status is None or run.get_status() == status:
+                    yield run
+
+    # --- what it is doing ---
+
+    @property
+    def status(self) -> str:
+        """What it is doing, in Azure's words."""
+        return self.get_status()
+
+    @property
+    def number(self) -> int:
+        """Which one of the experiment's it is, from 1 up."""
+        created = self.folder.record().created_ms
+        store = RunStore(self.experiment.workspace.local.runs_dir)
+        return sum(folder.record().created_ms <= created for folder in store.folders(self.experiment.name))
+
+    @property
+    def parent(self) -> Run | None:
+        """The run that it is a part of."""
+        parent = self.folder.record().parent
+        return Run.get(self.experiment.workspace, parent) if parent else None
+
+    @property
+    def display_name(self) -> str:
+        """The name that the script has given it, else its id."""
+        names = [line.get("v") for line in self.folder.event_lines() if line.get("e") == "name"]
+        return str(names[-1]) if names else self.id
+
+    name = display_name
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its tags."""
+        return self.folder.tags()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What is known of its origin, and what the script has added."""
+        return self.folder.properties()
+
+    def get_tags(self) -> dict[str, str]:
+        """The same as `tags`."""
+        return self.tags
+
+    def get_properties(self) -> dict[str, str]:
+        """The same as `properties`."""
+        return self.properties
+
+    def get_status(self) -> str:
+        """What it is doing now; one that nobody looks after is looked after again."""
+        adopt(self.folder, self.experiment.workspace.local)
+        return str(self.folder.state().status.value)
+
+    def get_detailed_status(self) -> dict[str, Any]:
+        """What it is doing, and why."""
+        state = self.folder.state()
+        return {"status": self.get_status(), "details": [state.reason] if state.reason else []}
+
+    def get_details(self) -> dict[str, Any]:
+        """What is known of it, in Azure's JSON."""
+        record, state = self.folder.record(), self.folder.state()
+        definition = record.definition
+        inputs = [
+            {
+                "dataset": {"id": digest, "path": definition.inputs.get(name, "")},
+                "consumptionDetails": {"type": "Reference", "inputName": name, "mechanism": "Mount"},
+            }
+            for name, digest in record.data.items()
+        ]
+        details: dict[str, Any] = {
+            "runId": self.id,
+            "target": definition.target_name,
+            "status": self.get_status(),
+            "startTimeUtc": _utc(state.started_ms),
+            "endTimeUtc": _utc(state.ended_ms),
+            "properties": self.properties,
+            "inputDatasets": inputs,
+            "outputDatasets": [],
+            "runDefinition": definition.to_json(),
+            "logFiles": {
+                name: str(path)
+                for name, path in run_files(self.folder).items()
+                if name.startswith("azureml-logs/")
+            },
+            "submittedBy": "local",
+        }
+        if state.error is not None:
+            details["error"] = {"error": {"code": "UserError", **state.error.to_json()}}
+        return details
+
+    def get_details_with_logs(self) -> dict[str, Any]:
+        """The same, with what the logs hold in the place of their paths."""
+        details = self.get_details()
+        logs = {name: Path(path).read_text("utf-8", "replace") for name, path in details["logFiles"].items()}
+        return {**details, "logFiles": logs}
+
+    def wait_for_completion(
+        self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
+    ) -> dict[str, Any]:
+        """Wait for its end.
+
+        Args:
+            show_output: Whether to print what the script prints, as it prints it.
+            wait_post_processing: Not used: its end is after that.
+            raise_on_error: Whether a failure is raised.
+
+        Raises:
+            ActivityFailedException: It has failed; the message is the error as JSON, with the traceback unless
+                that was printed.
+            ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
+        """
+        del wait_post_processing
+        wait_for(self.folder, self.experiment.workspace.local, show_output, raise_on_error)
+        return self.get_details()
+
+    def cancel(self) -> None:
+        """Have it ended."""
+        self.folder.ask_to_cancel("run.cancel()", int(time.time() * 1000))
+        adopt(self.folder, self.experiment.workspace.local)
+
+    # --- what it has logged and made ---
+
+    def get_metrics(self, name: str | None = None, recursive: bool = False, **_others: Any) -> dict[str, Any]:
+        """What it has logged: a value, or the list of all that were logged under a name.
+
+        Args:
+            name: Of one metric.
+            recursive: With those of its parts, by their ids.
+        """
+        found = read_metrics(self.folder.metric_lines())
+        if name is not None:
+            found = {name: found[name]} if name in found else {}
+        if recursive:
+            found |= {child.id: child.get_metrics(name) for child in self.get_children()}
+        return found
+
+    def get_children(
+        self,
+        recursive: bool = False,
+        tags: Any = None,
+        properties: Any = None,
+        type: str | None = None,  # noqa: A002  # Azure's name
+        status: str | None = None,
+        **_others: Any,
+    ) -> Iterator[Run]:
+        """The runs that are parts of this one, the last one first."""
+        del type
+        for run in Run.list(self.experiment, None, tags, properties, status, include_children=True):
+            if run.folder.record().parent == self.id:
+                yield run
+                if recursive:
+                    yield from run.get_children(True, tags, properties, None, status)
+
+    def register_model(
+        self,
+        model_name: str,
+        model_path: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        description: str | None = None,
+        *,
+        model_framework: str | None = None,
+        **_others: Any,
+    ) -> Model:
+        """Register a file or folder of the run as the next version of a model.
+
+        Args:
+            model_name: The model's name.
+            model_path: Name of the file or folder among the run's; by default the model's.
+            tags: Labels.
+            properties: Labels, beside those that say which run it came from.
+            description: Free text.
+            model_framework: Whether a pickle is a model of scikit-learn; else not used.
+
+        Raises:
+            ModelPathNotFoundException: The run has no such file; the message lists those that it has.
+            WebserviceException: It cannot be registered.
+        """
+        with raised_as(WebserviceException):
+            try:
+                registered = register_model(
+                    self.experiment.workspace.local,
+                    self.folder,
+                    model_name,
+                    model_path,
+                    framework="sklearn" if model_framework == "ScikitLearn" else None,
+                    description=description or "",
+                    tags=text_labels(tags),
+                    properties=text_labels(properties),
+                )
+            except SubmissionRefused as error:
+                raise ModelPathNotFoundException(str(error)) from error
+        return Model(self.experiment.workspace, registered.name, version=registered.version)
+
+    # --- what is said of it ---
+
+    def tag(self, key: str, value: Any = None) -> None:
+        """Set a tag."""
+        self.set_tags({key: "" if value is None else value})
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set several tags."""
+        changes = {str(key): str(value) for key, value in tags.items()}
+        self.folder.change_tags(changes, int(time.time() * 1000))
+
+    def remove_tags(self, tags: Sequence[str]) -> None:
+        """Remove tags."""
+        self.folder.change_tags(dict.fromkeys(tags), int(time.time() * 1000))
+
+    def get_portal_url(self) -> str:
+        """Where it is: its folder."""
+        return self.folder.path.as_uri()
+
+    def flush(self, timeout_seconds: float = 300) -> None:
+        """Nothing waits to be written."""
+
+    log = UnofferedMethod(_IN_SCRIPTS)
+    log_list = UnofferedMethod(_IN_SCRIPTS)
+    log_row = UnofferedMethod(_IN_SCRIPTS)
+    log_table = UnofferedMethod(_IN_SCRIPTS)
+    log_image = UnofferedMethod(_IN_SCRIPTS)
+    complete = UnofferedMethod("a run ends with its script; cancel() ends both")
+    fail = UnofferedMethod("a run ends with its script; cancel() ends both")
+    get_secret = UnofferedMethod("scripts find secrets in environment variables")
+    get_environment = UnofferedMethod("what it asked for and got is in environment/ of run.folder.path")
+
+
+ScriptRun = Run
+
+
+def _run(experiment: Any, record: RunRecord) -> Run:
+    """A run as an object of the class that its kind has."""
+    if record.kind == SWEEP:
+        return HyperDriveRun(experiment, record.id)
+    return Run(experiment, record.id)
+
+
+def _has(labelled: Mapping[str, str], wanted: Any) -> bool:
+    if not wanted:
+        return True
+    if isinstance(wanted, str):
+        return wanted in labelled
+    return all(labelled.get(name) == str(value) for name, value in wanted.items())
+
+
+def _utc(time_ms: int | None) -> str | None:
+    return (
+        None
+        if time_ms is None
+        else datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    )
+
+
+_LOG: Final = "azureml-logs/70_driver_log.txt"
+
+
+class _Printed:
+    """What a run prints, below a head that is printed with its first line."""
+
+    def __init__(self) -> None:
+        self.has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Print bytes of the log."""
+        if not self.has_begun:
+            self.has_begun = True
+            print(f"\nStreaming {_LOG}\n{'=' * (len(_LOG) + 10)}\n")
+        sys.stdout.write(data.decode("utf-8", "replace"))
+        sys.stdout.flush()
+
+
+def wait_for(
+    folder: RunFolder, workspace: LocalWorkspace, show_output: bool, raise_on_error: bool
+) -> RunState:
+    """Wait until a run has ended; returns its last state.
+
+    Args:
+        folder: The run.
+        workspace: Where it is.
+        show_output: Whether to print what it prints.
+        raise_on_error: Whether a failure is raised.
+
+    Raises:
+        ActivityFailedException: It has failed; the message is the error as JSON, without the traceback if its log was
+            printed, which ends in that.
+        ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
+    """
+    printed = _Printed()
+    if show_output:
+        _print_head(folder)
+    try:
+        state = (
+            follow(folder, workspace, printed.write, notes=print)
+            if show_output
+            else follow(folder, workspace, _nothing)
+        )
+    except KeyboardInterrupt:
+        raise ExperimentExecutionException(
+            f"The output streaming for the run interrupted.\nBut the run {folder.id} is still executing on the "
+            "compute target."
+        ) from None
+    if show_output:
+        print("\nExecution Summary\n=================")
+        _print_head(folder)
+        print()
+    if state.status is Status.FAILED and raise_on_error:
+        assert state.error is not None
+        error = state.error.to_json()
+        if printed.has_begun:
+            error["details"] = {
+                name: value
+                for name, value in error["details"].items()
+                if name not in ("traceback", "last_lines")
+            }
+        raise ActivityFailedException(json.dumps({"error": error}, indent=4))
+    return state
+
+
+def _print_head(folder: RunFolder) -> None:
+    print(f"RunId: {folder.id}\nWeb View: {folder.path.as_uri()}")
+
+
+def _nothing(_data: bytes) -> None:
+    """Print nothing."""
+
+
+class HyperDriveRun(Run):
+    """A run whose children run one script with other parameters each.
+
+    Args:
+        experiment: Its experiment.
+        run_id: Its id.
+
+    Attributes:
+        type: `hyperdrive`.
+
+    Raises:
+        UserErrorException: There is no such run.
+    """
+
+    type = "hyperdrive"
+
+    def __init__(self, experiment: Any, run_id: str, hyperdrive_config: Any = None, **_others: Any) -> None:
+        super().__init__(experiment, run_id)
+        self._config = hyperdrive_config
+
+    def _trials(self, *, with_earlier: bool = False) -> list[Trial]:
+        store = RunStore(self.experiment.workspace.local.runs_dir)
+        return trials_of(self.folder, store, with_earlier=with_earlier)
+
+    def get_best_run_by_primary_metric(
+        self,
+        include_failed: bool = True,
+        include_canceled: bool = True,
+        include_resume_from_runs: bool = True,
+    ) -> Run | None:
+        """The child with the best value of the primary metric; None, with a line that says why, where none has one.
+
+        Args:
+            include_failed: Whether it may be one that has failed.
+            include_canceled: Whether it may be one that was ended.
+            include_resume_from_runs: Whether it may be one of the runs with whose children these were compared.
+        """
+        left_out = {
+            status
+            for status, is_in in (("Failed", include_failed), ("Canceled", include_canceled))
+            if not is_in
+        }
+        trials = self._trials(with_earlier=include_resume_from_runs)
+        for trial in trials:
+            if trial.best is not None and trial.status.value not in left_out:
+                return Run.get(self.experiment.workspace, trial.id)
+        metric = terms_of(self.folder.record()).metric
+        names = sorted({name for run in self.get_children() for name in run.get_metrics()})
+        print(f"No run has logged the metric {metric}; they have logged: {', '.join(names) or 'none'}")
+        return None
+
+    def get_children_sorted_by_primary_metric(
+        self, top: int = 0, reverse: bool = False, discard_no_metric: bool = False
+    ) -> Sequence[dict[str, Any]]:
+        """The children with their parameters and best values, the best first.
+
+        Args:
+            top: How many; 0 is all.
+            reverse: The worst first; those without a value stay last.
+            discard_no_metric: Leave those without a value out.
+        """
+        trials = self._trials()
+        valued = [trial for trial in trials if trial.best is not None]
+        others = [] if discard_no_metric else [trial for trial in trials if trial.best is None]
+        found = [
+            {
+                "run_id": trial.id,
+                "hyperparameters": json.dumps(trial.parameters),
+                "best_primary_metric": trial.best,
+                "status": trial.status.value,
+            }
+            for trial in [*(reversed(valued) if reverse else valued), *others]
+        ]
+        return found[:top] if top else found
+
+    def get_hyperparameters(self) -> dict[str, str]:
+        """The parameters of all children as JSON, by their ids."""
+        trials = sorted(self._trials(), key=lambda trial: trial.number)
+        return {trial.id: json.dumps(trial.parameters) for trial in trials}
+
+    def get_metrics(self, name: str | None = None, recursive: bool = False, **_others: Any) -> dict[str, Any]:
+        """What the children have logged, by their ids."""
+        del recursive
+        return {child.id: child.get_metrics(name) for child in self.get_children()}
+
+
+# `experiment.start_logging()`: a run of the process that has begun it.
+
+
+_AS_IN_A_SCRIPT: Final = (
+    *("log", "log_list", "log_row", "log_table", "log_image", "log_confusion_matrix", "log_accuracy_table"),
+    *("log_residuals", "log_predictions", "upload_file", "upload_files", "upload_folder", "add_properties"),
+    *("child_run", "create_children"),
+)
+
+
+class StartedRun(Run):
+    """A run that this process logs to as a script does, and ends by `complete`, `fail` or as a context.
+
+    Args:
+        experiment: Its experiment.
+        outputs: A folder whose files become the run's when it ends.
+    """
+
+    type = "azureml.interactiverun"
+
+    def __init__(self, experiment: Any, outputs: Path | None) -> None:
+        self._begun = InteractiveRun(experiment.workspace.local, experiment.name)
+        self._outputs = outputs
+        super().__init__(experiment, self._begun.folder.id)
+        said = RunOfScript(self._begun.recorder, self.id, experiment)
+        # In the place of those that a run has which somebody else runs.
+        offered = {name: getattr(said, name) for name in _AS_IN_A_SCRIPT}
+        vars(self).update(offered, complete=self._complete, fail=self._fail)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        error = raised[1]
+        if error is None:
+            self._complete()
+        else:
+            self._fail(f"{error.__class__.__name__}: {error}")
+
+    def get_status(self) -> str:
+        """What it is doing now."""
+        return str(self.folder.state().status.value)
+
+    def cancel(self) -> None:
+        """Say that it was given up."""
+        self._collect()
+        self._begun.interrupt()
+
+    def _complete(self) -> None:
+        self._collect()
+        self._begun.end()
+
+    def _fail(self, error_details: Any = None, error_code: Any = None) -> None:
+        del error_code
+        self._collect()
+        self._begun.end(str(error_details or "the program says that it has failed"))
+
+    def _collect(self) -> None:
+        if self._begun.is_open and self._outputs is not None and self._outputs.is_dir():
+            shutil.copytree(self._outputs, self.folder.outputs, dirs_exist_ok=True)
+
+
+class Experiment:
+    """An experiment. It is there as soon as it has a run.
+
+    Args:
+        workspace: Its workspace.
+        name: Its name.
+
+    Attributes:
+        workspace: Its workspace.
+        name: Its name, and its id.
+
+    Raises:
+        UserErrorException: It cannot have this name.
+    """
+
+    def __init__(self, workspace: BaseWorkspace, name: str, **_others: Any) -> None:
+        with raised_as(UserErrorException):
+            self.name = checked_experiment(name)
+        self.id = self.name
+        self.workspace = workspace
+
+    def __repr__(self) -> str:
+        return f"Experiment(Name: {self.name}, Workspace: {self.workspace.name})"
+
+    def submit(self, config: Any, tags: Mapping[str, Any] | None = None, **_others: Any) -> Run:
+        """Have a script run.
+
+        Args:
+            config: What is to run: a `ScriptRunConfig`, an estimator, or a `HyperDriveConfig`.
+            tags: Labels.
+
+        Raises:
+            UserErrorException: The configuration is incomplete, or of another kind.
+            ExperimentExecutionException: It cannot run as it is asked for.
+        """
+        if isinstance(config, SweepConfig):
+            return self._tuned(config, text_labels(tags))
+        if not isinstance(config, ScriptRunConfig):
+            raise UserErrorException(
+                f"{type(config).__name__} cannot be submitted: submit a ScriptRunConfig or an estimator"
+            )
+        with (
+            requested(self.workspace, self.name, config, text_labels(tags)) as request,
+            raised_as(ExperimentExecutionException),
+        ):
+            folder, _ = submit(request, self.workspace.local)
+        return Run(self, folder.id)
+
+    def _tuned(self, config: SweepConfig, tags: Mapping[str, str]) -> HyperDriveRun:
+        with raised_as(UserErrorException):
+            asked = config.terms(self.workspace)
+        with (
+            requested(self.workspace, self.name, config.run_config, tags) as request,
+            raised_as(ExperimentExecutionException),
+        ):
+            folder, _ = submit_sweep(request, asked, self.workspace.local)
+        return HyperDriveRun(self, folder.id)
+
+    def start_logging(
+        self, outputs: str | None = None, snapshot_directory: str | None = ".", **_others: Any
+    ) -> StartedRun:
+        """Begin a run of this process: a notebook's, say.
+
+        Args:
+            outputs: A folder whose files become the run's when it ends.
+            snapshot_directory: Not used: what this process runs is not kept.
+
+        Raises:
+            ExperimentExecutionException: The workspace cannot be written to.
+        """
+        del snapshot_directory
+        with raised_as(ExperimentExecutionException):
+            return StartedRun(self, None if outputs is None else Path(outputs))
+
+    def get_runs(
+        self,
+        type: str | None = None,  # noqa: A002  # Azure's name
+        tags: Any = None,
+        properties: Any = None,
+        include_children: bool = False,
+    ) -> Iterator[Run]:
+        """Its runs, the last one first."""
+        return Run.list(self, type, tags, properties, None, include_children)
+
+    @staticmethod
+    def list(
+        workspace: BaseWorkspace, experiment_name: str | None = None, **_others: Any
+    ) -> Sequence[Experiment]:
+        """The experiments of a workspace that have runs, without archived ones."""
+        store = RunStore(workspace.local.runs_dir)
+        names = [name for name in store.experiments() if name not in store.archived()]
+        return [Experiment(workspace, name) for name in names if experiment_name in (None, name)]
+
+    def archive(self) -> None:
+        """Take it out of lists; its runs stay.
+
+        Raises:
+            UserErrorException: It has no runs yet.
+        """
+        with raised_as(UserErrorException):
+            RunStore(self.workspace.local.runs_dir).archive(self.name)
+
+    def reactivate(self, new_name: str | None = None) -> None:
+        """Put it back, under its own name.
+
+        Raises:
+            UserErrorException: Another name is given, or it has no runs.
+        """
+        if new_name not in (None, self.name):
+            raise UserErrorException("an experiment keeps its name here: it is in the ids of its runs")
+        with raised_as(UserErrorException):
+            RunStore(self.workspace.local.runs_dir).archive(self.name, restore=True)
+
+    def get_portal_url(self) -> str:
+        """Where its runs are: a folder."""
+        return (self.workspace.local.runs_dir / self.name).as_uri()
+
+    tag = UnofferedMethod("tag its runs: run.tag")
+    delete = UnofferedMethod("delete its runs: 'stoker runs delete'")
+
+
+class RunDetails(Printable):
+    """Shows a run.
+
+    Args:
+        run_instance: The run.
+    """
+
+    def __init__(self, run_instance: Run) -> None:
+        self._run = run_instance
+
+    def _printed(self) -> dict[str, Run]:
+        return {"run": self._run}
+
+    def show(self, render_lib: object = None, widget_settings: object = None) -> None:
+        """Print what the run is doing, and where it is."""
+        del render_lib, widget_settings
+        details = self._run.get_details()
+        print(f"{details['runId']}: {details['status']} on {details['target']}")
+        print(f"stoker runs logs {details['runId']} -f")
+
+    def get_widget_data(self) -> dict[str, object]:
+        """The same as data."""
+        return self._run.get_details()

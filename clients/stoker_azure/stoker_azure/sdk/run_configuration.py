@@ -1,0 +1,322 @@
+"""`azureml.core.runconfig`: how a script is to run."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from stoker_azure.sdk.base import BaseWorkspace, Printable
+from stoker_azure.sdk.environment import DEFAULT_CPU_IMAGE, DEFAULT_GPU_IMAGE, Environment
+from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedMethod
+from stoker_runs.tuning.definition import Terms
+
+__all__ = [
+    "DEFAULT_CPU_IMAGE",
+    "DEFAULT_GPU_IMAGE",
+    "LONGEST_S",
+    "AmlComputeSection",
+    "DockerConfiguration",
+    "MpiConfiguration",
+    "PyTorchConfiguration",
+    "RunConfiguration",
+    "ScriptRunConfig",
+    "SweepConfig",
+    "TensorflowConfiguration",
+]
+
+LONGEST_S: Final = 2_592_000
+"""How long a run may take, if nothing else is said: 30 days."""
+_FILES: Final = "files of run configurations are read by 'stoker submit', not by the SDK's objects"
+
+
+class MpiConfiguration(KnownAttributes):
+    """Processes that MPI would start; here they find each other by its variables.
+
+    Args:
+        process_count_per_node: Processes of each machine.
+        node_count: Machines.
+    """
+
+    communicator = "mpi"
+
+    def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
+        self.process_count_per_node = process_count_per_node
+        self.node_count = node_count
+        self._is_complete = True
+
+
+class TensorflowConfiguration(KnownAttributes):
+    """Workers that find each other by `TF_CONFIG`.
+
+    Args:
+        worker_count: How many.
+        parameter_server_count: Parameter servers; there can be none.
+    """
+
+    communicator = "tensorflow"
+    process_count_per_node = 1
+
+    def __init__(self, worker_count: int = 1, parameter_server_count: int = 0) -> None:
+        self.worker_count = worker_count
+        self.parameter_server_count = parameter_server_count
+        self._is_complete = True
+
+    @property
+    def node_count(self) -> int:
+        """Workers count as machines."""
+        return self.worker_count
+
+
+class PyTorchConfiguration(KnownAttributes):
+    """Processes that find each other by `RANK` and `MASTER_ADDR`.
+
+    Args:
+        communication_backend: Not used: the script names it.
+        process_count: How many in all; by default one of each machine.
+        node_count: Machines.
+    """
+
+    communicator = "pytorch"
+
+    def __init__(
+        self, communication_backend: str = "Nccl", process_count: int | None = None, node_count: int = 1
+    ) -> None:
+        self.communication_backend = communication_backend
+        self.process_count = process_count
+        self.node_count = node_count
+        self._is_complete = True
+
+    @property
+    def process_count_per_node(self) -> int:
+        """Processes of each machine."""
+        return max(1, (self.process_count or self.node_count) // self.node_count)
+
+
+class DockerConfiguration(KnownAttributes):
+    """Whether the script is to run in a container.
+
+    Args:
+        use_docker: Whether.
+        shared_volumes: Whether folders are bound.
+        arguments: Further arguments of `docker run`.
+        shm_size: Shared memory.
+    """
+
+    def __init__(
+        self,
+        use_docker: bool = False,
+        shared_volumes: bool = True,
+        arguments: Sequence[str] | None = None,
+        shm_size: str | None = None,
+    ) -> None:
+        self.use_docker = use_docker
+        self.shared_volumes = shared_volumes
+        self.arguments = list(arguments or [])
+        self.shm_size = shm_size
+        self._is_complete = True
+
+
+class AmlComputeSection(KnownAttributes):
+    """A cluster that would be made for one run; the slots of this machine stand for it."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"cluster_max_node_count", "location"})
+
+    def __init__(self) -> None:
+        self.vm_size: str | None = None
+        self.vm_priority: str | None = None
+        self.name: str | None = None
+        self.retain_cluster = False
+        self._cluster_max_node_count = 1
+        self._is_complete = True
+
+
+class RunConfiguration(KnownAttributes):
+    """How a script is to run.
+
+    Attributes:
+        script: The script.
+        arguments: What follows it on its command line.
+        target: The compute target's name.
+        framework: `Python`, or another one of Azure's.
+        communicator: How several processes find each other: `None`, `OpenMpi`, `ParameterServer`.
+        node_count: Machines.
+        environment: Packages and variables.
+        environment_variables: Further variables.
+        mpi: Processes of each machine, for MPI.
+        max_run_duration_seconds: How long it may take.
+        data_references: Paths in data stores that the script reads or writes, by name.
+        data: Not offered.
+        output_data: Not offered.
+        command: A command line instead of a script; not offered.
+    """
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("auto_prepare_environment", "prepare_environment", "gpu_support", "history", "spark", "hdi"),
+            *("paralleltask", "datacaches", "source_directory_data_store", "kubernetescompute", "services"),
+            *("credential_passthrough", "priority", "auto_cluster_compute_specification"),
+        }
+    )
+
+    def __init__(
+        self,
+        script: str | None = None,
+        arguments: Sequence[Any] | None = None,
+        framework: str | None = None,
+        communicator: str | None = None,
+        conda_dependencies: Any = None,
+        _history_enabled: Any = None,
+        _path: Any = None,
+        _name: str | None = None,
+        command: Any = None,
+    ) -> None:
+        del _history_enabled, _path
+        self.script = script
+        self.arguments = list(arguments or [])
+        self.framework = framework or "Python"
+        self.communicator = communicator or "None"
+        self.node_count = 1
+        self.max_run_duration_seconds: int | None = None
+        self.environment = Environment(_name or "default-environment")
+        if conda_dependencies is not None:
+            self.environment.python.conda_dependencies = conda_dependencies
+        self.environment_variables: dict[str, str] = {}
+        self.docker = DockerConfiguration()
+        self.amlcompute = AmlComputeSection()
+        self.mpi = MpiConfiguration()
+        self.tensorflow = TensorflowConfiguration()
+        self.pytorch = PyTorchConfiguration()
+        self.data_references: dict[str, Any] = {}
+        self.data: Mapping[str, Any] = {}
+        self.output_data: Mapping[str, Any] = {}
+        self.command = command
+        self._target: Any = "local"
+        self._is_complete = True
+
+    load = UnofferedMethod(_FILES)
+    save = UnofferedMethod(_FILES)
+
+    @property
+    def target(self) -> str:
+        """Name of the compute target; a target object may be set."""
+        name: str = getattr(self._target, "name", self._target)
+        return name
+
+    @target.setter
+    def target(self, target: Any) -> None:
+        self._target = target
+
+    def __repr__(self) -> str:
+        """Azure's JSON of what is set."""
+        several = self.distribution()
+        content = {
+            "script": self.script,
+            "arguments": self.arguments,
+            "target": self.target,
+            "framework": self.framework,
+            "communicator": self.communicator,
+            "maxRunDurationSeconds": self.max_run_duration_seconds,
+            "nodeCount": self.node_count,
+            "processCountPerNode": 1 if several is None else several.process_count_per_node,
+            "environment": self.environment.to_json(),
+            "environmentVariables": self.environment_variables,
+            "dataReferences": self.data_references,
+            "vmSize": self.amlcompute.vm_size,
+        }
+        return json.dumps(content, indent=4, default=repr)
+
+    def distribution(self) -> Any:
+        """How several processes find each other; None for a single one."""
+        word = self.communicator.lower()
+        if word in ("openmpi", "intelmpi"):
+            self.mpi.node_count = max(self.mpi.node_count, self.node_count)
+            return self.mpi
+        if word == "parameterserver":
+            return self.tensorflow
+        if self.framework.lower() == "pytorch" and self.pytorch.node_count > 1:
+            return self.pytorch
+        return MpiConfiguration(node_count=self.node_count) if self.node_count > 1 else None
+
+
+class ScriptRunConfig:
+    """A script, and how it is to run.
+
+    Args:
+        source_directory: The folder with the script; all of it is kept with the run.
+        script: The script, relative to it.
+        arguments: What follows it on its command line: texts, numbers, data sets.
+        run_config: How it is to run; the next ones are not used then, and a line says so.
+        compute_target: A target, or its name; this machine by default.
+        environment: Packages and variables.
+        distributed_job_config: How several processes find each other.
+        resume_from: A `DataPath` whose folder follows as `--resume-from`.
+        max_run_duration_seconds: How long it may take.
+        command: A command line instead of a script; not offered.
+        docker_runtime_config: Whether it is to run in a container.
+    """
+
+    def __init__(
+        self,
+        source_directory: str,
+        script: str | None = None,
+        arguments: Sequence[Any] | None = None,
+        run_config: RunConfiguration | None = None,
+        _telemetry_values: Any = None,
+        compute_target: Any = None,
+        environment: Environment | None = None,
+        distributed_job_config: Any = None,
+        resume_from: Any = None,
+        max_run_duration_seconds: int = LONGEST_S,
+        command: Any = None,
+        docker_runtime_config: DockerConfiguration | None = None,
+    ) -> None:
+        del _telemetry_values
+        self.source_directory = str(Path(source_directory or "."))
+        self.command = command
+        self.resume_from = resume_from
+        self.distributed_job_config = distributed_job_config
+        if run_config is not None:
+            if compute_target is not None or environment is not None or distributed_job_config is not None:
+                print(
+                    "run_config is given: compute_target, environment and distributed_job_config have no effect"
+                )
+            self.run_config = run_config
+            self.distributed_job_config = run_config.distribution()
+        else:
+            self.run_config = RunConfiguration()
+            self.run_config.target = compute_target or "local"
+            if environment is not None:
+                self.run_config.environment = environment
+            self.run_config.max_run_duration_seconds = max_run_duration_seconds
+            if docker_runtime_config is not None:
+                self.run_config.docker = docker_runtime_config
+        self.script = script or self.run_config.script
+        self.arguments = list(arguments if arguments is not None else self.run_config.arguments)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(source_directory={self.source_directory!r}, script={self.script!r}, "
+            f"arguments={self.arguments!r}, target={self.run_config.target!r}, "
+            f"environment={self.run_config.environment!r})"
+        )
+
+
+class SweepConfig(Printable, ABC):
+    """A script that is run with many parameters, as `Experiment.submit` takes it.
+
+    Attributes:
+        run_config: The script.
+    """
+
+    run_config: ScriptRunConfig
+
+    @abstractmethod
+    def terms(self, workspace: BaseWorkspace) -> Terms:
+        """Return what is asked of the sweep.
+
+        Raises:
+            OperatorError: A number cannot be, or a run that is to go on is none of HyperDrive's.
+        """

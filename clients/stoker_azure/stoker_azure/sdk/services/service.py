@@ -1,0 +1,504 @@
+"""A deployed service: its state, its keys and tokens, scoring, and changing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from stoker_azure.config.deployment import DeploymentConfig, Kind, fields_of
+from stoker_azure.exceptions import NotOffered, WebserviceException
+from stoker_azure.sdk.base import BaseWorkspace, none_in_workspace, raised_as, text_labels
+from stoker_azure.sdk.inference_config import InferenceConfig
+from stoker_azure.sdk.registered_model import RegisteredModel, model_ids
+from stoker_azure.sdk.services.records import FirstVersion, Plan, ServiceRecord, Services, now
+from stoker_azure.sdk.unoffered import UnofferedByWebservice
+
+if TYPE_CHECKING:
+    from stoker.keys.keyring import Slot
+    from stoker_azure.sdk.services.backends import Backend
+    from stoker_azure.sdk.services.process import Caller
+
+__all__ = ["DeployedService", "WebServiceAccessToken", "WebserviceDeploymentConfiguration", "find_record"]
+
+# Attributes that Azure calls otherwise than the keywords.
+_KEYWORDS: Final = {"max_concurrent_requests_per_container": "replica_max_concurrent_requests"}
+_DOT_EVERY_S: Final = 1.0
+_OK: Final = 200
+_SLOTS: Final[Mapping[str, Slot]] = {"Primary": "primary", "Secondary": "secondary"}
+_LABELS: Final = {"tags", "properties"}
+
+
+@dataclass(frozen=True, slots=True)
+class WebServiceAccessToken:
+    """A token of a service.
+
+    Attributes:
+        access_token: Its text.
+        token_type: `Bearer`.
+        refresh_after: When another one should be fetched.
+        expiry_on: From then on it is refused.
+    """
+
+    access_token: str = field(repr=False)
+    token_type: str
+    refresh_after: datetime
+    expiry_on: datetime
+
+
+class WebserviceDeploymentConfiguration:
+    """How a service is deployed: an attribute for each keyword, None where nothing was said. They may be changed."""
+
+    first_version: FirstVersion | None = None
+    """The version that an endpoint begins with; None for services without versions."""
+
+    def __init__(self, kind: Kind, **keywords: Any) -> None:
+        """Check the keywords.
+
+        Raises:
+            WebserviceException: One is unknown, has a bad value, or contradicts another.
+        """
+        self.kind = kind
+        self.compute_target_name: str | None = None
+        with raised_as(WebserviceException):
+            DeploymentConfig.from_keywords(kind, **keywords)
+        for known in fields_of(kind):
+            setattr(self, known.keyword, keywords.get(known.keyword))
+
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in self.keywords.items() if not name.endswith("_key")}
+        return f"{self.kind.capitalize()}Webservice.deploy_configuration({shown})"
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """The keywords that have a value."""
+        values = {field.keyword: getattr(self, field.keyword) for field in fields_of(self.kind)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def print_deploy_configuration(self) -> None:
+        """Print it."""
+        print(self)
+
+    def validate_configuration(self) -> None:
+        """Check the keywords again.
+
+        Raises:
+            WebserviceException: As above.
+        """
+        with raised_as(WebserviceException):
+            DeploymentConfig.from_keywords(self.kind, **self.keywords)
+
+
+class DeployedService(UnofferedByWebservice):
+    """A service of the workspace, whether its process lives or not.
+
+    Attributes:
+        workspace: Its workspace.
+        name: Its name.
+        image: None, like the others that are known of services on Azure: none here is made of an image.
+
+    Keywords of `deploy_configuration` are attributes too: what it was deployed with, or None.
+    """
+
+    type_name: ClassVar[str]
+    image = image_id = image_digest = created_by = None
+
+    def __init__(self, workspace: BaseWorkspace, name: str) -> None:
+        """Find a service.
+
+        Raises:
+            WebserviceException: The workspace has none of this name.
+        """
+        self.workspace = workspace
+        self.name = name
+        self._last = find_record(workspace, name)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a keyword was when it was deployed; None where it was not given."""
+        keyword = _KEYWORDS.get(name, name)
+        if name.startswith("_") or keyword not in {field.keyword for field in fields_of(self._record.kind)}:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._record.keywords.get(keyword)
+
+    @property
+    def compute_type(self) -> str:
+        """`AKS`, `ACI` or `Local`: what it would be on Azure."""
+        return self.type_name
+
+    @property
+    def compute_name(self) -> str | None:
+        """The compute target that it was deployed to."""
+        return self._record.compute_name
+
+    @property
+    def scoring_uri(self) -> str:
+        """Where rows are posted to."""
+        return f"{self._base_uri}/score"
+
+    @property
+    def swagger_uri(self) -> str:
+        """Where its description is."""
+        return self.scoring_uri.removesuffix("score") + "swagger.json"
+
+    @property
+    def auth_enabled(self) -> bool:
+        """Whether callers send a key."""
+        return self._record.auth and not self._record.token_auth
+
+    @property
+    def token_auth_enabled(self) -> bool:
+        """Whether callers send a token."""
+        return self._record.token_auth
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its tags."""
+        return dict(self._record.tags)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Its properties."""
+        return dict(self._record.properties)
+
+    @property
+    def description(self) -> str | None:
+        """Its description."""
+        return self._record.keywords.get("description")
+
+    @property
+    def num_replicas(self) -> int:
+        """How many device processes serve it."""
+        return self._record.replicas
+
+    @property
+    def created_time(self) -> datetime:
+        """When it was first deployed."""
+        return datetime.fromisoformat(self._record.created_at)
+
+    @property
+    def updated_time(self) -> datetime:
+        """When it was last changed."""
+        return datetime.fromisoformat(self._record.updated_at)
+
+    @property
+    def _base_uri(self) -> str:
+        with raised_as(WebserviceException):
+            return self._backend.base_uri()
+
+    @property
+    def _services(self) -> Services:
+        return Services(self.workspace.local)
+
+    def _found(self) -> ServiceRecord | None:
+        with raised_as(WebserviceException):
+            return self._services.find(self.name)
+
+    @property
+    def _record(self) -> ServiceRecord:
+        """What is known of it now; what was known of it last if it has been deleted."""
+        self._last = self._found() or self._last
+        return self._last
+
+    @property
+    def _backend(self) -> Backend:
+        """What runs it."""
+        from stoker_azure.sdk.services.backends import backend_of
+
+        return backend_of(self.workspace.local, self._record)
+
+    def serialize(self) -> dict[str, Any]:
+        """The service as JSON, with Azure's names; its keys are not in it."""
+        record = self._record
+        return {
+            "name": self.name,
+            "computeType": self.compute_type,
+            "computeName": self.compute_name,
+            "state": self.state,
+            "error": self.error,
+            "scoringUri": self.scoring_uri,
+            "swaggerUri": self.swagger_uri,
+            "authEnabled": self.auth_enabled,
+            "aadAuthEnabled": self.token_auth_enabled,
+            "numReplicas": self.num_replicas,
+            "description": self.description,
+            "tags": self.tags,
+            "properties": self.properties,
+            "modelIds": [*record.models],
+            "createdTime": record.created_at,
+            "updatedTime": record.updated_at,
+        }
+
+    # --- how it stands ---
+
+    @property
+    def state(self) -> str:
+        """`Transitioning`, `Healthy`, `Unhealthy` or `Failed`, as it is now; `Deleted` once it is."""
+        return self._state()
+
+    @property
+    def error(self) -> Any:
+        """Why it does not run, with the end of its log; in a cluster what is in its way, as `code` and `message`."""
+        with raised_as(WebserviceException):
+            return None if self._found() is None else self._backend.error()
+
+    def update_deployment_state(self) -> None:
+        """Nothing is to be done: all that this object tells is looked up when it is asked."""
+
+    def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
+        """Wait until the service can score.
+
+        Args:
+            show_output: Print how it goes.
+            timeout_sec: Give up after this time; it goes on in the background.
+
+        Raises:
+            WebserviceException: Its process has ended, with the end of its log; or the time is over.
+        """
+        begun_s = time.monotonic()
+        dots = 0
+        _show(show_output, "Running")
+        # One that was ready before, and whose process lives, is on its way to be so again.
+        while (state := self._state()) == "Transitioning" or (state == "Unhealthy" and self.error is None):
+            waited_s = time.monotonic() - begun_s
+            if timeout_sec is not None and waited_s > timeout_sec:
+                _show(show_output, "\n")
+                raise WebserviceException(
+                    f"{self.name} is not deployed after {timeout_sec:g} s; it goes on, see state and get_logs()"
+                )
+            if waited_s > dots * _DOT_EVERY_S:
+                _show(show_output, ".")
+                dots += 1
+            time.sleep(self._backend.look_every_s)
+        _show(show_output, f"\n{'Succeeded' if state == 'Healthy' else 'Failed'}\n")
+        if state != "Healthy":
+            raise WebserviceException(f"{self.name} is not deployed, its state is {state}: {self.error}")
+        print(f'{self.type_name} service creation operation finished, operation "Succeeded"')
+
+    def _state(self) -> str:
+        with raised_as(WebserviceException):
+            return "Deleted" if self._found() is None else self._backend.state()
+
+    def _has_started(self) -> bool:
+        """Whether it can score; one that starts is waited for, which the server's time for loading bounds."""
+        state = self._state()
+        while state == "Transitioning":
+            time.sleep(self._backend.look_every_s)
+            state = self._state()
+        return state == "Healthy"
+
+    def get_logs(self, num_lines: int = 5000, init: bool = False) -> str:
+        """The last lines of its log.
+
+        Args:
+            num_lines: How many at most.
+            init: Not used: there is no init container.
+
+        Raises:
+            WebserviceException: `num_lines` is no whole number above 0, or the log cannot be read.
+        """
+        del init
+        if not isinstance(num_lines, int) or num_lines < 1:
+            raise WebserviceException(f"num_lines must be a whole number above 0, got {num_lines!r}")
+        with raised_as(WebserviceException):
+            return "" if self._found() is None else self._backend.log(num_lines)
+
+    # --- keys, tokens, scoring ---
+
+    def get_keys(self) -> tuple[str, str]:
+        """Its primary and its secondary key.
+
+        Raises:
+            WebserviceException: It takes none.
+        """
+        if not self.auth_enabled:
+            instead = "get_token()" if self.token_auth_enabled else "none, auth_enabled is off"
+            raise WebserviceException(f"{self.name} takes no keys: callers send {instead}")
+        with raised_as(WebserviceException):
+            keys = self._backend.keys()
+        return keys.primary, keys.secondary
+
+    def regen_key(self, key: str, set_key: str | None = None) -> None:
+        """Replace a key; the running service follows with its next request.
+
+        Args:
+            key: `Primary` or `Secondary`.
+            set_key: The new key, else a random one.
+
+        Raises:
+            WebserviceException: It is neither, the service takes no keys, or the new key cannot be one.
+        """
+        slot = _SLOTS.get(key.capitalize())
+        if slot is None:
+            raise WebserviceException(f"there are the keys Primary and Secondary, not {key!r}")
+        self.get_keys()
+        with raised_as(WebserviceException):
+            self._backend.regenerate(slot, set_key)
+
+    def get_token(self) -> tuple[str, datetime]:
+        """A token, and when another one should be fetched.
+
+        Raises:
+            WebserviceException: It takes none.
+        """
+        token = self.get_access_token()
+        return token.access_token, token.refresh_after
+
+    def get_access_token(self) -> WebServiceAccessToken:
+        """A token with its times.
+
+        Raises:
+            WebserviceException: It takes none.
+        """
+        from stoker.keys.credentials import issue
+
+        if not self.token_auth_enabled:
+            raise WebserviceException(f"{self.name} takes no tokens: deploy it with token_auth_enabled=True")
+        with raised_as(WebserviceException):
+            secret = self._backend.signing_secret()
+        token = issue(secret, self.name, now_s=time.time())
+        refresh_after, expiry_on = (
+            datetime.fromtimestamp(at_s, UTC) for at_s in (token.refresh_after_s, token.expires_s)
+        )
+        return WebServiceAccessToken(token.text, "Bearer", refresh_after, expiry_on)
+
+    def run(self, input_data: str | bytes) -> Any:
+        """Post a body to the service, with a key or token if it takes one, and return its JSON answer.
+
+        A key or token is fetched once, and again when the service refuses it. A service that starts is waited for.
+
+        Args:
+            input_data: The body.
+
+        Raises:
+            WebserviceException: The service answers with an error, or cannot be reached.
+        """
+        if not isinstance(input_data, str | bytes):
+            raise WebserviceException(
+                f"input_data must be the body, a str or bytes as json.dumps gives, not {type(input_data).__name__}"
+            )
+        try:
+            answer = self._caller.post(input_data)
+        except ConnectionError as error:
+            raise WebserviceException(
+                f"{self.name} cannot be reached at {self.scoring_uri}: {error}; its state is {self.state}"
+                f"{f': {reason}' if (reason := self.error) else ''}"
+            ) from error
+        if answer.status_code != _OK:
+            raise WebserviceException(
+                f"{self.name} answered {answer.status_code}: {answer.text}. get_logs() may tell more.\n"
+                f"Headers: {dict(answer.headers)}",
+                answer.status_code,
+            )
+        return answer.json()
+
+    @cached_property
+    def _caller(self) -> Caller:
+        from stoker_azure.sdk.services.process import Caller
+
+        return Caller(lambda: self.scoring_uri, self._fetch_bearer, self._has_started)
+
+    def _fetch_bearer(self) -> str | None:
+        if self.token_auth_enabled:
+            return self.get_token()[0]
+        return self.get_keys()[0] if self.auth_enabled else None
+
+    # --- changing it ---
+
+    def update(
+        self,
+        image: Any = None,
+        *,
+        models: Sequence[RegisteredModel] | None = None,
+        inference_config: InferenceConfig | None = None,
+        **keywords: Any,
+    ) -> None:
+        """Deploy the service anew with other settings; those that are not given stay. It is waited for as ever.
+
+        Tags and properties alone change while it runs. For all else its process is ended and another one started,
+        and nobody is answered until that one is ready.
+
+        Args:
+            image: Not offered.
+            models: Other models.
+            inference_config: Another script or environment.
+            keywords: Keywords of `deploy_configuration`.
+
+        Raises:
+            WebserviceException: A setting, file or model cannot be used; the service goes on as it was.
+        """
+        if image is not None:
+            raise NotOffered("services are not made of images here; give models and inference_config")
+        changed = {name: value for name, value in keywords.items() if value is not None}
+        plan = Plan.of(self._record).updated(
+            changed,
+            None if models is None else model_ids(models),
+            None if inference_config is None else inference_config.to_json(),
+        )
+        if models is None and inference_config is None and changed.keys() <= _LABELS:
+            self._relabel(**{name: plan.keywords[name] for name in changed})
+        else:
+            self._deploy(plan)
+
+    def add_tags(self, tags: Mapping[str, Any]) -> None:
+        """Add tags, or change them."""
+        self._relabel(tags={**self.tags, **tags})
+
+    def remove_tags(self, tags: Sequence[str]) -> None:
+        """Remove tags by their names."""
+        self._relabel(tags={name: value for name, value in self.tags.items() if name not in tags})
+
+    def add_properties(self, properties: Mapping[str, Any]) -> None:
+        """Add properties."""
+        self._relabel(properties={**self.properties, **properties})
+
+    def delete(self) -> None:
+        """End the service and forget it, with its keys.
+
+        Raises:
+            WebserviceException: Its record cannot be read.
+        """
+        from stoker_azure.sdk.services.deploying import delete
+
+        with raised_as(WebserviceException):
+            delete(self.workspace.local, self.name)
+
+    def _deploy(self, plan: Plan) -> None:
+        from stoker_azure.sdk.services.deploying import deploy
+
+        with raised_as(WebserviceException):
+            deploy(self.workspace.local, plan, overwrite=True)
+
+    def _relabel(self, **changed: Mapping[str, Any]) -> None:
+        given: dict[str, Any] = {name: text_labels(value) for name, value in changed.items()}
+        if self._record.cluster is not None:
+            plan = Plan.of(self._record)
+            self._deploy(dataclasses.replace(plan, keywords={**plan.keywords, **given}))
+            return
+        with raised_as(WebserviceException), self._services.changing():
+            self._services.write(dataclasses.replace(self._record, **given, updated_at=now()))
+
+
+def _show(wanted: bool, text: str) -> None:
+    if wanted:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def find_record(workspace: BaseWorkspace, name: str) -> ServiceRecord:
+    """What is known of a service.
+
+    Raises:
+        WebserviceException: There is none of this name, or its record cannot be read.
+    """
+    with raised_as(WebserviceException):
+        services = Services(workspace.local)
+        record = services.find(name)
+        if record is None:
+            known = [found.name for found in services.list()]
+            raise WebserviceException(none_in_workspace("WebserviceNotFound", "service", name, known))
+        return record
