@@ -90,8 +90,6 @@ def requested(
 def _checked_script(config: ScriptRunConfig) -> str:
     """Return the script; refuse commands, words that Azure does not know, and data that no script would get."""
     run_config = config.run_config
-    if not config.script:
-        raise UserErrorException("the configuration names no script")
     if config.command is not None or run_config.command is not None:
         raise NotOffered("a command in the place of a script is not offered: write it into a script")
     for what, word, known in (
@@ -107,6 +105,8 @@ def _checked_script(config: ScriptRunConfig) -> str:
             "data and output_data of a RunConfiguration are not offered: put the data set among the arguments, as by "
             "dataset.as_mount()"
         )
+    if not config.script:
+        raise UserErrorException("the configuration names no script")
     return config.script
 
 
