@@ -11,6 +11,7 @@ from stoker.errors import InvalidSettings
 from stoker_azure.config import DeploymentConfig
 from stoker_azure.config.deployment import fields_of
 from stoker_azure.sdk.services.cluster_deploying import plan_of
+from stoker_cluster.objects.configuration import pod_file
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.render import objects_of
 

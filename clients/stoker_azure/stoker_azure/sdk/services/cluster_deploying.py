@@ -25,9 +25,7 @@ from stoker_cluster.applying import INSTANCE_TYPE, apply, has_machines
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.forwarding import push_to_cluster, stored_at
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.service import ClusterService
-from stoker_cluster.store_access import push_to_cluster, stored_at
-from stoker_cluster.values import MODELS_FOLDER, store_port
+from stoker_cluster.readers import MODELS_FOLDER, store_port
 
 __all__ = ["deploy", "lay_out", "lay_out_versions", "plan_of", "planned", "prepare", "record"]
 

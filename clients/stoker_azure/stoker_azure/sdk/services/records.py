@@ -21,8 +21,8 @@ from stoker.settings.names import is_name
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_azure.config.deployment import Kind
-from stoker_cluster.routing import effective_weights
 from stoker_cluster.readers import read_object_name
+from stoker_cluster.routing import effective_weights
 
 __all__ = [
     "ENDPOINT_KEYWORDS",
