@@ -123,7 +123,7 @@ class CollectedRows:
         header = _lines([[*CORRELATIONS, *columns]])
         series = Series(self._model, self._version, self._designation, self._collection, header)
         first = [*correlations.values()]
-        self._data.offer(series, self._data.clock_s(), _lines([*first, *row] for row in rows))
+        self._data.enqueue(series, self._data.clock_s(), _lines([*first, *row] for row in rows))
         return columns
 
 

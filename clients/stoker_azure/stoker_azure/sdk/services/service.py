@@ -354,13 +354,13 @@ class DeployedService(UnofferedByWebservice):
         Raises:
             WebserviceException: It takes none.
         """
-        from stoker.keys.credentials import issue
+        from stoker.keys.credentials import issue_token
 
         if not self.token_auth_enabled:
             raise WebserviceException(f"{self.name} takes no tokens: deploy it with token_auth_enabled=True")
         with raised_as(WebserviceException):
             secret = self._backend.signing_secret()
-        token = issue(secret, self.name, now_s=time.time())
+        token = issue_token(secret, self.name, now_s=time.time())
         refresh_after, expiry_on = (
             datetime.fromtimestamp(at_s, UTC) for at_s in (token.refresh_after_s, token.expires_s)
         )
