@@ -1,4 +1,4 @@
-"""Rows in shared memory: one arena connects one frontend with one servable in a device process.
+"""Rows in shared memory: one arena connects one frontend with one model in a device process.
 
 An arena is a sparse memfd. For each input and output of the signature it holds an array of `capacity` rows, and a
 small header for each row. Row numbers are passed through a doorbell (see `exchange`); the process that holds a row's
@@ -100,7 +100,7 @@ _DONE_COLUMNS = ("outcome", "started_ns", "finished_ns", "detail")
 
 
 def capacity_rows(signature: Signature, max_batch_rows: int) -> int:
-    """Choose the number of rows of an arena: the admission limit of one frontend for one servable.
+    """Choose the number of rows of an arena: the admission limit of one frontend for one model.
 
     Tensor rows share a budget of 512 MiB, with room for at least two full batches. Rows of whole requests are sparse:
     only the bytes of requests in flight take memory, but all rows take address space.

@@ -399,12 +399,12 @@ class NamedSignature:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs and outputs of a servable, per row.
+    """The inputs and outputs of a deployment, per row.
 
     Attributes:
         inputs: Specifications of the inputs, in the model's order.
         outputs: Specifications of the outputs, in the model's order.
-        takes: `rows` when requests are decoded into tensors, `body` when the servable gets the request body
+        takes: `rows` when requests are decoded into tensors, `body` when the deployment gets the request body
             as it came (an undecorated `run(raw_data)`); then there is one variable input and one output, and
             their rows hold `wire.script_requests.ScriptRequest` and `ScriptAnswer`; `tensors` when a row is one
             request with all its tensors, whatever their shapes (`wire.packed`).

@@ -13,9 +13,9 @@ from tests.contract.in_process import DOORS, InProcessServer, script
 from tests.http.raw_http import Answer
 from tests.puppets import PuppetRuntime
 
+from stoker.deployment import Deployment
 from stoker.pipelines.definition import Pipeline, Step
 from stoker.runtimes.packed import PackedRuntime
-from stoker.servable import Servable
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.verdict import Verdict
 
@@ -51,7 +51,7 @@ def server() -> Iterator[InProcessServer]:
         ModelTensors(
             (TensorInfo("y", "float32", (-1, 2)),), (TensorInfo("ramp", "float32", (-1, -1)),), True
         ),
-        Servable("ramp", 1, "onnx", Path("ramp.onnx"), Path(), 16, 1 << 16),
+        Deployment("ramp", 1, "onnx", Path("ramp.onnx"), Path(), 16, 1 << 16),
         Verdict(True, "said", "so"),
     )
     negate = PuppetRuntime(answer=lambda inputs: [-inputs[0]])

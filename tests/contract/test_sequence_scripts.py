@@ -16,10 +16,10 @@ from tests.contract.in_process import MAX_BODY_BYTES, InProcessGrpcServer, InPro
 from tests.http.raw_http import Answer
 from tritonclient.utils import InferenceServerException
 
+from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.scripts.guards import Watchdog
-from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker_client import Client, UnknownSequence
 
@@ -120,10 +120,10 @@ def loaded(folder: Path, text: str) -> Runtime:
     """A script in a folder of its own."""
     folder.mkdir()
     (folder / "score.py").write_text(text)
-    servable = Servable(
+    deployment = Deployment(
         folder.name, 1, "script", folder / "score.py", folder, 8, MAX_BODY_BYTES, sequence=SequenceSettings()
     )
-    return load_script(servable, Device("cpu", 0, "a processor"), 1)
+    return load_script(deployment, Device("cpu", 0, "a processor"), 1)
 
 
 def add(server: InProcessGrpcServer, number: float, sequence: str | None, *more: tuple[str, str]) -> Answer:

@@ -14,9 +14,9 @@ import pytest
 from tests.contract.in_process import DOORS, InProcessServer
 from tests.estimators import COLUMNS, MIXED, classifier, mixed, regression, save
 
+from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.sklearn import load_sklearn
-from stoker.servable import Device, Servable
 
 ROWS = [[1, 1], [4, 1]]
 SCORES = [[1.0, 0.0], [0.0, 1.0]]
@@ -38,8 +38,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcessServer
 
     def runtime(name: str, estimator: Any) -> Runtime:
         path = save(estimator, tmp_path_factory.mktemp(name) / "model.pkl")
-        servable = Servable(name, 1, "sklearn", path, path.parent, 8, 1000)
-        return load_sklearn(servable, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
+        deployment = Deployment(name, 1, "sklearn", path, path.parent, 8, 1000)
+        return load_sklearn(deployment, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
 
     places = [*sys.path]
     models = {

@@ -12,10 +12,10 @@ import pytest
 from tests.contract.in_process import InProcessGrpcServer, script
 from tests.patience import PATIENCE_S
 
+from stoker.deployment import Deployment
 from stoker.gateway.grpc.messages import SERVING, message
 from stoker.gateway.grpc.tensorflow_serving import tensor_bytes
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime
-from stoker.servable import Servable
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.tfs_examples import entry_of, example_of
 
@@ -34,7 +34,7 @@ Example = message("Example", SERVING)
 
 def signatures() -> SignaturesRuntime:
     """A model of three signatures: tensors, and examples that are judged or weighed."""
-    servable = Servable("model", 1, "tensorflow", Path("model"), Path(), 16, 1 << 20)
+    deployment = Deployment("model", 1, "tensorflow", Path("model"), Path(), 16, 1 << 20)
     rows, examples = TensorInfo("x", "float32", (-1, 2)), TensorInfo("inputs", "string", (-1,))
 
     def embed(feeds: Any) -> dict[str, np.ndarray]:
@@ -60,7 +60,7 @@ def signatures() -> SignaturesRuntime:
     ]
     runs = {"embed": embed, "judge": judge, "weigh": weigh}
     return SignaturesRuntime(
-        named, {one.name: PackedRuntime(runs[one.name], one.tensors, servable) for one in named}
+        named, {one.name: PackedRuntime(runs[one.name], one.tensors, deployment) for one in named}
     )
 
 

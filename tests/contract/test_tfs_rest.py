@@ -17,9 +17,9 @@ from tests.contract.protocol_models import DATATYPES, MATRIX
 from tests.live_server import PRIMARY, LiveServer
 from tests.patience import PATIENCE_S
 
+from stoker.deployment import Deployment
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime
-from stoker.servable import Servable
 from stoker.settings.names import State, VersionStatus
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.tfs_examples import entry_of, example_of
@@ -276,7 +276,7 @@ def test_examples_that_do_not_fit_are_refused(
 
 def signatures() -> SignaturesRuntime:
     """A model of two signatures, of which the second takes examples."""
-    servable = Servable("model", 1, "tensorflow", Path("model"), Path(), 16, 1 << 20)
+    deployment = Deployment("model", 1, "tensorflow", Path("model"), Path(), 16, 1 << 20)
 
     def embed(feeds: Any) -> dict[str, np.ndarray]:
         return {"embedding": feeds["x"] + 1}
@@ -305,7 +305,7 @@ def signatures() -> SignaturesRuntime:
         ),
     ]
     return SignaturesRuntime(
-        named, {one.name: PackedRuntime(runs[one.name], one.tensors, servable) for one in named}
+        named, {one.name: PackedRuntime(runs[one.name], one.tensors, deployment) for one in named}
     )
 
 

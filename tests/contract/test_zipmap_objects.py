@@ -13,10 +13,10 @@ import pytest
 from tests.contract.in_process import DOORS, InProcessServer
 from tests.zoo import classifier
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx import load_onnx
-from stoker.servable import Device, Servable
 
 NUMBERS, WORDS = (4, 5, 6), ("cat", "dog", "emu")
 ROWS = [[1, 2, 3, 4], [6, 5, 4, 3]]
@@ -28,8 +28,8 @@ LABELS = {"rows": [6, 4], "words": ["emu", "cat"]}
 def runtime(folder: Path, data: bytes, **settings: Any) -> Runtime:
     path = folder / "model.onnx"
     path.write_bytes(data)
-    servable = Servable("classes", 1, "onnx", path, folder, 8, 1000, zipmap="objects", **settings)
-    return load_onnx(servable, Device("cpu", 0, "a processor"), 1)
+    deployment = Deployment("classes", 1, "onnx", path, folder, 8, 1000, zipmap="objects", **settings)
+    return load_onnx(deployment, Device("cpu", 0, "a processor"), 1)
 
 
 @pytest.fixture(scope="module")

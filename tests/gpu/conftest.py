@@ -2,11 +2,11 @@
 
 import pytest
 
+from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable
 from stoker.gpu.device_survey import probe_in_child
 from stoker.gpu.devices import choose_device
 from stoker.gpu.probes import preload_cuda
-from stoker.servable import Device
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from tests.cuda_sharing.asking import Memory, check_inference, check_refusals
 from tests.http.test_shared_memory import DEPLOYMENT, KEY, Served
 from tests.live_server import LiveServer, free_port
 
+from stoker.deployment import Device
 from stoker.gpu.cuda_ipc import load_cuda_ipc
-from stoker.servable import Device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.live_server import LiveServer, wait_until
 
+from stoker.deployment import Device
 from stoker.gpu.device_survey import find_devices
 from stoker.gpu.nvml import GpuReader, gpus
-from stoker.servable import Device
 
 pytestmark = [pytest.mark.gpu]
 

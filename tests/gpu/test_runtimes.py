@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 from tests.tiny_models import write_mlp, write_pictures
 
+from stoker.deployment import Deployment, Device
 from stoker.device.batch_sizes import with_batch_sizes
 from stoker.errors import LoadFailed
 from stoker.gpu.nvml import GpuReader
@@ -22,7 +23,6 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
-from stoker.servable import Device, Servable
 from stoker.settings.choices import Acceleration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
@@ -39,10 +39,10 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(path: Path, **settings: Any) -> Any:
     """The model on the GPU, with the sizes of batches that it gets there."""
-    servable = Servable(
+    deployment = Deployment(
         "model", 1, "onnx", path, path.parent, ROWS, 1 << 20, acceleration=Acceleration(**settings)
     )
-    return load_onnx(with_batch_sizes(servable, GPU), GPU, 2)
+    return load_onnx(with_batch_sizes(deployment, GPU), GPU, 2)
 
 
 def rows_of(count: int, seed: int = 1) -> np.ndarray:
@@ -183,12 +183,12 @@ def test_tensorrt_keeps_its_engines(mlp: Path, tmp_path: Path) -> None:
     if problem is not None:
         pytest.skip(reason=f"no TensorRT to test: {problem}")
     settings = Acceleration(provider="tensorrt", precision="fp16")
-    servable = Servable("model", 1, "onnx", mlp, mlp.parent, ROWS, 1 << 20, acceleration=settings)
-    servable = dataclasses.replace(with_batch_sizes(servable, GPU), engine_cache=tmp_path / "engines")
+    deployment = Deployment("model", 1, "onnx", mlp, mlp.parent, ROWS, 1 << 20, acceleration=settings)
+    deployment = dataclasses.replace(with_batch_sizes(deployment, GPU), engine_cache=tmp_path / "engines")
     rows = rows_of(7)
     built = []
     for _ in range(2):
-        given = answers(load_onnx(servable, GPU, 2), rows)
+        given = answers(load_onnx(deployment, GPU, 2), rows)
         exact = on_cpu(mlp, rows)
         assert np.abs(given - exact).max() < 0.05 * np.abs(exact).max()
         built.append(sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*.engine")))

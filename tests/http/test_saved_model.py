@@ -36,7 +36,7 @@ from stoker.settings.choices import Acceleration
 from stoker.errors import LoadFailed
 from stoker.offline import Predictor
 from stoker.runtimes.tensorflow import import_tensorflow, load_saved_model
-from stoker.servable import Device, Servable
+from stoker.deployment import Device, Deployment
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tfs_examples import entry_of, example_of
 
@@ -58,8 +58,8 @@ for version in sys.argv[2:]:
 
 path = Path(sys.argv[1], version)
 xla = Acceleration(xla=True)
-servable = Servable("squares", 1, "tensorflow", path, path, 8, 1024, batch_buckets=(1, 4), acceleration=xla)
-runtime = load_saved_model(servable, cpu, 1)
+deployment = Deployment("squares", 1, "tensorflow", path, path, 8, 1024, batch_buckets=(1, 4), acceleration=xla)
+runtime = load_saved_model(deployment, cpu, 1)
 rows = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
 answers = {
     size: [array.tolist() for array in each.run([rows[:size]])]
@@ -105,7 +105,7 @@ with tf.Graph().as_default(), v1.Session() as session:
 
 def loaded(name, *signatures):
     path = Path(f"{sys.argv[1]}-{name}")
-    return load_saved_model(Servable(name, 1, "tensorflow", path, path, 8, 1024, signatures=signatures), cpu, 1)
+    return load_saved_model(Deployment(name, 1, "tensorflow", path, path, 8, 1024, signatures=signatures), cpu, 1)
 
 def refused(*arguments):
     try:

@@ -34,7 +34,7 @@ from stoker_bench.reports.tables import UNKNOWN, aligned, figure
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stoker.servable import Device
+    from stoker.deployment import Device
     from stoker_bench.gpu.ceiling import Ceiling
     from stoker_bench.gpu.faults import KillRun
     from stoker_bench.gpu.memory import MemoryRun

@@ -22,14 +22,14 @@ from typing import Any, Final, Literal
 
 from packaging.requirements import Requirement
 
+from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
 from stoker.gpu.device_survey import FoundDevice, find_devices, probe_in_child
 from stoker.gpu.devices import choose_device
 from stoker.isolation.tensorflow.effects import read_effects
-from stoker.models.deployed import Deployed, resolve
+from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
-from stoker.servable import Servable, code_of_load
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.binding import bind
@@ -104,7 +104,7 @@ def diagnose(
     return checks
 
 
-def _models(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> list[Deployed]:
+def _models(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> list[Deployment]:
     if not settings.models and not Repository(workspace.models_dir).names():
         return []
     return resolve(settings, workspace, leases)
@@ -282,13 +282,12 @@ def _limits() -> Check:
     return Check("limits", "wrong" if files < _FEW_FILES else "note" if items else "ok", text, tuple(items))
 
 
-def _devices(models: Sequence[Deployed], settings: ServerSettings) -> Iterator[Check]:
+def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator[Check]:
     """Each device that is named, with the frameworks that would use it; and all GPUs."""
     frameworks: dict[str, set[str]] = {}
     for model in models:
-        servable = model.servable
-        runtime = "tensorrt" if servable.acceleration.provider == "tensorrt" else servable.framework
-        for device in model.placement.devices:
+        runtime = "tensorrt" if model.acceleration.provider == "tensorrt" else model.framework
+        for device in model.devices:
             frameworks.setdefault(device, set()).add(runtime)
     if not models:
         packages = {"onnx": "onnxruntime", "tensorflow": "tensorflow"}
@@ -327,33 +326,35 @@ def _usable_by(
         yield f"{framework} {'can use them' if lacking is None else f'cannot use them: {lacking}'}"
 
 
-def _model(model: Deployed, workspace: Workspace, build: bool, say: Callable[[str], None]) -> Iterator[Check]:
-    servable = model.servable
-    text = f"version {servable.version} ({servable.framework}), {servable.path}"
+def _model(
+    model: Deployment, workspace: Workspace, build: bool, say: Callable[[str], None]
+) -> Iterator[Check]:
+    text = f"version {model.version} ({model.framework}), {model.path}"
     lacking = _lacking(model)
-    effects = _effects(servable) if servable.framework == "tensorflow" else ()
-    code = code_of_load(servable)
+    effects = _effects(model) if model.framework == "tensorflow" else ()
+    code = model.code_of_load
     notes = (*effects, *((f"loading it runs {code}: serve what you trust",) if code else ()))
     outcome: Outcome = "wrong" if lacking else "note" if effects else "ok"
-    yield Check(f"model {servable.name}", outcome, text, (*lacking, *notes))
-    if model.environment is None:
+    yield Check(f"model {model.name}", outcome, text, (*lacking, *notes))
+    environment = environment_of(model)
+    if environment is None:
         return
-    name = f"packages of {servable.name}"
+    name = f"packages of {model.name}"
     try:
         if build:
-            environment = model.environment.prepared(workspace, servable.framework, say)
+            environment = environment.prepared(workspace, model.framework, say)
         else:
-            environment = model.environment.found(workspace, servable.framework)
+            environment = environment.found(workspace, model.framework)
     except OperatorError as error:
         yield Check(name, "wrong", str(error))
         return
     yield _environment(name, environment)
 
 
-def _lacking(model: Deployed) -> tuple[str, ...]:
+def _lacking(model: Deployment) -> tuple[str, ...]:
     """What the framework of a model needs and this Python has not; Stoker installs it in what it manages itself."""
-    framework = model.servable.framework
-    if model.environment is not None and model.environment.managed_by_system:
+    framework = model.framework
+    if model.environment is not None and model.environment_managed == "system":
         return ()
     if framework == "tensorflow" and find_spec("tensorflow") is None:
         return (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
@@ -364,12 +365,12 @@ def _lacking(model: Deployed) -> tuple[str, ...]:
     return ()
 
 
-def _effects(servable: Servable) -> tuple[str, ...]:
+def _effects(deployment: Deployment) -> tuple[str, ...]:
     """What a SavedModel does besides computing: whoever serves it should know."""
-    file = servable.path / "saved_model.pb"
+    file = deployment.path / "saved_model.pb"
     if not file.is_file():
         return (
-            f"what its operators do is not looked at, for {servable.path} has the text form of {file.name}",
+            f"what its operators do is not looked at, for {deployment.path} has the text form of {file.name}",
         )
     try:
         outside = read_effects(file.read_bytes()).outside()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stoker.control.message_codec import Codec
-from stoker.servable import Servable
+from stoker.deployment import Deployment
 from stoker.system.logs import LogSettings
 from stoker.tensors import Signature
 from stoker.verdict import Verdict
@@ -22,7 +22,6 @@ __all__ = [
     "DeviceChosen",
     "Failed",
     "FromDevice",
-    "LoadModel",
     "Loaded",
     "StartDevice",
     "StopBatching",
@@ -30,27 +29,6 @@ __all__ = [
     "UnloadModel",
     "Unloaded",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadModel:
-    """One model of `StartDevice`.
-
-    Attributes:
-        number: The model's number.
-        servable: The model to load.
-        max_delay_ms: How long its rows may wait for further rows to form a batch.
-        slot: Its slot in the metrics.
-        threads: Number of threads for one operation on the CPU.
-        audit_rate: The share of its batches that is audited, 0 to 1.
-    """
-
-    number: int
-    servable: Servable
-    max_delay_ms: float
-    slot: int
-    threads: int
-    audit_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +51,7 @@ class StartDevice:
     device: str
     yields: bool
     niceness: int | None
-    models: tuple[LoadModel, ...]
+    models: tuple[Deployment, ...]
     device_batches: int | None
     log: LogSettings
 
@@ -116,7 +94,7 @@ class DeviceChosen:
     """A device process reports which device it uses, before it loads models.
 
     Attributes:
-        device: The device, in the notation of `stoker.servable.Device`.
+        device: The device, in the notation of `stoker.deployment.Device`.
         description: Its name for display.
         reason: Why it was chosen.
     """

@@ -18,10 +18,10 @@ from stoker.control.frontend_rules import (
     PipelineRules,
     Sampling,
     ServerRules,
-    ServiceRules,
     SharedMemoryRules,
 )
 from stoker.control.message_codec import Codec
+from stoker.deployment import Deployment
 from stoker.settings.names import VersionStatus
 from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison
@@ -114,7 +114,7 @@ class StartFrontend:
             `stoker.gateway.describing.swagger.Naming`.
         grpc: Where and how gRPC is served; None if it is not.
         admin: Who may load and unload models.
-        services: The services to serve.
+        services: The versions of models to serve, each with this frontend's share of its limits.
         models: The routing of each model.
         only: The model for paths that name none.
         shared_memory: Who may use tensors in shared memory; None if nobody.
@@ -134,7 +134,7 @@ class StartFrontend:
     path_prefix: str
     grpc: GrpcRules | None
     admin: AdminRules
-    services: tuple[ServiceRules, ...]
+    services: tuple[Deployment, ...]
     models: tuple[Route, ...]
     only: str | None
     shared_memory: SharedMemoryRules | None = None
@@ -146,7 +146,7 @@ class StartFrontend:
 class Serve:
     """The supervisor has loaded a further version; no request goes to it before a `Route` names it."""
 
-    service: ServiceRules
+    service: Deployment
 
 
 @dataclass(frozen=True, slots=True)

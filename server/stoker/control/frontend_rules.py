@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.hosting import Hosting
 from stoker.keys.keyring import Keys
 from stoker.pipelines.definition import Pipeline
 from stoker.settings.choices import NonFinite
 from stoker.settings.traffic import Endpoint
 from stoker.system.certificates import TlsFiles
-from stoker.terms import Terms
 
 __all__ = [
     "AdminRules",
@@ -20,7 +18,6 @@ __all__ = [
     "PipelineRules",
     "Sampling",
     "ServerRules",
-    "ServiceRules",
     "SharedMemoryRules",
 ]
 
@@ -57,6 +54,7 @@ class ServerRules:
         sampling: Which requests are traced; None if traces are sent nowhere.
         tls: What HTTP is spoken over TLS with; None serves without.
         hosts: The names in `Host` that are answered; None answers all.
+        keys: The keys of all services that the operator has given; None to use those of the keys folder.
     """
 
     auth: bool
@@ -73,6 +71,7 @@ class ServerRules:
     sampling: Sampling | None = None
     tls: TlsFiles | None = None
     hosts: tuple[str, ...] | None = None
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,36 +130,9 @@ class PipelineRules:
         slot: Its slot in the metrics.
         timeout_ms: Requests that are not answered within this time get 504.
         non_finite: How NaN and infinities are written in JSON answers.
-        keys: Keys given by the operator; None to use those of the keys folder.
     """
 
     pipeline: Pipeline
     slot: int
     timeout_ms: int
     non_finite: NonFinite
-    keys: Keys | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceRules:
-    """Settings of a served version of a model, as passed to a frontend.
-
-    Attributes:
-        number: The number of the loaded version.
-        name: Name of the model.
-        version: The version.
-        framework: `onnx`, `tensorflow` or `script`.
-        slot: Its slot in the metrics.
-        terms: Limits and facts that apply to its requests, scaled to this frontend's share.
-        hosting: Where it runs, and with what batches.
-        keys: Keys given by the operator; None to use those of the keys folder.
-    """
-
-    number: int
-    name: str
-    version: int
-    framework: str
-    slot: int
-    terms: Terms
-    hosting: Hosting
-    keys: Keys | None = None

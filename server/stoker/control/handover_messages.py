@@ -93,5 +93,5 @@ ToSuccessor = Labels | Sockets | Leave | NotReloaded
 FromSuccessor = Sockets | NotStarted | Reload
 """Messages from a successor to its predecessor."""
 
-PREDECESSOR_END: Final[Codec[ToSuccessor, FromSuccessor]] = Codec(ToSuccessor, FromSuccessor)
-SUCCESSOR_END: Final[Codec[FromSuccessor, ToSuccessor]] = Codec(FromSuccessor, ToSuccessor)
+PREDECESSOR_END: Final[Codec[ToSuccessor, FromSuccessor]] = Codec(ToSuccessor, FromSuccessor, "json")
+SUCCESSOR_END: Final[Codec[FromSuccessor, ToSuccessor]] = Codec(FromSuccessor, ToSuccessor, "json")

@@ -1,40 +1,43 @@
-"""Encodes messages between processes as JSON; both ends use the same dataclass definitions."""
+"""Encodes messages between processes; both ends use the same dataclass definitions.
+
+A message is a pair of its class's name and its fields by name. msgspec writes and checks the fields, so a message may
+have any field that it knows, and `Path`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Final, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args
+
+import msgspec
 
 __all__ = ["Codec"]
 
 _Sent = TypeVar("_Sent")
 _Received = TypeVar("_Received")
-_Reader = Callable[[Any], Any]
 
-_AS_THEY_ARE: Final = (str, int, float, bool, NoneType, Any)
+_FORMATS: Final[dict[str, Any]] = {"msgpack": msgspec.msgpack, "json": msgspec.json}
 
 
 class Codec(Generic[_Sent, _Received]):
-    """Encodes the messages that one end of a channel sends, and decodes those that it receives.
+    """Encodes the messages that one end of a channel sends, and decodes those that it receives."""
 
-    A message is a frozen dataclass. Its fields are of JSON types, `Path`, `Literal`, `tuple[X, ...]`, mappings with
-    string keys, `X | None`, and dataclasses of such fields. `Any` is for values that are JSON already.
-    """
-
-    def __init__(self, sends: Any, receives: Any) -> None:
-        """Take the classes of the messages.
+    def __init__(self, sends: Any, receives: Any, form: Literal["msgpack", "json"] = "msgpack") -> None:
+        """Create a codec; messages are frozen dataclasses.
 
         Args:
             sends: The class of messages that this end sends, or the union of the classes.
             receives: Likewise for messages that it receives.
+            form: MessagePack between processes of one version, which have infinities; JSON between versions.
         """
         self._sends: frozenset[type] = frozenset(_members(sends))
-        self._receives = {_kind(message): message for message in _members(receives)}
+        format_ = _FORMATS[form]
+        self._encoder = format_.Encoder(enc_hook=_encode_path)
+        self._envelope = format_.Decoder(tuple[str, msgspec.Raw])
+        self._decoders = {
+            message.__name__: format_.Decoder(message, dec_hook=_decode_path)
+            for message in _members(receives)
+        }
 
     def encode(self, message: _Sent) -> bytes:
         """Encode a message.
@@ -44,73 +47,35 @@ class Codec(Generic[_Sent, _Received]):
         """
         if type(message) not in self._sends:
             raise TypeError(f"{type(message).__name__} is not a message that this process sends")
-        return json.dumps([_kind(type(message)), _fields_of(message)], default=_plain).encode()
+        return cast("bytes", self._encoder.encode((type(message).__name__, message)))
 
     def decode(self, packet: bytes) -> _Received:
         """Decode a message; the inverse of `encode` at the other end.
 
         Raises:
-            ValueError: This end does not know such a message.
+            ValueError: This end does not know such a message, or a field has another type.
         """
-        kind, content = json.loads(packet)
-        if kind not in self._receives:
+        kind, content = self._envelope.decode(packet)
+        decoder = self._decoders.get(kind)
+        if decoder is None:
             raise ValueError(
-                f"a message {kind!r} is not one of {', '.join(sorted(self._receives))}: the process that has sent it "
+                f"a message {kind!r} is not one of {', '.join(sorted(self._decoders))}: the process that has sent it "
                 "is not of this version of Stoker"
             )
-        return cast("_Received", _reader(self._receives[kind])(content))
+        return cast("_Received", decoder.decode(content))
 
 
 def _members(union: Any) -> tuple[type, ...]:
     return get_args(union) or (union,)
 
 
-def _kind(message: type) -> str:
-    return message.__name__
-
-
-def _fields_of(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _plain(value: Any) -> Any:
-    """The fallback of the JSON encoder for types it does not know."""
+def _encode_path(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if not dataclasses.is_dataclass(value):
-        raise TypeError(f"messages cannot hold {type(value)}")
-    return _fields_of(value)
+    raise TypeError(f"messages cannot hold {type(value)}")
 
 
-@functools.cache
-def _reader(declared: Any) -> _Reader:
-    """The function that decodes the JSON of a value of this type."""
-    origin, arguments = get_origin(declared), get_args(declared)
-    if declared in _AS_THEY_ARE or origin is Literal:
-        return _same
+def _decode_path(declared: type, value: Any) -> Path:
     if declared is Path:
-        return Path
-    if dataclasses.is_dataclass(declared):
-        return _dataclass_reader(cast("type", declared))
-    if origin is tuple and arguments[1:] == (...,):
-        item = _reader(arguments[0])
-        return lambda values: tuple(map(item, values))
-    if origin in (dict, Mapping) and arguments[0] is str:
-        item = _reader(arguments[1])
-        return lambda values: {name: item(value) for name, value in values.items()}
-    if origin in (Union, UnionType) and len(arguments) == 2 and NoneType in arguments:
-        item = _reader(next(argument for argument in arguments if argument is not NoneType))
-        return lambda value: None if value is None else item(value)
+        return Path(value)
     raise TypeError(f"messages cannot hold {declared}")
-
-
-def _dataclass_reader(declared: type) -> _Reader:
-    types = get_type_hints(declared)
-    readers = {field.name: _reader(types[field.name]) for field in dataclasses.fields(declared)}
-    return lambda values: declared(**{name: readers[name](value) for name, value in values.items()})
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -11,8 +11,8 @@ import logging
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.servable import Device, Servable
 
 __all__ = ["BatchSizes", "powers_of_two", "timed_first", "with_batch_sizes"]
 
@@ -58,28 +58,28 @@ def timed_first(buckets: tuple[int, ...], max_batch_rows: int) -> tuple[int, ...
     return tuple(sorted({size for size in sizes if 0 < size <= max_batch_rows}))
 
 
-def with_batch_sizes(servable: Servable, device: Device) -> Servable:
-    """Return the servable with the buckets and `max_batch_rows` that apply on this device.
+def with_batch_sizes(deployment: Deployment, device: Device) -> Deployment:
+    """Return the deployment with the buckets and `max_batch_rows` that apply on this device.
 
     Raises:
         LoadFailed: A bucket is larger than `max_batch_rows`.
     """
-    buckets, most = servable.batch_buckets, servable.max_batch_rows
+    buckets, most = deployment.batch_buckets, deployment.max_batch_rows
     if buckets is None:
-        by_default = device.kind == "cuda" and servable.framework != "script"
-        return dataclasses.replace(servable, batch_buckets=powers_of_two(most) if by_default else ())
+        by_default = device.kind == "cuda" and deployment.framework != "script"
+        return dataclasses.replace(deployment, batch_buckets=powers_of_two(most) if by_default else ())
     if not buckets:
-        return servable
+        return deployment
     if buckets[-1] > most:
         raise LoadFailed(
-            f"{servable.name}: batch_buckets has {buckets[-1]}, but max_batch_rows is {most}; "
+            f"{deployment.name}: batch_buckets has {buckets[-1]}, but max_batch_rows is {most}; "
             "raise max_batch_rows, or leave that bucket out"
         )
     if buckets[-1] < most:
         logger.warning(
             "%s: max_batch_rows is %d, not %d: batch_buckets has no larger one",
-            servable.name,
+            deployment.name,
             buckets[-1],
             most,
         )
-    return dataclasses.replace(servable, max_batch_rows=buckets[-1])
+    return dataclasses.replace(deployment, max_batch_rows=buckets[-1])

@@ -1,4 +1,4 @@
-"""Loading a servable in a device process: load, warm up, ready."""
+"""Loading a deployment in a device process: load, warm up, ready."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.deployment import Deployment, Device
 from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
 from stoker.device.canary import Canary, first_row
 from stoker.errors import LoadFailed
@@ -23,7 +24,6 @@ from stoker.runtimes.base import (
     RestoringRuntime,
     Runtime,
 )
-from stoker.servable import Device, Servable
 from stoker.system.extras import onnx_missing
 from stoker.system.resources import require_memory
 from stoker.tensors import Signature, check_batch
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A servable that is ready to serve.
+    """A deployment that is ready to serve.
 
     Attributes:
         runtime: The runtime, for the thread that has loaded it.
@@ -61,28 +61,28 @@ class LoadedModel:
 
     @property
     def signature(self) -> Signature:
-        """What the servable takes and gives."""
+        """What the deployment takes and gives."""
         return self.runtime.signature
 
 
-def load(servable: Servable, device: Device, threads: int) -> LoadedModel:
-    """Load a servable and run its first batches, one of each size, so that no request has to wait for that.
+def load(deployment: Deployment, device: Device) -> LoadedModel:
+    """Load a deployment and run its first batches, one of each size, so that no request has to wait for that.
 
     Raises:
         LoadFailed: It cannot be loaded, it fails on its first batches, or its settings contradict each other.
     """
     begun = time.perf_counter()
-    servable = with_batch_sizes(servable, device)
-    runtime = load_runtime(servable, device, threads)
+    deployment = with_batch_sizes(deployment, device)
+    runtime = load_runtime(deployment, device)
     loaded = time.perf_counter()
     signature = runtime.signature
-    sizes = BatchSizes(servable.batch_buckets or () if signature.takes == "rows" else ())
-    most = _most_rows(servable, signature)
-    sample = _sample(servable, signature)
+    sizes = BatchSizes(deployment.batch_buckets or () if signature.takes == "rows" else ())
+    most = _most_rows(deployment, signature)
+    sample = _sample(deployment, signature)
     full_batch_s = 0.0
     if signature.takes == "rows":
-        most = _warm_up(runtime, servable.name, most, sizes, sample)
-        full_batch_s = _full_batch_s(runtime, servable.name, most, sample)
+        most = _warm_up(runtime, deployment.name, most, sizes, sample)
+        full_batch_s = _full_batch_s(runtime, deployment.name, most, sample)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
     return LoadedModel(
@@ -91,18 +91,18 @@ def load(servable: Servable, device: Device, threads: int) -> LoadedModel:
         time.perf_counter() - loaded,
         most,
         sizes,
-        _instances(servable, device, runtime),
-        _canary(servable, device, runtime, sizes, sample),
+        _instances(deployment, device, runtime),
+        _canary(deployment, device, runtime, sizes, sample),
         sample,
         full_batch_s,
     )
 
 
 def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
-    """Make another runtime of a loaded servable for the calling thread, and run its first batches.
+    """Make another runtime of a loaded deployment for the calling thread, and run its first batches.
 
     Args:
-        loaded: The loaded servable; `instances` says how many runtimes it may have.
+        loaded: The loaded deployment; `instances` says how many runtimes it may have.
         name: The model's name.
 
     Returns:
@@ -123,52 +123,52 @@ def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
     return runtime, dataclasses.replace(loaded, warm_up_s=warm_up_s, max_batch_rows=most)
 
 
-def _sample(servable: Servable, signature: Signature) -> Mapping[str, np.ndarray] | None:
+def _sample(deployment: Deployment, signature: Signature) -> Mapping[str, np.ndarray] | None:
     """The rows of a model's sample input, if it has one; scripts get the sample as it is."""
-    if servable.framework == "script" or signature.model_tensors is None:
+    if deployment.framework == "script" or signature.model_tensors is None:
         return None
-    sample = find_sample_feeds(servable, signature.model_tensors.inputs)
+    sample = find_sample_feeds(deployment, signature.model_tensors.inputs)
     return None if sample is None else sample.feeds
 
 
-def _most_rows(servable: Servable, signature: Signature) -> int:
+def _most_rows(deployment: Deployment, signature: Signature) -> int:
     if signature.script is not None:
         # The script may take requests one by one only: then its answer must not wait for others.
         return signature.script.max_requests
     if signature.tensors is not None and not any(named.tensors.batched for named in signature.named):
         return 1
-    return servable.max_batch_rows
+    return deployment.max_batch_rows
 
 
-def _instances(servable: Servable, device: Device, runtime: Runtime) -> int:
+def _instances(deployment: Deployment, device: Device, runtime: Runtime) -> int:
     forks = isinstance(runtime, ForkingRuntime)
-    if servable.instances is None:
+    if deployment.instances is None:
         # A script need not be safe for several threads.
-        several = forks and device.kind == "cuda" and servable.framework != "script"
+        several = forks and device.kind == "cuda" and deployment.framework != "script"
         return GPU_INSTANCES if several else 1
-    if servable.instances > 1 and not forks:
+    if deployment.instances > 1 and not forks:
         raise LoadFailed(
-            f"{servable.name} cannot have {servable.instances} instances: an entry script runs on one thread unless "
-            "it yields or is given state; leave instances out, or set replicas for several processes"
+            f"{deployment.name} cannot have {deployment.instances} instances: an entry script runs on one thread "
+            "unless it yields or is given state; leave instances out, or set replicas for several processes"
         )
-    return servable.instances
+    return deployment.instances
 
 
 def _canary(
-    servable: Servable,
+    deployment: Deployment,
     device: Device,
     runtime: Runtime,
     sizes: BatchSizes,
     sample: Mapping[str, np.ndarray] | None,
 ) -> Canary | None:
     """A canary for frameworks on GPUs; none for scripts, whose `run` may have side effects, and models with state."""
-    has_effects = servable.framework == "script" or runtime.signature.keeps_state
+    has_effects = deployment.framework == "script" or runtime.signature.keeps_state
     if device.kind == "cpu" or has_effects:
         return None
     canary = Canary(first_row(runtime.signature, sizes, sample))
     if (failure := canary.failure(runtime)) is not None:
         logger.warning(
-            "%s: the device cannot be checked by a canary while it serves: %s", servable.name, failure
+            "%s: the device cannot be checked by a canary while it serves: %s", deployment.name, failure
         )
         return None
     return canary
@@ -221,10 +221,10 @@ def _full_batch_s(runtime: Runtime, name: str, rows: int, sample: Mapping[str, n
 
 
 def run_larger_batches(loaded: LoadedModel, name: str, most: int, goes_on: Callable[[], bool]) -> None:
-    """Run batches of more rows than a servable was loaded with, each twice as large as the one before.
+    """Run batches of more rows than a deployment was loaded with, each twice as large as the one before.
 
     Args:
-        loaded: The servable, on the CPU.
+        loaded: The deployment, on the CPU.
         name: Its name.
         most: Rows of the largest batch.
         goes_on: Called before each; False stops.
@@ -269,27 +269,27 @@ def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.n
         raise LoadFailed(f"{name} fails on a batch of {rows} rows of {what}: {error}") from error
 
 
-def load_runtime(servable: Servable, device: Device, threads: int) -> Runtime:
-    """Load a servable onto a device.
+def load_runtime(deployment: Deployment, device: Device) -> Runtime:
+    """Load a deployment onto a device.
 
     Args:
-        servable: What to load.
+        deployment: What to load.
         device: Where it runs.
         threads: Threads that one CPU operation may use.
 
     Raises:
         LoadFailed: It cannot be loaded; the message says why.
     """
-    load = _loader(servable.framework)
+    load = _loader(deployment.framework)
     try:
-        return load(servable, device, threads)
+        return load(deployment, device, deployment.threads)
     except MemoryError as error:
         raise LoadFailed(
-            f"{servable.name}: {error}; give its inputs smaller sizes, or serve it where there is more memory"
+            f"{deployment.name}: {error}; give its inputs smaller sizes, or serve it where there is more memory"
         ) from error
 
 
-def _loader(framework: str) -> Callable[[Servable, Device, int], Runtime]:
+def _loader(framework: str) -> Callable[[Deployment, Device, int], Runtime]:
     match framework:
         case "onnx":
             try:

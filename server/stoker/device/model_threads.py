@@ -11,6 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
+from stoker.deployment import Deployment, Device
 from stoker.device.audit_schedule import AuditSchedule
 from stoker.device.auditor import AuditPolicy
 from stoker.device.first_times import first_times, full_batch
@@ -23,7 +24,6 @@ from stoker.device.turns import Turn, Turns
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
-from stoker.servable import Device, Servable
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
 from stoker.verdict import Verdict
 
@@ -105,28 +105,22 @@ class ModelThreads:
 
     def __init__(
         self,
-        servable: Servable,
-        max_delay_ms: float,
+        deployment: Deployment,
         metrics: ModelMetrics,
-        audit_rate: float = 0.0,
         on_verdict: Callable[[Verdict], None] = lambda _: None,
         turns: Turns | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
         Args:
-            servable: The model.
-            max_delay_ms: How long rows may wait for more rows.
+            deployment: The model.
             metrics: Counts batches.
-            audit_rate: The share of batches that are audited, at most 1; 0 for none.
             on_verdict: Called when an audit has shown that rows must not share batches.
             turns: The turns of its device; None if it takes none.
         """
-        self._servable = servable
+        self._deployment = deployment
         self._turns = turns
-        self._audit_rate = audit_rate
         self._on_verdict = on_verdict
-        self._max_delay_ms = max_delay_ms
         self._metrics = metrics
         self._threads: list[threading.Thread] = []
         self._loaded: Future[LoadedModel] = Future()
@@ -136,9 +130,9 @@ class ModelThreads:
         self._worker: Worker | None = None
         self._hang_watch: HangWatch | None = None
 
-    def start(self, device: Device, threads: int) -> LoadedModel:
+    def start(self, device: Device) -> LoadedModel:
         """Load the model on new threads; returns when all of its instances are warm."""
-        self._start_thread("", lambda: self._live(device, threads))
+        self._start_thread("", lambda: self._live(device))
         return self._loaded.result()
 
     def serve(self) -> None:
@@ -153,7 +147,7 @@ class ModelThreads:
     @property
     def wants_targets(self) -> bool:
         """Whether rows of the model have a target."""
-        return self._servable.terms.target_ms is not None
+        return self._deployment.target_ms is not None
 
     def full_batches(self) -> list[Callable[[], Future[int]]]:
         """For each instance a function that runs its largest batch on its own thread and returns nanoseconds.
@@ -198,15 +192,15 @@ class ModelThreads:
             self._hang_watch.stop()
 
     def _start_thread(self, suffix: str, live: Callable[[], None]) -> None:
-        name = f"model {self._servable.name}{suffix}"
+        name = f"model {self._deployment.name}{suffix}"
         thread = threading.Thread(target=live, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _live(self, device: Device, threads: int) -> None:
+    def _live(self, device: Device) -> None:
         """The main thread: load the model, have the other threads fork it one after the other, and serve."""
         try:
-            loaded = load(self._servable, device, threads)
+            loaded = load(self._deployment, device)
             runtimes = [loaded.runtime]
             for number in range(1, loaded.instances):
                 runtime, loaded = self._fork(loaded, number)
@@ -224,7 +218,7 @@ class ModelThreads:
 
         def live() -> None:
             try:
-                forked.set_result(fork(loaded, self._servable.name))
+                forked.set_result(fork(loaded, self._deployment.name))
             except BaseException as error:  # noqa: BLE001  # raised again on the first thread
                 forked.set_exception(error)
                 return
@@ -239,16 +233,16 @@ class ModelThreads:
         if loaded.full_batch_s:
             # Otherwise an idle server would appear to have little capacity.
             self._metrics.learn_batch_time(loaded.max_batch_rows, round(loaded.full_batch_s * 1e9))
-        terms = self._servable.terms
+        deployment = self._deployment
         policy = BatchPolicy(
             loaded.max_batch_rows,
-            self._max_delay_ms,
+            deployment.max_delay_ms,
             loaded.sizes.buckets,
-            target_ms=terms.target_ms,
-            late=terms.late,
-            hold=terms.hold,
-            tier_block_ms=terms.tier_block_ms,
-            tier_floor=terms.tier_floor,
+            target_ms=deployment.target_ms,
+            late=deployment.late,
+            hold=deployment.hold,
+            tier_block_ms=deployment.tier_block_ms,
+            tier_floor=deployment.tier_floor,
         )
         kind: Callable[..., Worker] = SequenceWorker if loaded.signature.sequences else Worker
         worker = kind(
@@ -262,16 +256,16 @@ class ModelThreads:
         )
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)
-        if terms.target_ms is not None:
+        if deployment.target_ms is not None:
             worker.teach(first_times(loaded))
         self._worker = worker
         self._todo += [SimpleQueue() for _ in runtimes]
         if loaded.signature.takes == "rows":
             self._full_batches += [full_batch(loaded, runtime) for runtime in runtimes]
-        if _can_be_watched(self._servable, loaded):
+        if _can_be_watched(self._deployment, loaded):
             self._hang_watch = HangWatch(
-                self._servable.name,
-                self._servable.terms.timeout_ms,
+                self._deployment.name,
+                self._deployment.timeout_ms,
                 lambda: [instance.run_began_ns for instance in worker.instances],
             )
             self._hang_watch.start()
@@ -281,10 +275,10 @@ class ModelThreads:
             return None
         try:
             return self._turns.join(
-                self._servable.terms.device_share, SlotFacts(threads, asks=self.wants_targets)
+                self._deployment.device_share, SlotFacts(threads, asks=self.wants_targets)
             )
         except OSError as error:
-            logger.warning("%s does not take turns of its device: %s", self._servable.name, error)
+            logger.warning("%s does not take turns of its device: %s", self._deployment.name, error)
             return None
 
     def _audit_policy(self, loaded: LoadedModel) -> AuditPolicy | None:
@@ -293,12 +287,12 @@ class ModelThreads:
         None for a model with state too: its answers depend on more than its inputs.
         """
         verdict = loaded.signature.verdict
-        if self._servable.framework == "script" or verdict is None or not verdict.batched:
+        if self._deployment.framework == "script" or verdict is None or not verdict.batched:
             return None
-        if not self._audit_rate or loaded.signature.sequences or loaded.signature.keeps_state:
+        if not self._deployment.audit or loaded.signature.sequences or loaded.signature.keeps_state:
             return None
-        schedule = AuditSchedule(self._audit_rate)
-        return AuditPolicy(self._servable.name, verdict, schedule, self._on_verdict)
+        schedule = AuditSchedule(self._deployment.audit)
+        return AuditPolicy(self._deployment.name, verdict, schedule, self._on_verdict)
 
     def _serve(self, number: int) -> None:
         assert self._worker is not None, "it is there when the model is loaded"
@@ -309,18 +303,20 @@ class ModelThreads:
         except BaseException:  # noqa: BLE001  # the process ends of it
             # A process without its serving threads would leave callers waiting; a new process answers them.
             try:
-                logger.exception("a thread of model %s ended; the device process exits", self._servable.name)
+                logger.exception(
+                    "a thread of model %s ended; the device process exits", self._deployment.name
+                )
             finally:
                 end_process(ExitCode.CRASHED)
 
 
-def _can_be_watched(servable: Servable, loaded: LoadedModel) -> bool:
+def _can_be_watched(deployment: Deployment, loaded: LoadedModel) -> bool:
     """Whether a run that lasts long can be taken for hanging.
 
     Not for scripts, which have a watchdog of their own. Not for models of free sizes with TensorRT, which may build
     an engine for minutes when a shape comes for the first time.
     """
     free_sizes = loaded.signature.takes == "tensors"
-    return servable.framework != "script" and not (
-        free_sizes and servable.acceleration.provider == "tensorrt"
+    return deployment.framework != "script" and not (
+        free_sizes and deployment.acceleration.provider == "tensorrt"
     )

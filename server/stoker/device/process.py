@@ -25,13 +25,13 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
-    LoadModel,
     StartDevice,
     StopBatching,
     ToDevice,
     Unloaded,
     UnloadModel,
 )
+from stoker.deployment import Deployment, Device
 from stoker.device.lanes import Lane
 from stoker.device.lock_guard import LockGuard
 from stoker.device.model_threads import ModelThreads
@@ -40,10 +40,8 @@ from stoker.device.turn_page import DevicePage
 from stoker.device.turns import Turns
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
-from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
-from stoker.servable import Device
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_when_asked
 from stoker.verdict import Verdict
@@ -106,7 +104,7 @@ class _ModelHost:
         change_log_settings(start.log)
         page = MetricMemory(metrics_fd).page(start.page)
         os.close(metrics_fd)
-        device, reason = enter_device(start.device, {model.servable.framework for model in start.models})
+        device, reason = enter_device(start.device, {model.framework for model in start.models})
         self._channel.send(DeviceChosen(str(device), device.description, reason))
         page.set_device(*(gpu.index for gpu in device.gpus))
         turns = _join_turns(turns_fd, device, start)
@@ -127,28 +125,27 @@ class _ModelHost:
         for instances in self._models.values():
             instances.serve()
 
-    def _load_model(self, model: LoadModel, device: Device, page: MetricPage, turns: Turns | None) -> None:
-        servable = model.servable
-        if servable.framework == "script":
+    def _load_model(
+        self, deployment: Deployment, device: Device, page: MetricPage, turns: Turns | None
+    ) -> None:
+        if deployment.framework == "script":
             self.runs_script = True
-            enter_script_process(servable)
-        instances = self._threads(model, page.model(model.slot), turns)
+            enter_script_process(deployment)
+
+        def report(verdict: Verdict) -> None:
+            self._channel.send(BatchingStopped(deployment.number, verdict))
+
+        instances = ModelThreads(deployment, page.model(deployment.slot), report, turns)
         try:
-            loaded = instances.start(device, model.threads)
+            loaded = instances.start(device)
         except OperatorError:
             raise
         except Exception as error:
-            logger.exception("loading %s failed", servable.name)
-            raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
-        self._models[model.number] = instances
-        self._lock_guard.add(model.number, servable.terms.timeout_ms)
-        self._channel.send(Loaded(model.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
-
-    def _threads(self, model: LoadModel, metrics: ModelMetrics, turns: Turns | None) -> ModelThreads:
-        def tell(verdict: Verdict) -> None:
-            self._channel.send(BatchingStopped(model.number, verdict))
-
-        return ModelThreads(model.servable, model.max_delay_ms, metrics, model.audit_rate, tell, turns)
+            logger.exception("loading %s failed", deployment.name)
+            raise LoadFailed(f"{deployment.name} cannot be loaded: {error!r}") from error
+        self._models[deployment.number] = instances
+        self._lock_guard.add(deployment.number, deployment.timeout_ms)
+        self._channel.send(Loaded(deployment.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
         arena = Arena(arena_fd, message.signature, message.capacity_rows)
@@ -170,7 +167,7 @@ class _ModelHost:
 def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> Turns | None:
     """The turns of the device; None in processes of entry scripts, whose run time is not the device's."""
     try:
-        if any(model.servable.framework == "script" for model in start.models):
+        if any(model.framework == "script" for model in start.models):
             return None
         page = DevicePage(turns_fd, str(device))
     except OSError as error:

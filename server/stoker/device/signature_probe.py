@@ -192,13 +192,12 @@ def _load_timeout_s(environ: Mapping[str, str]) -> float:
 
 
 def _probe(described: dict[str, Any]) -> dict[str, Any]:
+    from stoker.deployment import Deployment, Device
     from stoker.device.lifecycle import load, run_larger_batches
-    from stoker.servable import Device, Servable
     from stoker.settings.server import ServerSettings
-    from stoker.terms import Terms
 
     settings = ServerSettings()
-    servable = Servable(
+    deployment = Deployment(
         name=described["name"],
         version=1,
         framework=described["framework"],
@@ -207,12 +206,14 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
         # Testing whether rows are independent takes long at the largest size of large models.
         max_batch_rows=_PROBED_ROWS,
         max_body_bytes=settings.max_body_bytes,
-        terms=Terms(image=None if described["image"] is None else read_image_input(described["image"])),
+        image=None if described["image"] is None else read_image_input(described["image"]),
     )
-    loaded = load(servable, Device("cpu", 0, "CPU"), threads=1)
+    loaded = load(deployment, Device("cpu", 0, "CPU"))
     until_s, limit = time.monotonic() + _LARGEST_BATCH_S, ""
     try:
-        run_larger_batches(loaded, servable.name, settings.max_batch_rows, lambda: time.monotonic() < until_s)
+        run_larger_batches(
+            loaded, deployment.name, settings.max_batch_rows, lambda: time.monotonic() < until_s
+        )
     except LoadFailed as error:
         limit = str(error)
     return {"signature": loaded.signature.to_json(), "limit": limit}

@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from stoker.control.frontend_rules import PipelineRules, ServerRules, ServiceRules
+    from stoker.control.frontend_rules import PipelineRules, ServerRules
+    from stoker.deployment import Deployment
     from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.collector import Collector
     from stoker.gateway.served_models import ServedModel
     from stoker.keys.generation import Generation
-    from stoker.keys.keyring import Keys
     from stoker.metrics.journal import Journal
-    from stoker.terms import Terms
 
 __all__ = ["access_of", "assemble", "assemble_pipeline", "metrics_of"]
 
@@ -41,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def assemble(
-    rules: ServiceRules,
+    deployment: Deployment,
     page: MetricPage,
     server: ServerRules,
     *,
@@ -51,60 +50,59 @@ def assemble(
     """Make a service.
 
     Args:
-        rules: The supervisor's message about the version.
+        deployment: The version, with this frontend's share of its limits.
         page: The frontend's page of the metrics.
         server: The settings that hold for all services.
         journal: Records remarkable requests; None to record none.
         quotas: The quotas of callers with limits.
     """
-    terms = rules.terms
-    version = str(rules.version)
-    metrics = metrics_of(page, rules.slot, journal, rules.name, version)
+    version = str(deployment.version)
+    metrics = metrics_of(page, deployment.slot, journal, deployment.name, version)
     facts = ServiceFacts(
-        rules.name,
+        deployment.name,
         version,
-        rules.framework,
-        terms.description,
-        _own_swagger(terms.swagger_files),
-        rules.hosting,
+        deployment.framework,
+        deployment.description,
+        _own_swagger(deployment.swagger_files),
+        deployment,
     )
-    limits = _limits(terms, server, quotas)
+    limits = _limits(deployment, server, quotas)
     kind = Service if limits.max_concurrent_requests is None else LimitedService
     service = kind(
         facts,
-        access_of(rules.name, rules.keys, server, page.key_changes),
+        access_of(deployment.name, server, page.key_changes),
         metrics,
         limits,
-        images=_images(terms, server),
-        collector=_collector(rules, server, metrics),
-        non_finite=terms.non_finite,
+        images=_images(deployment, server),
+        collector=_collector(deployment, server, metrics),
+        non_finite=deployment.non_finite,
         long_bodies=shared_long_bodies(),
-        turns=FairTurns() if rules.hosting.sequence is None else OrderedTurns(),
+        turns=FairTurns() if deployment.sequence is None else OrderedTurns(),
     )
-    service.cache = _cache(terms, metrics)
+    service.cache = _cache(deployment, metrics)
     return service
 
 
-def _limits(terms: Terms, server: ServerRules, quotas: Quotas | None) -> Limits:
+def _limits(deployment: Deployment, server: ServerRules, quotas: Quotas | None) -> Limits:
     return Limits(
-        terms.timeout_ms,
+        deployment.timeout_ms,
         server.max_body_bytes,
-        terms.max_concurrent_requests,
-        terms.max_queue_wait_ms,
-        _urgency(terms),
-        by_target=terms.admission == "target",
+        deployment.max_concurrent_requests,
+        deployment.max_queue_wait_ms,
+        _urgency(deployment),
+        by_target=deployment.admission == "target",
         quotas=quotas,
     )
 
 
-def _cache(terms: Terms, metrics: ModelMetrics) -> AnswerCache | None:
-    return AnswerCache(terms.cache_bytes, metrics.note_cache_size) if terms.cache_bytes else None
+def _cache(deployment: Deployment, metrics: ModelMetrics) -> AnswerCache | None:
+    return AnswerCache(deployment.cache_bytes, metrics.note_cache_size) if deployment.cache_bytes else None
 
 
-def _urgency(terms: Terms) -> Urgency | None:
+def _urgency(deployment: Deployment) -> Urgency | None:
     """The default urgency of requests; None where it is the same for all and needs no telling."""
-    lasts_ns = 0 if terms.target_ms is None else round(terms.target_ms * 1e6)
-    urgency = Urgency(TIERS.index(terms.default_tier), lasts_ns=lasts_ns)
+    lasts_ns = 0 if deployment.target_ms is None else round(deployment.target_ms * 1e6)
+    urgency = Urgency(TIERS.index(deployment.default_tier), lasts_ns=lasts_ns)
     return None if urgency == USUAL else urgency
 
 
@@ -125,21 +123,18 @@ def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, 
     return metrics
 
 
-def access_of(
-    name: str, given: Keys | None, server: ServerRules, key_changes: Generation | None = None
-) -> Access:
+def access_of(name: str, server: ServerRules, key_changes: Generation | None = None) -> Access:
     """Return the access rules of a service.
 
     Args:
         name: Its name.
-        given: The keys from the operator's settings; None to use those of the key files.
         server: The settings that hold for all services.
         key_changes: Changes when a key does.
     """
     owner = keys_owner(server.endpoint, name)
     if not server.auth and not server.token_auth:
         return Access()
-    keys = KeyVerifier(server.keys_dir, owner, given, model=name, generation=key_changes)
+    keys = KeyVerifier(server.keys_dir, owner, server.keys, model=name, generation=key_changes)
     if not server.token_auth:
         return Access(keys)
     from stoker.keys.credentials import TokenVerifier
@@ -160,14 +155,16 @@ def _own_swagger(files: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     return descriptions
 
 
-def _images(terms: Terms, server: ServerRules) -> ImageScoring | None:
-    if terms.image is None:
+def _images(deployment: Deployment, server: ServerRules) -> ImageScoring | None:
+    if deployment.image is None:
         return None
-    return ImageScoring(terms.image, max_pixels=server.max_image_pixels, max_rows_bytes=server.max_body_bytes)
+    return ImageScoring(
+        deployment.image, max_pixels=server.max_image_pixels, max_rows_bytes=server.max_body_bytes
+    )
 
 
-def _collector(rules: ServiceRules, server: ServerRules, metrics: ModelMetrics) -> Collector | None:
-    settings, data_dir = rules.terms.collection, rules.terms.data_dir
+def _collector(deployment: Deployment, server: ServerRules, metrics: ModelMetrics) -> Collector | None:
+    settings, data_dir = deployment.collection, deployment.data_dir
     if settings is None:
         return None
     from stoker.collecting.record_files import RecordFiles
@@ -176,12 +173,12 @@ def _collector(rules: ServiceRules, server: ServerRules, metrics: ModelMetrics) 
     assert data_dir is not None, "collected is only what has a folder"
     files = RecordFiles(
         data_dir,
-        rules.version,
+        deployment.version,
         settings.format,
         max_bytes=settings.max_mb << 20,
         writers=server.frontends,
     )
-    collector = Collector(rules.name, rules.version, settings, files, metrics)
+    collector = Collector(deployment.name, deployment.version, settings, files, metrics)
     collector.start()
     return collector
 
@@ -210,7 +207,7 @@ def assemble_pipeline(
         pipeline,
         models,
         ServiceFacts(pipeline.name, NUMBER, "pipeline", pipeline.description),
-        access_of(pipeline.name, rules.keys, server, page.key_changes),
+        access_of(pipeline.name, server, page.key_changes),
         metrics_of(page, rules.slot, journal, pipeline.name, NUMBER),
         Limits(rules.timeout_ms, server.max_body_bytes, quotas=quotas),
         non_finite=rules.non_finite,

@@ -208,8 +208,8 @@ class _Frontend:
         self._roster = roster = Roster(
             gateway, self._page, start.server, listener.receives_for, self._tell_retired, self._tell_outgrown
         )
-        for service in start.services:
-            roster.serve(service)
+        for deployment in start.services:
+            roster.serve(deployment)
         for model in start.models:
             roster.route(model)
         for pipeline in start.pipelines:
@@ -315,8 +315,8 @@ class _Frontend:
 
 def _tell(roster: Roster, message: Serve | Route | VerdictChanged | Retire | DetachReplica) -> None:
     match message:
-        case Serve(service):
-            roster.serve(service)
+        case Serve(deployment):
+            roster.serve(deployment)
         case Route():
             roster.route(message)
         case VerdictChanged(number, verdict):

@@ -32,7 +32,8 @@ from stoker.takeover.traffic_split import Split
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import AttachReplica, Compare, Route
-    from stoker.control.frontend_rules import PipelineRules, ServerRules, ServiceRules
+    from stoker.control.frontend_rules import PipelineRules, ServerRules
+    from stoker.deployment import Deployment
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.pipelines.service import PipelineService
     from stoker.gateway.scoring.service import Service
@@ -92,7 +93,7 @@ class Roster:
         self._troubled: WeakSet[Service] = WeakSet()
         self._samples: dict[int, Samples] = {}
         """Sampled requests by the number of their service, kept for comparing versions."""
-        self._rules: dict[int, ServiceRules] = {}
+        self._deployments: dict[int, Deployment] = {}
         self._shadows: dict[str, dict[str, Shadow]] = {}
         """By model the shadow version, which gets copies of the requests to the others."""
         self._replicas: WeakKeyDictionary[Service, SequenceReplicas] = WeakKeyDictionary()
@@ -100,19 +101,21 @@ class Roster:
         self._exchanges: dict[int, ArenaExchange] = {}
         """By generation, which each load of a replica has its own of."""
 
-    def serve(self, rules: ServiceRules) -> None:
+    def serve(self, deployment: Deployment) -> None:
         """Add a service; no request reaches it before `route` names it."""
         gateway = self._gateway
-        service = assemble(rules, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas)
+        service = assemble(
+            deployment, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas
+        )
         if gateway.watch is not None:
             gateway.watch.over(service)
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
         service.larger_rows = LargerRows(self._ask_larger)
-        service.load_reports = LoadReports(self._gateway.metrics, rules.slot)
-        self._services[rules.number] = service
-        self._rules[rules.number] = rules
-        if rules.terms.parity.mode != "off":
-            self._samples[rules.number] = Samples(rules.terms.parity.rows)
+        service.load_reports = LoadReports(self._gateway.metrics, deployment.slot)
+        self._services[deployment.number] = service
+        self._deployments[deployment.number] = deployment
+        if deployment.parity.mode != "off":
+            self._samples[deployment.number] = Samples(deployment.parity.rows)
 
     def join(self, rules: PipelineRules) -> None:
         """Add a pipeline of services; it is ready while the models of all its steps are."""
@@ -140,14 +143,14 @@ class Roster:
         old, new = self._services.get(question.old), self._services.get(question.new)
         if old is None or new is None:
             return Comparison()
-        terms = self._rules[question.new].terms
+        deployment = self._deployments[question.new]
         samples = self._samples.get(question.old) or Samples(0)
         if question.sample is not None:
-            contents = await sample_of_file(old, question.sample, terms.image)
+            contents = await sample_of_file(old, question.sample, deployment.image)
         else:
             contents = samples.contents
         with samples.pause(time.monotonic_ns):
-            return await compare_versions(old, new, contents, terms.parity.tolerance)
+            return await compare_versions(old, new, contents, deployment.parity.tolerance)
 
     def route(self, route: Route) -> None:
         """Replace which versions a model's names mean."""
@@ -221,7 +224,7 @@ class Roster:
     def retire(self, number: int) -> None:
         """Retire a service that no route names any more; `on_retired` is called when its last request is answered."""
         service = self._services.pop(number, None)
-        self._rules.pop(number, None)
+        self._deployments.pop(number, None)
         self._samples.pop(number, None)
         if service is None:
             self._on_retired(number)
@@ -258,9 +261,7 @@ class Roster:
         model = self._gateway.models[name]
         mains = [service for service in model.services if service.version not in shadows]
         tolerances = {
-            rules.version: rules.terms.parity.tolerance
-            for rules in self._rules.values()
-            if rules.name == name
+            one.version: one.parity.tolerance for one in self._deployments.values() if one.name == name
         }
         for number, shadow in shadows.items():
             service = model.versions[number].service

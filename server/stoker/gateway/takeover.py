@@ -171,7 +171,7 @@ async def sample_of_file(service: Service, path: Path, image: ImageInput | None)
     """Return the request in a file as a sample of a version; empty if it cannot be read or does not fit.
 
     Args:
-        path: A file with a request that the model is known to answer; see `stoker.servable.Servable.sample_file`.
+        path: A file with a request that the model is known to answer; see `stoker.deployment.Deployment.sample_file`.
     """
     signature = service.signature
     assert signature is not None, "it is attached"

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable, InvalidSettings
 from stoker.gpu.facts import Gpu, MigDevice
 from stoker.gpu.nvml import gpus
 from stoker.gpu.probes import probe
 from stoker.gpu.visible import Visible, visible_devices
-from stoker.servable import Device
 from stoker.settings.readers import DEVICE_SEPARATOR, read_device
 from stoker.system.resources import usable_cores
 

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import numpy as np
 
+from stoker.deployment import Deployment
 from stoker.isolation.row_test import Evidence, Run, try_rows
-from stoker.servable import Servable
 from stoker.tensors import ModelTensors
 from stoker.verdict import Verdict
 
@@ -44,7 +44,7 @@ _MIDDLE: Final = 16
 
 
 def judge(
-    servable: Servable,
+    deployment: Deployment,
     run: Run,
     tensors: ModelTensors,
     read: Callable[[], Reading] | None,
@@ -63,18 +63,18 @@ def judge(
             f"its input {free!r} may have any rank" if free is not None else "its inputs have no batch axis"
         )
         return Verdict(False, "declared", reason)
-    if servable.batching == "none":
+    if deployment.batching == "none":
         return Verdict(False, "said", "batching is none, as it was asked for")
     reading = Reading("unknown") if read is None else read()
-    vouched = servable.batching == "rows"
+    vouched = deployment.batching == "rows"
     if reading.finding == "mixed" and not vouched:
         return Verdict(False, "read", reading.reason, setting=_VOUCH)
-    most = servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
+    most = deployment.batch_buckets[-1] if deployment.batch_buckets else deployment.max_batch_rows
     proven = reading.finding == "apart"
     evidence = try_rows(run, tensors.inputs, [min(_MIDDLE, most), most], sample, proven=proven)
-    _warn_of_differences(servable.name, tensors, evidence)
+    _warn_of_differences(deployment.name, tensors, evidence)
     if vouched:
-        return _vouched(servable.name, reading, evidence)
+        return _vouched(deployment.name, reading, evidence)
     return _weighed(reading, evidence)
 
 

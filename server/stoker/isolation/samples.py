@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed, RequestError
-from stoker.servable import Servable, WarmUpInput, WarmUpRequest
 from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo, TensorSpec
 from stoker.wire.oip_tensors import DATATYPES, from_raw
@@ -51,32 +51,32 @@ class Sample:
         return counts.pop() if len(counts) == 1 else None
 
 
-def find_sample_feeds(servable: Servable, inputs: Sequence[TensorInfo]) -> Sample | None:
+def find_sample_feeds(deployment: Deployment, inputs: Sequence[TensorInfo]) -> Sample | None:
     """Find a request that a model is known to answer.
 
     The first of these is used: the file that the setting names, `sample_input.json` beside the model, a SavedModel's
     `assets.extra/tf_serving_warmup_requests`, Triton's `model_warmup`.
 
     Args:
-        servable: The model; not an entry script, which gets its sample undecoded.
+        deployment: The model; not an entry script, which gets its sample undecoded.
 
     Raises:
         LoadFailed: The sample cannot be read, or does not fit the model.
         InvalidSettings: The sample is an image, and the model cannot take what its image input says.
     """
-    file = servable.sample_file
+    file = deployment.sample_file
     if file is not None:
         from stoker.isolation.sample_files import read_sample
 
-        return Sample(read_sample(file, inputs, model=servable.name, image=servable.terms.image), file.name)
-    recorded = servable.path / _RECORDED
-    if servable.framework == "tensorflow" and recorded.is_file():
+        return Sample(read_sample(file, inputs, model=deployment.name, image=deployment.image), file.name)
+    recorded = deployment.path / _RECORDED
+    if deployment.framework == "tensorflow" and recorded.is_file():
         feeds = read_recorded_requests(recorded, inputs)
         if feeds is not None:
             return Sample(feeds, recorded.name)
-    if servable.warm_up:
+    if deployment.warm_up:
         # Requests with data from files are preferred: somebody has chosen their values.
-        by_files = sorted(servable.warm_up, key=lambda request: all(i.file is None for i in request.inputs))
+        by_files = sorted(deployment.warm_up, key=lambda request: all(i.file is None for i in request.inputs))
         return Sample(warm_up_feeds(by_files[0], inputs), f"model_warmup {by_files[0].name!r}")
     return None
 

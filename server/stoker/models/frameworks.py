@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from stoker.deployment import library_of_booster
 from stoker.errors import RepositoryError
 from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
-from stoker.servable import library_of_booster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.deployment import SAMPLE_INPUT
 from stoker.errors import InvalidSettings
 from stoker.scripts.mlflow_folder import MLMODEL, Column, MlflowFolder, TensorInput
-from stoker.servable import SAMPLE_INPUT
 from stoker.system.durable import private_folder, replace_file
 
 __all__ = ["ENTRY_SCRIPT", "folder_around", "sample_request", "write_sample"]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT
 from stoker.errors import CorruptModel, RepositoryError, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Framework
-from stoker.servable import SAMPLE_FILES, SAMPLE_INPUT
 from stoker.settings.files import parse_json, settings_text
 from stoker.system.durable import copy_regular, lock_file, sync_folder
 

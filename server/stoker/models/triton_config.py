@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.declaration import Declaration, DeclaredTensor
+from stoker.deployment import Declaration, DeclaredTensor, WarmUpInput, WarmUpRequest
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.frameworks import Framework
 from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
-from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
 

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.deployment import Deployment, Device
 from stoker.device.lifecycle import LoadedModel, load
 from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
 from stoker.gpu.devices import cpu_device, enter_device
-from stoker.models.deployed import Deployed, deploy
+from stoker.models.deployments import deploy, environment_of
 from stoker.models.offers import Offer, find_offers
 from stoker.scripts.environment import enter_script_folder
-from stoker.servable import Device, Servable
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
@@ -44,7 +44,7 @@ def chosen(
     config: str | Path | None,
     settings: Mapping[str, Any],
     leases: ExitStack,
-) -> Deployed:
+) -> Deployment:
     """Find a model as a server would serve it.
 
     Args:
@@ -98,39 +98,39 @@ def _version(offer: Offer) -> int:
     return labelled if labelled in offer.wanted() else max(offer.policy.choose(offer.there))
 
 
-def _check_packages(deployed: Deployed, workspace: Workspace) -> None:
+def _check_packages(deployed: Deployment, workspace: Workspace) -> None:
     """Refuse a model that another Python has to run, and say what this one lacks."""
-    environment = deployed.environment
+    environment = environment_of(deployed)
     if environment is None:
         return
     if environment.managed_by_system:
-        built = environment.found(workspace, deployed.servable.framework)
+        built = environment.found(workspace, deployed.framework)
         if built.built is None or Path(built.interpreter) != Path(sys.executable):
             raise EnvironmentUnusable(
-                f"{deployed.servable.name} has an environment of its own, and this is {sys.executable}; install its "
+                f"{deployed.name} has an environment of its own, and this is {sys.executable}; install its "
                 "packages into this Python, and leave environment_managed out"
             )
     elif environment.findings():
-        logger.warning("%s: %s", deployed.servable.name, "; ".join(environment.lines()))
+        logger.warning("%s: %s", deployed.name, "; ".join(environment.lines()))
 
 
-def enter_script(servable: Servable) -> None:
+def enter_script(deployment: Deployment) -> None:
     """Make this process that of an entry script.
 
     Raises:
         LoadFailed: It is another script's already, or the script's folder cannot be entered.
     """
     with _entering:
-        if _entered and _entered[0] != servable.path:
+        if _entered and _entered[0] != deployment.path:
             raise LoadFailed(
                 f"this process runs the entry script {_entered[0]} already, whose folder and variables it has; load "
-                f"{servable.name} in a process of its own"
+                f"{deployment.name} in a process of its own"
             )
-        enter_script_folder(servable)
-        _entered[:] = [servable.path]
+        enter_script_folder(deployment)
+        _entered[:] = [deployment.path]
 
 
-def device_here(servable: Servable, setting: str) -> Device:
+def device_here(deployment: Deployment, setting: str) -> Device:
     """Find the device of a model, and confine the process to it unless it is the CPU.
 
     Args:
@@ -142,12 +142,12 @@ def device_here(servable: Servable, setting: str) -> Device:
     if setting == "cpu":
         device, reason = cpu_device(), "as asked for"
     else:
-        device, reason = enter_device(setting, {servable.framework})
-    logger.info("%s: on %s, %s", servable.name, device, reason)
+        device, reason = enter_device(setting, {deployment.framework})
+    logger.info("%s: on %s, %s", deployment.name, device, reason)
     return device
 
 
-def load_here(servable: Servable, device: Device, threads: int) -> LoadedModel:
+def load_here(deployment: Deployment, device: Device) -> LoadedModel:
     """Load a model on the calling thread.
 
     Args:
@@ -157,8 +157,8 @@ def load_here(servable: Servable, device: Device, threads: int) -> LoadedModel:
         OperatorError: The model cannot be loaded.
     """
     try:
-        return load(servable, device, threads)
+        return load(deployment, device)
     except OperatorError:
         raise
     except Exception as error:
-        raise LoadFailed(f"{servable.name} cannot be loaded: {error!r}") from error
+        raise LoadFailed(f"{deployment.name} cannot be loaded: {error!r}") from error

@@ -290,11 +290,11 @@ def score_files(
     unit = predictor.request_rows
     if unit is None:
         raise InvalidSettings(
-            f"the rows of {predictor.servable.name} see each other; say with --batch-rows how many make one request"
+            f"the rows of {predictor.deployment.name} see each other; say with --batch-rows how many make one request"
         )
     done = Done()
     for piece in pieces_of(find_files(inputs, FORMATS), shard, unit, count_rows):
-        model = f"{predictor.servable.name}:{predictor.servable.version}"
+        model = f"{predictor.deployment.name}:{predictor.deployment.version}"
         record = Record.of(piece, model, predictor.fingerprint, {**options, "format": kind})
         there = record.find(output, piece)
         if there is not None:
@@ -354,7 +354,7 @@ def _answers(predictor: Predictor, piece: Piece, kind: str | None, rows: int) ->
         counts = {len(column) if hasattr(column, "__len__") else None for column in columns.values()}
         if len(counts) > 1 or None in counts:
             raise BatchFailed(
-                f"{piece.source}: the outputs of {predictor.servable.name} have not one entry a row"
+                f"{piece.source}: the outputs of {predictor.deployment.name} have not one entry a row"
             )
         seen += counts.pop() or 0
         yield columns

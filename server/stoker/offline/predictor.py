@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,13 +13,13 @@ from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 
+from stoker.deployment import Deployment
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, quoted_names
 from stoker.isolation.difference import finite_rows
 from stoker.offline.choosing import chosen, device_here, enter_script, load_here
 from stoker.offline.rows import Feeds, Ragged, RowBatches, ScriptBodies, failure_of
 from stoker.runtimes.base import RowFailure
-from stoker.servable import Servable
 from stoker.tensors import Signature, TensorInfo
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tensor_json import as_dtype, check_rows
@@ -396,8 +397,8 @@ class Predictor:
         self._keep = (keep,) if isinstance(keep, str) else tuple(keep)
         self._leases = ExitStack()
         deployed = chosen(model, workspace, config, settings, self._leases)
-        self.servable: Servable = deployed.servable
-        """What is loaded: its name, version and files."""
+        self.deployment: Deployment = dataclasses.replace(deployed, threads=threads or deployed.threads)
+        """The loaded version and its settings."""
         self.fingerprint = deployed.fingerprint
         """What changes when its files do."""
         self._arguments = (
@@ -406,12 +407,12 @@ class Predictor:
             {"batch_rows": batch_rows, "keep": self._keep, "threads": threads, **settings}
             | {"workspace": _absolute(workspace), "config": _absolute(config)},
         )
-        if self.servable.framework == "script":
-            enter_script(self.servable)
-        where = deployed.placement.devices[0] if device == "auto" else device
-        self._thread = _ModelThread(f"model {self.servable.name}")
+        if self.deployment.framework == "script":
+            enter_script(self.deployment)
+        where = deployed.devices[0] if device == "auto" else device
+        self._thread = _ModelThread(f"model {self.deployment.name}")
         try:
-            self._loaded = self._load(where, threads or deployed.threads)
+            self._loaded = self._load(where)
             self._scorer = self._make_scorer(batch_rows)
         except BaseException:
             self.close()
@@ -421,7 +422,7 @@ class Predictor:
         return _again, self._arguments
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.servable.name}:{self.servable.version})"
+        return f"{type(self).__name__}({self.deployment.name}:{self.deployment.version})"
 
     def __enter__(self) -> Self:
         return self
@@ -485,25 +486,23 @@ class Predictor:
         """
         scorer = self._scorer
         if not isinstance(scorer, ScriptBodies):
-            raise InvalidInput(f"{self.servable.name} takes tensors, not bodies: {self.signature}.")
+            raise InvalidInput(f"{self.deployment.name} takes tensors, not bodies: {self.signature}.")
         return self._on_thread(lambda: list(scorer.answers(bodies)))
 
     def _make_scorer(self, batch_rows: int | None) -> RowBatches | TensorRequests | ScriptBodies:
         if self.signature.takes == "body":
-            return ScriptBodies(self._loaded, batch_rows or self.servable.max_batch_rows)
+            return ScriptBodies(self._loaded, batch_rows or self.deployment.max_batch_rows)
         if self.signature.takes == "rows":
-            return RowBatches(self._loaded, self.servable.name)
+            return RowBatches(self._loaded, self.deployment.name)
         return TensorRequests(self._loaded, batch_rows)
 
     def _on_thread(self, function: Callable[[], _Result]) -> _Result:
         """Call a function on the model's thread: frameworks and scripts keep state of the thread that loads them."""
         return self._thread.submit(function).result()
 
-    def _load(self, device: str, threads: int) -> LoadedModel:
-        loaded = self._thread.submit(
-            lambda: load_here(self.servable, device_here(self.servable, device), threads)
-        )
-        limit_s = self.servable.terms.load_timeout_s
+    def _load(self, device: str) -> LoadedModel:
+        loaded = self._thread.submit(lambda: load_here(self.deployment, device_here(self.deployment, device)))
+        limit_s = self.deployment.load_timeout_s
         try:
             return loaded.result(limit_s)
         except TimeoutError:
@@ -511,7 +510,7 @@ class Predictor:
                 raise
             self._thread.leave()
             raise LoadTimeout(
-                f"{self.servable.name} was not loaded and warmed up within {limit_s:g} s; if it only needs longer, "
+                f"{self.deployment.name} was not loaded and warmed up within {limit_s:g} s; if it only needs longer, "
                 "raise load_timeout_s"
             ) from None
 

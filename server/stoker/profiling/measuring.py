@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from stoker.deployment import Deployment
 from stoker.device.batch_sizes import powers_of_two
 from stoker.device.first_times import batch_inputs
 from stoker.device.lifecycle import LoadedModel, fork
@@ -32,7 +33,6 @@ from stoker.offline.choosing import chosen, device_here, enter_script, load_here
 from stoker.offline.rows import ScriptBodies
 from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
 from stoker.scripts.batching import find_sample
-from stoker.servable import Servable
 from stoker.tensors import Signature
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import pack
@@ -65,7 +65,7 @@ class SampleRequest:
     packed: bytes = b""
 
 
-def request_of(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequest:
+def request_of(loaded: LoadedModel, deployment: Deployment, rows: int) -> SampleRequest:
     """Make a request for a model.
 
     Raises:
@@ -74,32 +74,32 @@ def request_of(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequ
     """
     signature = loaded.signature
     if signature.takes == "body":
-        return _script_request(loaded, servable, rows)
-    sample = find_sample_feeds(servable, _tensors(signature).inputs)
+        return _script_request(loaded, deployment, rows)
+    sample = find_sample_feeds(deployment, _tensors(signature).inputs)
     if signature.takes == "rows":
         specs = signature.inputs
         feeds = dict(zip((spec.name for spec in specs), _rows(loaded, rows), strict=True))
         note = f"{rows} rows" if rows > 1 else "1 row"
         return _infer(
-            servable.name, signature, feeds, f"{note} of {sample.source if sample else 'chance'}, binary"
+            deployment.name, signature, feeds, f"{note} of {sample.source if sample else 'chance'}, binary"
         )
     if sample is None:
         raise InvalidSettings(
-            f"{servable.name} takes tensors of free sizes ({signature}), so a request like those of its callers is "
+            f"{deployment.name} takes tensors of free sizes ({signature}), so a request like those of its callers is "
             "needed: give one by --data FILE, or lay it beside the model as sample_input.json"
         )
     if rows > 1:
         raise InvalidSettings(
-            f"{servable.name} gets requests as they are; leave --rows out, and write the rows into --data FILE"
+            f"{deployment.name} gets requests as they are; leave --rows out, and write the rows into --data FILE"
         )
-    request = _infer(servable.name, signature, sample.feeds, f"the request of {sample.source}, binary")
+    request = _infer(deployment.name, signature, sample.feeds, f"the request of {sample.source}, binary")
     return SampleRequest(
         request.path, request.headers, request.body, request.note, packed=pack(dict(sample.feeds))
     )
 
 
 def batches_of(
-    loaded: LoadedModel, servable: Servable, request: SampleRequest
+    loaded: LoadedModel, deployment: Deployment, request: SampleRequest
 ) -> Callable[[Runtime, int], Callable[[], object]]:
     """Return a function that, for a runtime of the model and a batch size, returns a function that runs one batch.
 
@@ -112,7 +112,7 @@ def batches_of(
         return lambda: runtime.run(inputs)
 
     if request.packed:
-        _check(loaded.runtime.run([[request.packed]]), servable.name)
+        _check(loaded.runtime.run([[request.packed]]), deployment.name)
     return begin
 
 
@@ -129,25 +129,25 @@ def _rows(loaded: LoadedModel, rows: int) -> list[np.ndarray]:
     ]
 
 
-def _script_request(loaded: LoadedModel, servable: Servable, rows: int) -> SampleRequest:
+def _script_request(loaded: LoadedModel, deployment: Deployment, rows: int) -> SampleRequest:
     form = loaded.signature.script
     assert form is not None, "scripts that take bodies have one"
-    sample = find_sample(servable, form)
+    sample = find_sample(deployment, form)
     if sample is None:
         raise InvalidSettings(
-            f"{servable.name} is a script, whose requests only its author knows: give one that it answers by "
+            f"{deployment.name} is a script, whose requests only its author knows: give one that it answers by "
             "--data FILE, lay it beside the script as sample_input.json, or decorate run with inference_schema"
         )
     if rows > 1:
         raise InvalidSettings(
-            f"{servable.name} gets whole bodies; leave --rows out, and write as many rows into --data FILE"
+            f"{deployment.name} gets whole bodies; leave --rows out, and write as many rows into --data FILE"
         )
     scripts = ScriptBodies(loaded, 1)
     # Refused requests cost less than answered ones, so the sample has to be answered.
     for _ in scripts.answers([sample.body]):
         pass
     return SampleRequest(
-        f"/api/v1/service/{quote(servable.name)}/score",
+        f"/api/v1/service/{quote(deployment.name)}/score",
         {"Content-Type": sample.content_type},
         sample.body,
         f"the body of {sample.source}",
@@ -220,27 +220,26 @@ def measure(order: Order, tell: Tell, leases: ExitStack, clock_ns: Callable[[], 
     tell({"step": "loading"})
     # Batch settings depend on whether there is a target, so the model is loaded with the one it will have.
     settings = {**order.settings, "target_ms": order.target_ms}
-    deployed = chosen(order.model, order.workspace, order.config, settings, leases)
-    servable = deployed.servable
-    tell({"step": f"loading {servable.name}", "load_timeout_s": servable.terms.load_timeout_s})
-    if servable.framework == "script":
-        enter_script(servable)
-    where = deployed.placement.devices[0] if order.device == "auto" else order.device
-    device = device_here(servable, where)
-    loaded = load_here(servable, device, deployed.threads)
+    deployment = chosen(order.model, order.workspace, order.config, settings, leases)
+    tell({"step": f"loading {deployment.name}", "load_timeout_s": deployment.load_timeout_s})
+    if deployment.framework == "script":
+        enter_script(deployment)
+    where = deployment.devices[0] if order.device == "auto" else order.device
+    device = device_here(deployment, where)
+    loaded = load_here(deployment, device)
     tell({"step": "measuring"})
-    request = request_of(loaded, servable, order.rows)
-    begin = batches_of(loaded, servable, request)
+    request = request_of(loaded, deployment, order.rows)
+    begin = batches_of(loaded, deployment, request)
     alone = _alone(begin, loaded, order, tell, clock_ns)
     beside: list[tuple[int, int]] = []
     forks = isinstance(loaded.runtime, ForkingRuntime)
     if forks:
         tell({"step": "two at once"})
-        beside = _beside(begin, loaded, servable.name, alone, order.seconds * _BESIDE_PART, clock_ns)
+        beside = _beside(begin, loaded, deployment.name, alone, order.seconds * _BESIDE_PART, clock_ns)
     return {
-        "name": servable.name,
-        "reference": f"{servable.name}:{servable.version}",
-        "framework": servable.framework,
+        "name": deployment.name,
+        "reference": f"{deployment.name}:{deployment.version}",
+        "framework": deployment.framework,
         "device": str(device),
         "alone": alone,
         "beside": beside,
@@ -249,8 +248,8 @@ def measure(order: Order, tell: Tell, leases: ExitStack, clock_ns: Callable[[], 
         "max_batch_rows": loaded.max_batch_rows,
         "instances": loaded.instances,
         "batch_buckets": list(loaded.sizes.buckets),
-        "hold": servable.terms.hold,
-        "admission": servable.terms.admission,
+        "hold": deployment.hold,
+        "admission": deployment.admission,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "request": _told(request),
     }

@@ -47,7 +47,7 @@ Outputs = Sequence["np.ndarray | Sequence[bytes | RowFailure]"]
 
 
 class Runtime(Protocol):
-    """A loaded servable. One thread at a time calls `run`."""
+    """A loaded deployment. One thread at a time calls `run`."""
 
     signature: Signature
 
@@ -70,7 +70,7 @@ class ForkingRuntime(Runtime, Protocol):
     """A runtime that several threads can use, each through one of its own."""
 
     def fork(self) -> Runtime:
-        """A further runtime of the same servable, sharing its weights where it can; for the thread that calls."""
+        """A further runtime of the same deployment, sharing its weights where it can; for the thread that calls."""
         ...
 
 

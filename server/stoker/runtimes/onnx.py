@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
@@ -29,7 +30,6 @@ from stoker.runtimes.packed import Run
 from stoker.runtimes.pinned_memory import Cuda, StagedMemory, load_cuda
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.serving_way import as_declared, as_runtime, is_reshaped
-from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.extras import how_to_install
 from stoker.tensors import ModelTensors, Signature, TensorInfo
@@ -244,16 +244,16 @@ def cuda_runtime(
     Raises:
         LoadFailed: An execution that was asked for cannot run.
     """
-    servable = sessions.servable
+    deployment = sessions.deployment
     plain = CopiedExecution(session, signature)
-    wanted = servable.acceleration.execution
+    wanted = deployment.acceleration.execution
     if wanted == "copied":
         return plain
-    sizes = feasible_sizes(servable.name, plain, servable.batch_buckets or (servable.max_batch_rows,))
+    sizes = feasible_sizes(deployment.name, plain, deployment.batch_buckets or (deployment.max_batch_rows,))
     if not sizes:
         # The first batch says that there is no memory, as it does without this choice.
         return plain
-    rows = max(servable.max_batch_rows, *sizes)
+    rows = max(deployment.max_batch_rows, *sizes)
     find_cuda = cuda or _onnxruntimes_cuda
 
     def memory() -> StagedMemory:
@@ -261,16 +261,16 @@ def cuda_runtime(
 
     def with_graphs() -> Runtime:
         def open_session() -> onnxruntime.InferenceSession:
-            return sessions.open_with_graphs(servable.instances or GPU_INSTANCES)
+            return sessions.open_with_graphs(deployment.instances or GPU_INSTANCES)
 
         return bind_with_graphs(open_session, signature, memory, sizes)
 
     candidates: dict[str, Callable[[], Runtime]] = {"bound": lambda: bind(session, signature, memory, sizes)}
-    if servable.acceleration.provider == "cuda":
+    if deployment.acceleration.provider == "cuda":
         candidates["graph"] = with_graphs
     if wanted != "auto":
         candidates = {wanted: candidates[wanted]}
-    return choose_fastest(servable.name, plain, candidates, sizes, clock_ns, forced=wanted != "auto")
+    return choose_fastest(deployment.name, plain, candidates, sizes, clock_ns, forced=wanted != "auto")
 
 
 def _onnxruntimes_cuda() -> Cuda:
@@ -287,7 +287,7 @@ _MOST_WORDS = 500
 _MAPS = "seq(map("
 
 
-def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
+def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     """Load an ONNX file: row by row if its inputs are batches of rows of a fixed shape, else request by request.
 
     Raises:
@@ -296,32 +296,34 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
     """
     on_cuda = device.kind == "cuda"
     converted = (
-        on_cuda and servable.acceleration.precision == "fp16" and servable.acceleration.provider == "cuda"
+        on_cuda and deployment.acceleration.precision == "fp16" and deployment.acceleration.provider == "cuda"
     )
-    source: Path | bytes = as_float16(servable.name, servable.path) if converted else servable.path
-    sessions = OnnxSessions(servable, device, threads, source)
+    source: Path | bytes = as_float16(deployment.name, deployment.path) if converted else deployment.path
+    sessions = OnnxSessions(deployment, device, threads, source)
     session = sessions.open()
     labels: dict[str, tuple[str, ...]] = {}
     if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
         source, labels = _without_maps(source)
         sessions = dataclasses.replace(sessions, model=source)
         session = sessions.open()
-    if servable.sequence is not None:
-        return _load_with_state(servable, session, servable.sequence)
-    inputs = _inputs(session, servable, source)
+    if deployment.sequence is not None:
+        return _load_with_state(deployment, session, deployment.sequence)
+    inputs = _inputs(session, deployment, source)
     if not inputs:
-        raise LoadFailed(f"{servable.path} has no inputs")
-    if converted and not _runs_channels_last(servable.name, session, inputs):
+        raise LoadFailed(f"{deployment.path} has no inputs")
+    if converted and not _runs_channels_last(deployment.name, session, inputs):
         sessions = dataclasses.replace(sessions, channels_last=False)
         session = sessions.open()
     model = _SessionTensors(session)
     outputs = tuple(
-        _labelled(_info(value, servable), labels.get(value.name, ()), servable)
+        _labelled(_info(value, deployment), labels.get(value.name, ()), deployment)
         for value in session.get_outputs()
     )
-    if on_cuda and servable.acceleration.precision == "fp16":
-        original = partial(sessions.open_on_cpu, _without_maps(servable.path)[0] if labels else servable.path)
-        check_float16(servable.name, model.run, lambda: _SessionTensors(original()).run, inputs)
+    if on_cuda and deployment.acceleration.precision == "fp16":
+        original = partial(
+            sessions.open_on_cpu, _without_maps(deployment.path)[0] if labels else deployment.path
+        )
+        check_float16(deployment.name, model.run, lambda: _SessionTensors(original()).run, inputs)
     batched = all(info.shape[:1] == (-1,) for info in inputs) and _same_axis(session)
     tensors = ModelTensors(inputs, outputs, batched)
 
@@ -330,22 +332,22 @@ def load_onnx(servable: Servable, device: Device, threads: int) -> Runtime:
             return cuda_runtime(sessions, session, signature)
         return CopiedExecution(session, signature)
 
-    runtime = as_runtime(servable, model.run, tensors, rows_runtime, partial(read_onnx, source))
-    if servable.zipmap == "objects":
-        _check_objects(servable, runtime.signature.model_tensors)
+    runtime = as_runtime(deployment, model.run, tensors, rows_runtime, partial(read_onnx, source))
+    if deployment.zipmap == "objects":
+        _check_objects(deployment, runtime.signature.model_tensors)
     return runtime
 
 
 def _load_with_state(
-    servable: Servable, session: onnxruntime.InferenceSession, settings: SequenceSettings
+    deployment: Deployment, session: onnxruntime.InferenceSession, settings: SequenceSettings
 ) -> Runtime:
     """Load a model that keeps state for sequences; its rows are tried with states of all kinds beside each other."""
-    rows = SequenceSession(session, servable, settings)
+    rows = SequenceSession(session, deployment, settings)
     inputs, outputs = (
-        tuple(_info(value, servable) for value in side) for side in (rows.get_inputs(), rows.get_outputs())
+        tuple(_info(value, deployment) for value in side) for side in (rows.get_inputs(), rows.get_outputs())
     )
 
-    declaration = declared_rows(servable.declaration, rows, inputs, outputs)
+    declaration = declared_rows(deployment.declaration, rows, inputs, outputs)
     run, tensors = as_declared(
         declaration, _SessionTensors(rows).run, ModelTensors(inputs, outputs, batched=True)
     )
@@ -353,12 +355,12 @@ def _load_with_state(
 
     def rows_runtime(signature: Signature) -> Runtime:
         copied = CopiedExecution(shown, signature)
-        return sequence_runtime(servable.name, copied, settings, rows.controls, servable.path.parent)
+        return sequence_runtime(deployment.name, copied, settings, rows.controls, deployment.path.parent)
 
     # What is declared has been applied, and is that of rows.
-    plain = dataclasses.replace(servable, declaration=None)
+    plain = dataclasses.replace(deployment, declaration=None)
     runtime = as_runtime(plain, run, tensors, rows_runtime, sampled=False)
-    check_batched(servable, runtime)
+    check_batched(deployment, runtime)
     return runtime
 
 
@@ -436,11 +438,11 @@ def _each(array: np.ndarray, convert: Any) -> np.ndarray:
     return converted.reshape(array.shape)
 
 
-def _info(value: onnxruntime.NodeArg, servable: Servable) -> TensorInfo:
+def _info(value: onnxruntime.NodeArg, deployment: Deployment) -> TensorInfo:
     dtype = DTYPES.get(value.type)
     if dtype is None:
         raise LoadFailed(
-            f"{value.name!r} of {servable.path} holds {value.type}, only numbers and strings are served"
+            f"{value.name!r} of {deployment.path} holds {value.type}, only numbers and strings are served"
         )
     sizes = value.shape if value.shape is not None else []
     return TensorInfo(value.name, dtype, tuple(size if isinstance(size, int) else -1 for size in sizes))
@@ -454,34 +456,34 @@ def _without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, tuple[st
         return model, {}
 
 
-def _labelled(info: TensorInfo, labels: tuple[str, ...], servable: Servable) -> TensorInfo:
+def _labelled(info: TensorInfo, labels: tuple[str, ...], deployment: Deployment) -> TensorInfo:
     """An output with what its columns are called, and as many of them if the file does not say its sizes."""
     shape = info.shape or ((-1, len(labels)) if labels else ())
-    as_objects = bool(labels) and servable.zipmap == "objects"
+    as_objects = bool(labels) and deployment.zipmap == "objects"
     return dataclasses.replace(info, shape=shape, labels=labels, as_objects=as_objects)
 
 
-def _check_objects(servable: Servable, tensors: ModelTensors | None) -> None:
+def _check_objects(deployment: Deployment, tensors: ModelTensors | None) -> None:
     """Raise LoadFailed unless some output is written as objects, and each that is has a column for each of them."""
     found = [info for info in (tensors.outputs if tensors is not None else ()) if info.as_objects]
     if not found:
         raise LoadFailed(
-            f"{servable.path} has no output that is a ZipMap with named classes: leave zipmap out for "
-            f"{servable.name}"
+            f"{deployment.path} has no output that is a ZipMap with named classes: leave zipmap out for "
+            f"{deployment.name}"
         )
     for info in found:
         if not info.shape or info.shape[-1] not in (-1, len(info.labels)):
             raise LoadFailed(
-                f"{servable.path} gives {info}, which cannot be written as objects with its "
-                f"{len(info.labels)} classes: leave zipmap out for {servable.name}"
+                f"{deployment.path} gives {info}, which cannot be written as objects with its "
+                f"{len(info.labels)} classes: leave zipmap out for {deployment.name}"
             )
 
 
 def _inputs(
-    session: onnxruntime.InferenceSession, servable: Servable, source: Path | bytes
+    session: onnxruntime.InferenceSession, deployment: Deployment, source: Path | bytes
 ) -> tuple[TensorInfo, ...]:
     """What a session takes; of an input without sizes the file says whether it is a scalar or has any rank."""
-    inputs = tuple(_info(value, servable) for value in session.get_inputs())
+    inputs = tuple(_info(value, deployment) for value in session.get_inputs())
     if all(info.shape for info in inputs):
         return inputs
     try:

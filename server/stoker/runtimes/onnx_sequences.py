@@ -16,13 +16,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import onnxruntime
 
-from stoker.declaration import Declaration, DeclaredTensor
+from stoker.deployment import Declaration, DeclaredTensor, Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx_sessions import DTYPES
 from stoker.runtimes.packed import Run
 from stoker.runtimes.sequences import SequenceRuntime
-from stoker.servable import Servable
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 from stoker.system.resources import require_memory
 from stoker.tensors import ID_BYTES, TEXT_IDS, Control, TensorInfo, sequence_id_of
@@ -64,7 +63,7 @@ class SequenceSession:
     """
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, servable: Servable, settings: SequenceSettings
+        self, session: onnxruntime.InferenceSession, deployment: Deployment, settings: SequenceSettings
     ) -> None:
         """See a session so.
 
@@ -72,8 +71,8 @@ class SequenceSession:
             LoadFailed: It has not what the settings name, or a size is free of which they say nothing.
         """
         self._session = session
-        self._model = servable.name
-        declaration = servable.declaration or Declaration("")
+        self._model = deployment.name
+        declaration = deployment.declaration or Declaration("")
         self._one_by_one = declaration.batched is False
         inputs = {value.name: value for value in session.get_inputs()}
         outputs = {value.name: value for value in session.get_outputs()}
@@ -307,7 +306,7 @@ def _as_row(declaration: Declaration, declared: DeclaredTensor, rank: int) -> De
     )
 
 
-def check_batched(servable: Servable, runtime: Runtime) -> None:
+def check_batched(deployment: Deployment, runtime: Runtime) -> None:
     """Raise LoadFailed where the rows of a model with state do not run as batches."""
     if isinstance(runtime, SequenceRuntime):
         return
@@ -318,7 +317,7 @@ def check_batched(servable: Servable, runtime: Runtime) -> None:
         else str(verdict.reason)
     )
     raise LoadFailed(
-        f"{servable.name} keeps state for sequences, whose rows have to share batches, and these cannot: {reason}"
+        f"{deployment.name} keeps state for sequences, whose rows have to share batches, and these cannot: {reason}"
     )
 
 

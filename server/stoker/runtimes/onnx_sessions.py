@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import onnxruntime
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
-from stoker.servable import Device, Servable
 from stoker.settings.choices import Acceleration
 
 __all__ = ["DTYPES", "OnnxSessions", "cuda_options", "raise_if_out_of_memory", "tensorrt_options"]
@@ -126,14 +126,14 @@ class OnnxSessions:
     """Opens the sessions of one model.
 
     Attributes:
-        servable: The model and its settings.
+        deployment: The model and its settings.
         device: Where it runs.
         threads: Threads of one operation on the CPU.
         model: The file, or what was made of it.
         channels_last: Whether float16 images may be kept so on a GPU.
     """
 
-    servable: Servable
+    deployment: Deployment
     device: Device
     threads: int
     model: Path | bytes
@@ -148,9 +148,9 @@ class OnnxSessions:
         """
         if self.device.kind == "cpu":
             return self.open_on_cpu(self.model)
-        options = cuda_options(self.servable.acceleration, channels_last=self.channels_last)
+        options = cuda_options(self.deployment.acceleration, channels_last=self.channels_last)
         providers: list[Provider] = [(CUDA, options), CPU]
-        if self.servable.acceleration.provider == "tensorrt":
+        if self.deployment.acceleration.provider == "tensorrt":
             providers.insert(0, (TENSORRT, self._tensorrt_options()))
         return self._open(self.model, providers)
 
@@ -164,7 +164,7 @@ class OnnxSessions:
             LoadFailed: As `open`; so it is where some of the model's operators do not run on the GPU.
         """
         options = cuda_options(
-            self.servable.acceleration, channels_last=self.channels_last, graphs=True, sessions=sessions
+            self.deployment.acceleration, channels_last=self.channels_last, graphs=True, sessions=sessions
         )
         return self._open(self.model, [(CUDA, options), CPU])
 
@@ -186,20 +186,20 @@ class OnnxSessions:
             session = onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
         except Exception as error:
             raise_if_out_of_memory(error)
-            advice = _advice(self.servable.path, str(error))
-            raise LoadFailed(f"ONNX Runtime cannot load {self.servable.path}: {error}{advice}") from error
+            advice = _advice(self.deployment.path, str(error))
+            raise LoadFailed(f"ONNX Runtime cannot load {self.deployment.path}: {error}{advice}") from error
         wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
         if wanted not in session.get_providers():
             raise DeviceUnavailable(
-                f"ONNX Runtime did not use {wanted} on {self.device} for {self.servable.name}"
+                f"ONNX Runtime did not use {wanted} on {self.device} for {self.deployment.name}"
             )
         if wanted != CPU:
-            _log_placement(self.servable.name, session)
+            _log_placement(self.deployment.name, session)
         return session
 
     def _tensorrt_options(self) -> dict[str, str]:
         version = _tensorrt_version()
-        engines = self.servable.engine_cache
+        engines = self.deployment.engine_cache
         if engines is not None:
             # Engines are of no use to other versions.
             engines = engines / f"onnxruntime-{onnxruntime.__version__}-tensorrt-{version}"
@@ -207,12 +207,12 @@ class OnnxSessions:
         inputs = self.open_on_cpu(self.model).get_inputs()
         logger.info(
             "%s: TensorRT %d builds its engines, which can take minutes, or reads them from %s",
-            self.servable.name,
+            self.deployment.name,
             version,
             engines,
         )
         return tensorrt_options(
-            self.servable.acceleration, engines, self.servable.batch_buckets or (), inputs
+            self.deployment.acceleration, engines, self.deployment.batch_buckets or (), inputs
         )
 
 

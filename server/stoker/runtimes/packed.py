@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import BatchWatch
 from stoker.isolation.difference import all_finite
 from stoker.runtimes.base import Outputs, RowFailure
-from stoker.servable import Servable
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorSpec
 from stoker.verdict import Verdict
 from stoker.wire.packed import pack, signature_of, unpack
@@ -44,27 +44,27 @@ class PackedRuntime:
     """
 
     def __init__(
-        self, run: Run, tensors: ModelTensors, servable: Servable, verdict: Verdict | None = None
+        self, run: Run, tensors: ModelTensors, deployment: Deployment, verdict: Verdict | None = None
     ) -> None:
         """Wrap `run`, which each fork calls from a thread of its own.
 
         Args:
             run: Takes the inputs by name and returns the outputs by name; strings are `object` arrays of `bytes`.
-            servable: Its limits: `max_batch_rows` elements of the batch axis in one call, unless one request alone
+            deployment: Its limits: `max_batch_rows` elements of the batch axis in one call, unless one request alone
                 has more.
         """
         self._model = run
         self._tensors = tensors
-        self._max_batch_rows = servable.max_batch_rows
+        self._max_batch_rows = deployment.max_batch_rows
         self._separates = verdict is not None and verdict.non_finite_apart
         self.watch = BatchWatch()
         self._pad = {
-            info.name: (np.asarray(servable.pad[info.name]).astype(info.dtype), info.shape[1:])
+            info.name: (np.asarray(deployment.pad[info.name]).astype(info.dtype), info.shape[1:])
             for info in tensors.inputs
-            if info.name in servable.pad
+            if info.name in deployment.pad
         }
         # A number of two characters of JSON may be one of eight bytes.
-        size_bytes = 4 * servable.max_body_bytes + _ANSWER_BYTES
+        size_bytes = 4 * deployment.max_body_bytes + _ANSWER_BYTES
         row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
         self.signature = Signature(row, row, takes="tensors", tensors=tensors, verdict=verdict)
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from stoker.batch_mark import BatchedInput
+from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
 from stoker.runtimes.base import Outputs, RowFailure, Runtime
@@ -37,7 +38,6 @@ from stoker.scripts.forms import (
 )
 from stoker.scripts.guards import Watchdog, contain, finish, share_loop
 from stoker.scripts.tensorflow_v1 import first_v1_use, give_version_1, read_uses
-from stoker.servable import Device, Servable
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import SELF_CHECK, frames_of_script, requests_in_log
@@ -283,7 +283,7 @@ logger = logging.getLogger(__name__)
 _MAX_ROW_JSON_BYTES: Final = 1 << 20
 
 
-def load_script(servable: Servable, device: Device, threads: int) -> Runtime:
+def load_script(deployment: Deployment, device: Device, threads: int) -> Runtime:
     """Execute and initialise an entry script.
 
     The process should be one of `stoker.scripts.environment.enter_script_process`.
@@ -291,54 +291,54 @@ def load_script(servable: Servable, device: Device, threads: int) -> Runtime:
     Raises:
         LoadFailed: The script breaks its contract or `init` raised.
     """
-    folders = script_folders(servable, os.environ)
-    os.environ.update(script_variables(servable, device, threads, os.environ))
+    folders = script_folders(deployment, os.environ)
+    os.environ.update(script_variables(deployment, device, threads, os.environ))
     sys.path.extend(folder for folder in folders if folder not in sys.path)
-    _prepare_tensorflow(servable, folders, device, threads)
-    if (servable.instances or 1) > 1:
+    _prepare_tensorflow(deployment, folders, device, threads)
+    if (deployment.instances or 1) > 1:
         # Before `init`: what that sets up belongs to the loop on which `run` goes on.
         share_loop()
-    script = EntryScript(servable.path, servable.model_dir)
-    watchdog = Watchdog(servable.terms.timeout_ms)
+    script = EntryScript(deployment.path, deployment.model_dir)
+    watchdog = Watchdog(deployment.timeout_ms)
     watchdog.start()
-    if servable.sequence is not None:
-        return _load_with_state(script, watchdog, servable, servable.sequence)
+    if deployment.sequence is not None:
+        return _load_with_state(script, watchdog, deployment, deployment.sequence)
     if script.batched is not None:
         refuse_states(script.run)
         script.initialise(finish)
-        runtime: Runtime = BatchedScript(script.run, script.batched, watchdog, servable)
+        runtime: Runtime = BatchedScript(script.run, script.batched, watchdog, deployment)
     else:
         calls = ScriptCalls(script.run, raw=script.raw, watchdog=watchdog)
         script.initialise(finish)
-        batched = choose_batching(calls, servable, find_sample(servable, calls.form))
-        several = calls.form.yields and (servable.instances or 1) > 1
+        batched = choose_batching(calls, deployment, find_sample(deployment, calls.form))
+        several = calls.form.yields and (deployment.instances or 1) > 1
         kind = StreamingScript if several else BodyScript
-        runtime = kind(batched, servable.max_body_bytes, _verdict(batched.form, servable.batching))
+        runtime = kind(batched, deployment.max_body_bytes, _verdict(batched.form, deployment.batching))
     return runtime
 
 
 def _load_with_state(
-    script: EntryScript, watchdog: Watchdog, servable: Servable, settings: SequenceSettings
+    script: EntryScript, watchdog: Watchdog, deployment: Deployment, settings: SequenceSettings
 ) -> Runtime:
     """Initialise a script that is given the state of sequences."""
     states = script_states(settings)
     if script.batched is not None:
         run = RowsWithStates(script.run, sequence_arguments(script.run, STATES))
         script.initialise(finish)
-        return SequenceRowsScript(BatchedScript(run, script.batched, watchdog, servable), run, states)
+        return SequenceRowsScript(BatchedScript(run, script.batched, watchdog, deployment), run, states)
     names = sequence_arguments(script.run, STATE)
     calls = ScriptCalls(script.run, raw=script.raw, watchdog=watchdog, apart=names)
     script.initialise(finish)
-    batched = choose_batching(calls, servable, None)
+    batched = choose_batching(calls, deployment, None)
     signature = BodyScript(
-        batched, servable.max_body_bytes, _verdict(batched.form, servable.batching)
+        batched, deployment.max_body_bytes, _verdict(batched.form, deployment.batching)
     ).signature
     return SequenceBodyScript(calls, names, signature, states)
 
 
-def _prepare_tensorflow(servable: Servable, folders: Sequence[str], device: Device, threads: int) -> None:
+def _prepare_tensorflow(deployment: Deployment, folders: Sequence[str], device: Device, threads: int) -> None:
     """Confine TensorFlow to the device before the script imports it, and give it the API that the script needs."""
-    uses = read_uses(servable.path, folders)
+    uses = read_uses(deployment.path, folders)
     if not uses or importlib.util.find_spec("tensorflow") is None:
         return
     try:
@@ -346,9 +346,9 @@ def _prepare_tensorflow(servable: Servable, folders: Sequence[str], device: Devi
     except LoadFailed as error:
         logger.warning("the script's TensorFlow is not confined to %s: %s", device, error)
         tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is None or servable.tensorflow_compat == "off":
+    if tensorflow is None or deployment.tensorflow_compat == "off":
         return
-    if servable.tensorflow_compat == "v1":
+    if deployment.tensorflow_compat == "v1":
         give_version_1(tensorflow, "the setting tensorflow_compat is v1")
     elif (use := first_v1_use(uses, tensorflow)) is not None:
         give_version_1(
@@ -388,7 +388,7 @@ class BatchedScript:
     """A `run` decorated with `stoker.batched`."""
 
     def __init__(
-        self, run: Callable[..., Any], taken: BatchedInput, watchdog: Watchdog, servable: Servable
+        self, run: Callable[..., Any], taken: BatchedInput, watchdog: Watchdog, deployment: Deployment
     ) -> None:
         self._run = run
         self._watchdog = watchdog
@@ -398,7 +398,7 @@ class BatchedScript:
             raise LoadFailed(f"stoker.batched: {error}") from error
         output = _learn_output(run, spec)
         self._texts = output.variable
-        verdict = _declared(servable, self._tried, TensorInfo(spec.name, spec.dtype, (-1, *spec.shape)))
+        verdict = _declared(deployment, self._tried, TensorInfo(spec.name, spec.dtype, (-1, *spec.shape)))
         self.signature = Signature((spec,), (output,), verdict=verdict)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
@@ -426,14 +426,16 @@ class BatchedScript:
 
 
 def _declared(
-    servable: Servable, run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]], info: TensorInfo
+    deployment: Deployment,
+    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    info: TensorInfo,
 ) -> Verdict:
     """The verdict on a script that declares its batches: it is believed, and warned of what speaks against it."""
-    evidence = try_rows(run, [info], [servable.max_batch_rows], proven=True)
+    evidence = try_rows(run, [info], [deployment.max_batch_rows], proven=True)
     if evidence.finding == "mixed":
         logger.warning(
             "%s is decorated with stoker.batched, so its requests are batched, though %s",
-            servable.name,
+            deployment.name,
             evidence.reason,
         )
     return Verdict(True, "declared", "the script says so by stoker.batched", evidence.companions)

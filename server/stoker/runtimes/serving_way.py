@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from stoker.declaration import Declaration, DeclaredTensor
+from stoker.deployment import Declaration, DeclaredTensor, Deployment
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.judgement import Reading, judge
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
-from stoker.servable import Servable
 from stoker.system.resources import require_memory
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
@@ -139,7 +138,7 @@ def _reshape(name: str, array: np.ndarray, now: tuple[int, ...], then: tuple[int
 
 
 def as_runtime(
-    servable: Servable,
+    deployment: Deployment,
     run: Run,
     tensors: ModelTensors,
     rows_runtime: Callable[[Signature], Runtime],
@@ -162,24 +161,24 @@ def as_runtime(
             or the device fails whatever it is given.
     """
     if sampled:
-        run, tensors = as_declared(servable.declaration, run, tensors)
-    sample = find_sample_feeds(servable, tensors.inputs) if sampled else None
+        run, tensors = as_declared(deployment.declaration, run, tensors)
+    sample = find_sample_feeds(deployment, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else examples
     tried = _Tried(run)
     begun_s = time.perf_counter()
-    verdict = judge(servable, tried, tensors, read, rows)
+    verdict = judge(deployment, tried, tensors, read, rows)
     took_ms = 1000 * (time.perf_counter() - begun_s)
-    if tried.fault is not None and servable.max_batch_rows > 1:
-        raise LoadFailed(f"{servable.path} fails whatever it is given: {tried.fault}") from tried.fault
+    if tried.fault is not None and deployment.max_batch_rows > 1:
+        raise LoadFailed(f"{deployment.path} fails whatever it is given: {tried.fault}") from tried.fault
     unexpected = tensors.batched and not verdict.batched and verdict.how != "said"
     level = logging.WARNING if unexpected else logging.INFO
-    logger.log(level, "%s: its requests are %s; that took %.0f ms", servable.name, verdict, took_ms)
+    logger.log(level, "%s: its requests are %s; that took %.0f ms", deployment.name, verdict, took_ms)
     tensors = dataclasses.replace(tensors, batched=verdict.batched)
-    _check_padding(servable, tensors)
-    by_rows = verdict.batched and not is_reshaped(servable.declaration)
+    _check_padding(deployment, tensors)
+    by_rows = verdict.batched and not is_reshaped(deployment.declaration)
     signature = _row_signature(run, tensors, rows) if by_rows else None
     if signature is None:
-        return PackedRuntime(run, tensors, servable, verdict)
+        return PackedRuntime(run, tensors, deployment, verdict)
     return rows_runtime(dataclasses.replace(signature, verdict=verdict))
 
 
@@ -206,25 +205,25 @@ class _Tried:
         return outputs
 
 
-def _check_padding(servable: Servable, tensors: ModelTensors) -> None:
+def _check_padding(deployment: Deployment, tensors: ModelTensors) -> None:
     """Raise LoadFailed where padding could not be undone, or would do nothing."""
     infos = {info.name: info for info in tensors.inputs}
-    for name, value in servable.pad.items():
+    for name, value in deployment.pad.items():
         info = infos.get(name)
         if info is None or info.dtype == "string" or -1 not in info.shape[1:]:
             raise LoadFailed(
-                f"{servable.name} cannot pad {name!r}: that is no input of numbers with a free size"
+                f"{deployment.name} cannot pad {name!r}: that is no input of numbers with a free size"
             )
         if np.dtype(info.dtype).kind != "f" and not np.array_equal(_cast(value, info.dtype), value):
-            raise LoadFailed(f"{servable.name} cannot pad {name!r} with {value}: it holds {info.dtype}")
-    if not servable.pad:
+            raise LoadFailed(f"{deployment.name} cannot pad {name!r} with {value}: it holds {info.dtype}")
+    if not deployment.pad:
         return
     if not tensors.batched:
-        raise LoadFailed(f"{servable.name} cannot pad: its requests are not batched")
+        raise LoadFailed(f"{deployment.name} cannot pad: its requests are not batched")
     for info in tensors.outputs:
         if info.any_rank or -1 in info.shape[1:]:
             raise LoadFailed(
-                f"{servable.name} cannot pad: what of {info} belongs to the padding is not known; "
+                f"{deployment.name} cannot pad: what of {info} belongs to the padding is not known; "
                 "only models whose outputs have fixed sizes can"
             )
 

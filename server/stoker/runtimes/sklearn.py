@@ -21,13 +21,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import Outputs, Runtime
 from stoker.runtimes.estimator_columns import Table, Taken, as_estimator, read_booster, ways_to_take
 from stoker.runtimes.packed import Feeds, PackedRuntime, SignaturesRuntime, chosen_signatures
 from stoker.runtimes.serving_way import as_runtime
 from stoker.scripts.entry_script import load_advice
-from stoker.servable import Device, Servable, code_of_load, library_of_booster
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker_run.legacy_apis import provide_former_names
@@ -52,13 +52,13 @@ _DAMAGED: Final = (
 """What pickle and joblib raise for files that are cut, changed, or something else."""
 
 
-def load_sklearn(servable: Servable, device: Device, threads: int) -> Runtime:
+def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtime:
     """Load an estimator: one method is served row by row where that can be, several request by request.
 
     The file runs code as it is loaded, and changes how modules are found: the process should have nothing else to do.
 
     Args:
-        servable: The model; its `signatures` are methods.
+        deployment: The model; its `signatures` are methods.
         threads: Threads of one operation, and jobs of estimators that were made to have several.
 
     Raises:
@@ -66,29 +66,29 @@ def load_sklearn(servable: Servable, device: Device, threads: int) -> Runtime:
             what it takes is not known.
     """
     del device
-    estimator = _read(servable, threads)
+    estimator = _read(deployment, threads)
     _limit_threads(estimator, threads)
     present = [name for name in _METHODS if callable(getattr(estimator, name, None))]
     if not present:
         raise LoadFailed(
-            f"{servable.path} holds {_kind(estimator)}, which has none of the methods {', '.join(_METHODS)}: serve "
+            f"{deployment.path} holds {_kind(estimator)}, which has none of the methods {', '.join(_METHODS)}: serve "
             "it by a score.py whose init() loads it"
         )
-    named = servable.signatures or [name for name in present if name in _BY_DEFAULT] or present[:1]
+    named = deployment.signatures or [name for name in present if name in _BY_DEFAULT] or present[:1]
     wanted = named if named[0] in _METHODS else [present[0], *named]
-    names = chosen_signatures(servable.path, present, wanted)
-    taken = _taken(estimator, names[0], servable)
-    methods = [_made(estimator, name, servable, taken) for name in names]
-    runtime = _single(methods[0], servable) if len(methods) == 1 else _several(methods, servable)
+    names = chosen_signatures(deployment.path, present, wanted)
+    taken = _taken(estimator, names[0], deployment)
+    methods = [_made(estimator, name, deployment, taken) for name in names]
+    runtime = _single(methods[0], deployment) if len(methods) == 1 else _several(methods, deployment)
     # Azure's server calls it where the model has it and the request names nothing.
-    of_azure = "predict_proba" if "predict_proba" in names and not servable.signatures else names[0]
+    of_azure = "predict_proba" if "predict_proba" in names and not deployment.signatures else names[0]
     runtime.signature = dataclasses.replace(runtime.signature, method=of_azure)
     return runtime
 
 
-def _single(method: _Method, servable: Servable) -> Runtime:
+def _single(method: _Method, deployment: Deployment) -> Runtime:
     runtime = as_runtime(
-        servable,
+        deployment,
         method.run,
         method.tensors,
         lambda rows: SklearnRuntime(method, rows),
@@ -101,18 +101,18 @@ def _single(method: _Method, servable: Servable) -> Runtime:
     return runtime
 
 
-def _several(methods: Sequence[_Method], servable: Servable) -> Runtime:
+def _several(methods: Sequence[_Method], deployment: Deployment) -> Runtime:
     signatures, runtimes = [], {}
     for method in methods:
-        runtime = _packed(method, servable, is_default=method is methods[0])
+        runtime = _packed(method, deployment, is_default=method is methods[0])
         assert runtime.signature.tensors is not None, "packed rows have them"
         runtimes[method.name] = runtime
         signatures.append(NamedSignature(method.name, runtime.signature.tensors))
     return SignaturesRuntime(signatures, runtimes)
 
 
-def _packed(method: _Method, servable: Servable, *, is_default: bool) -> PackedRuntime:
-    own = dataclasses.replace(servable, name=f"{servable.name}, method {method.name}")
+def _packed(method: _Method, deployment: Deployment, *, is_default: bool) -> PackedRuntime:
+    own = dataclasses.replace(deployment, name=f"{deployment.name}, method {method.name}")
 
     def pack_rows(rows: Signature) -> Runtime:
         assert rows.model_tensors is not None, "rows of numbers have them"
@@ -134,14 +134,14 @@ def _as_estimators(tensors: ModelTensors, method: _Method) -> ModelTensors:
     return dataclasses.replace(tensors, inputs=inputs, estimator=True, table=own.table)
 
 
-def _made(estimator: Any, name: str, servable: Servable, taken: Taken) -> _Method:
+def _made(estimator: Any, name: str, deployment: Deployment, taken: Taken) -> _Method:
     try:
-        return _Method(estimator, name, servable, taken)
+        return _Method(estimator, name, deployment, taken)
     except LoadFailed:
         raise
     except Exception as error:
         raise LoadFailed(
-            f"{name} of {servable.path} does not take {taken}, as its other methods do ({type(error).__name__}: "
+            f"{name} of {deployment.path} does not take {taken}, as its other methods do ({type(error).__name__}: "
             f"{_in_one_line(error)}); choose the methods that are served with the setting signature (--signature)"
         ) from error
 
@@ -174,7 +174,7 @@ class _Method:
         examples: Rows that it answers, where the estimator says what it was fitted with.
     """
 
-    def __init__(self, estimator: Any, name: str, servable: Servable, taken: Taken) -> None:
+    def __init__(self, estimator: Any, name: str, deployment: Deployment, taken: Taken) -> None:
         """Find out what it gives, by two rows.
 
         Raises:
@@ -189,7 +189,7 @@ class _Method:
         is_number = given.dtype.name in NUMERIC_DTYPES
         if given.shape[:1] != (2,) or not (is_number or given.dtype == object):
             raise LoadFailed(
-                f"{name} of {servable.path} gives {given.dtype}{list(given.shape)} for two rows: serve it by a "
+                f"{name} of {deployment.path} gives {given.dtype}{list(given.shape)} for two rows: serve it by a "
                 "score.py that makes an array with one entry a row of it"
             )
         classes = getattr(estimator, "classes_", None) if name in _OF_SCORES else None
@@ -218,28 +218,28 @@ class _Method:
         return {self.name: _array(result)}
 
 
-def _taken(estimator: Any, name: str, servable: Servable) -> Taken:
+def _taken(estimator: Any, name: str, deployment: Deployment) -> Taken:
     """How a method, and so all others, is given its rows.
 
     Raises:
         LoadFailed: It takes them in no way that is known.
     """
     first: tuple[Taken, Exception] | None = None
-    for taken in ways_to_take(estimator, servable.path, servable.sample_file):
+    for taken in ways_to_take(estimator, deployment.path, deployment.sample_file):
         try:
-            _Method(estimator, name, servable, taken)
+            _Method(estimator, name, deployment, taken)
         except LoadFailed:
             raise
         except Exception as error:  # noqa: BLE001  # an estimator may raise anything for what it was not fitted on
             first = first or (taken, error)
         else:
             if isinstance(taken, Table):
-                logger.info("%s takes %s", servable.name, taken)
+                logger.info("%s takes %s", deployment.name, taken)
             return taken
     assert first is not None, "there is one way at least"
     plausible, refusal = first
     raise LoadFailed(
-        f"{name} of {servable.path} does not take {plausible} ({type(refusal).__name__}: {_in_one_line(refusal)}); "
+        f"{name} of {deployment.path} does not take {plausible} ({type(refusal).__name__}: {_in_one_line(refusal)}); "
         "give it a sample input with a row that it takes (sample_input.json beside it, or --sample-input), or serve "
         "it by a score.py"
     ) from refusal
@@ -257,13 +257,13 @@ def _array(result: Any) -> np.ndarray:
     return texts.reshape(array.shape)
 
 
-def _read(servable: Servable, threads: int) -> Any:
+def _read(deployment: Deployment, threads: int) -> Any:
     """Load the file.
 
     Raises:
         LoadFailed: It cannot be loaded, or scikit-learn is not installed.
     """
-    path = servable.path
+    path = deployment.path
     if (library := library_of_booster(path)) is not None:
         return read_booster(path, library, threads)
     if importlib.util.find_spec("sklearn") is None:
@@ -272,7 +272,7 @@ def _read(servable: Servable, threads: int) -> Any:
         )
     import joblib
 
-    logger.info("loading %s runs %s", servable.name, code_of_load(servable))
+    logger.info("loading %s runs %s", deployment.name, deployment.code_of_load)
     provide_former_names(logger.info)
     # Classes of its own are in modules beside it.
     sys.path.extend(folder for folder in [str(path.parent)] if folder not in sys.path)

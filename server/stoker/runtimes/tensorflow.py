@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.difference import largest_difference
 from stoker.isolation.judgement import Reading
@@ -21,7 +22,6 @@ from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.fastest import feasible_sizes, sample_rows
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
 from stoker.runtimes.serving_way import as_runtime
-from stoker.servable import Device, Servable
 from stoker.settings.choices import Acceleration
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
@@ -313,7 +313,7 @@ def _set_up_gpu(tf: Any, gpu: Any, acceleration: Acceleration | None) -> None:
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
 
 
-def load_saved_model(servable: Servable, device: Device, threads: int) -> Runtime:
+def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Runtime:
     """Load the signatures of a SavedModel that are to be served.
 
     A single one is served row by row or request by request; several are served request by request.
@@ -322,39 +322,39 @@ def load_saved_model(servable: Servable, device: Device, threads: int) -> Runtim
         LoadFailed: The folder cannot be loaded, it is not clear which signature is meant, or one holds tensors of
             types that are not served; or XLA cannot compile it.
     """
-    model = SavedModel(import_tensorflow(device, threads, servable.acceleration), servable.path)
-    names = chosen_signatures(servable.path, model.signatures, servable.signatures)
+    model = SavedModel(import_tensorflow(device, threads, deployment.acceleration), deployment.path)
+    names = chosen_signatures(deployment.path, model.signatures, deployment.signatures)
     if len(names) == 1:
-        return _single(model, names[0], servable)
+        return _single(model, names[0], deployment)
     signatures, runtimes = [], {}
     for name in names:
         try:
             signature = SavedSignature(model, name)
         except LoadFailed as error:
-            if name in servable.signatures or name == names[0]:
+            if name in deployment.signatures or name == names[0]:
                 raise
-            logger.info("%s: the signature %s is left out: %s", servable.name, name, error)
+            logger.info("%s: the signature %s is left out: %s", deployment.name, name, error)
             continue
-        runtimes[name] = _packed(signature, servable, is_default=name == names[0])
+        runtimes[name] = _packed(signature, deployment, is_default=name == names[0])
         tensors = runtimes[name].signature.tensors
         assert tensors is not None, "packed rows have them"
         signatures.append(NamedSignature(name, tensors, model.method(name)))
-    _check_padded(servable, signatures)
-    if servable.acceleration.xla:
-        logger.warning("%s: xla does nothing for a model that serves several signatures", servable.name)
+    _check_padded(deployment, signatures)
+    if deployment.acceleration.xla:
+        logger.warning("%s: xla does nothing for a model that serves several signatures", deployment.name)
     return SignaturesRuntime(signatures, runtimes)
 
 
-def _single(model: SavedModel, name: str, servable: Servable) -> Runtime:
+def _single(model: SavedModel, name: str, deployment: Deployment) -> Runtime:
     signature = SavedSignature(model, name)
 
     def rows_runtime(rows: Signature) -> Runtime:
         runtime = TensorFlowRuntime(signature, rows)
-        if servable.acceleration.xla:
-            runtime.compile(servable.name, servable.batch_buckets or ())
+        if deployment.acceleration.xla:
+            runtime.compile(deployment.name, deployment.batch_buckets or ())
         return runtime
 
-    runtime = as_runtime(servable, signature.run, signature.tensors, rows_runtime, signature.read)
+    runtime = as_runtime(deployment, signature.run, signature.tensors, rows_runtime, signature.read)
     _after_trials(runtime, signature)
     tensors = runtime.signature.model_tensors
     assert tensors is not None, "only scripts have none"
@@ -363,13 +363,13 @@ def _single(model: SavedModel, name: str, servable: Servable) -> Runtime:
     return runtime
 
 
-def _packed(signature: SavedSignature, servable: Servable, *, is_default: bool) -> PackedRuntime:
+def _packed(signature: SavedSignature, deployment: Deployment, *, is_default: bool) -> PackedRuntime:
     """One of several signatures: its requests are packed, even if they could be rows of numbers."""
     names = {info.name for info in signature.inputs}
     own = dataclasses.replace(
-        servable,
-        name=f"{servable.name}, signature {signature.name}",
-        pad={name: value for name, value in servable.pad.items() if name in names},
+        deployment,
+        name=f"{deployment.name}, signature {signature.name}",
+        pad={name: value for name, value in deployment.pad.items() if name in names},
     )
 
     def pack_rows(rows: Signature) -> Runtime:
@@ -392,12 +392,12 @@ def _after_trials(runtime: Runtime, signature: SavedSignature) -> None:
         runtime.signature = dataclasses.replace(runtime.signature, verdict=verdict)
 
 
-def _check_padded(servable: Servable, signatures: Sequence[NamedSignature]) -> None:
+def _check_padded(deployment: Deployment, signatures: Sequence[NamedSignature]) -> None:
     known = {info.name for signature in signatures for info in signature.tensors.inputs}
-    for name in servable.pad:
+    for name in deployment.pad:
         if name not in known:
             raise LoadFailed(
-                f"{servable.name} cannot pad {name!r}: no signature that is served has this input"
+                f"{deployment.name} cannot pad {name!r}: no signature that is served has this input"
             )
 
 

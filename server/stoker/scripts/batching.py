@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import simdjson
 
+from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import LoadFailed
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.handles import MAX_THREADS, GatheredCalls, HandleCall, like, together
@@ -32,7 +33,6 @@ from stoker.scripts.self_check import (
     steady_answer,
     variations,
 )
-from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.tensors import Batching, ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
@@ -427,14 +427,14 @@ class BatchedCalls:
     form: ScriptForm
 
 
-def find_sample(servable: Servable, form: ScriptForm) -> Sample | None:
+def find_sample(deployment: Deployment, form: ScriptForm) -> Sample | None:
     """Find a request that the script is known to answer: the setting's, the model's, the one in its decorators.
 
     Raises:
         LoadFailed: The file that the setting names cannot be read.
     """
-    if servable.sample_file is not None:
-        return _read_sample(servable.sample_file)
+    if deployment.sample_file is not None:
+        return _read_sample(deployment.sample_file)
     example = (form.input_schema or {}).get("example")
     if example:
         return Sample(json.dumps(example).encode(), "application/json", "the decorators' sample")
@@ -449,40 +449,40 @@ def _read_sample(path: Path) -> Sample:
     return Sample(body, mimetypes.guess_type(path.name)[0] or "application/octet-stream", path.name)
 
 
-def choose_batching(calls: ScriptCalls, servable: Servable, sample: Sample | None) -> BatchedCalls:
+def choose_batching(calls: ScriptCalls, deployment: Deployment, sample: Sample | None) -> BatchedCalls:
     """Choose how requests to a script are batched, and say why in the log.
 
     Args:
         sample: What to prove it with.
     """
-    chosen = _choose(calls, servable, sample)
+    chosen = _choose(calls, deployment, sample)
     form = chosen.form
     logger.log(
-        logging.INFO if servable.batching in ("auto", form.batching) else logging.WARNING,
+        logging.INFO if deployment.batching in ("auto", form.batching) else logging.WARNING,
         "batching of %s: %s, %s",
-        servable.name,
+        deployment.name,
         form.batching,
         form.batching_reason,
     )
     return chosen
 
 
-def _choose(calls: ScriptCalls, servable: Servable, sample: Sample | None) -> BatchedCalls:
-    wanted = servable.batching
-    if servable.sequence is not None:
+def _choose(calls: ScriptCalls, deployment: Deployment, sample: Sample | None) -> BatchedCalls:
+    wanted = deployment.batching
+    if deployment.sequence is not None:
         return _one_by_one(calls, "run goes on from the state of a sequence")
     if calls.form.yields:
         return _one_by_one(calls, "run yields its answer piece by piece")
     if wanted == "none":
         return _one_by_one(calls, "asked for")
-    if servable.max_batch_rows == 1:
+    if deployment.max_batch_rows == 1:
         return _one_by_one(calls, "max_batch_rows is 1")
     if sample is None and wanted == "auto":
         return _one_by_one(calls, _NO_SAMPLE)
     failures = []
     for way in _WAYS if wanted == "auto" else (wanted,):
         try:
-            return _WAYS[way](calls, servable.max_batch_rows, sample)
+            return _WAYS[way](calls, deployment.max_batch_rows, sample)
         except Disproved as failure:
             failures.append(f"not by {way}: {failure}")
     return _one_by_one(calls, "; ".join(failures))

@@ -22,8 +22,8 @@ from typing import Any, Final
 import orjson
 
 from stoker.collecting.model_data import open_model_data
+from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.servable import Device, Servable
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import log_settings, open_request_log
 
@@ -82,13 +82,13 @@ def quicken_json_loads() -> None:
 _LEAVE_WITHIN_S: Final = 4.0
 
 
-def app_root(servable: Servable, environ: Mapping[str, str]) -> Path:
+def app_root(deployment: Deployment, environ: Mapping[str, str]) -> Path:
     """Return the folder that relative paths of a script start from: AML_APP_ROOT, or where the script is."""
-    return Path(environ.get("AML_APP_ROOT") or servable.path.parent).absolute()
+    return Path(environ.get("AML_APP_ROOT") or deployment.path.parent).absolute()
 
 
 def script_variables(
-    servable: Servable, device: Device, threads: int, environ: Mapping[str, str]
+    deployment: Deployment, device: Device, threads: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment variables that an entry script finds beside those that are there.
 
@@ -96,15 +96,15 @@ def script_variables(
         threads: Threads that one CPU operation may use.
     """
     variables = {
-        "AML_APP_ROOT": str(app_root(servable, environ)),
-        "AZUREML_MODEL_DIR": str(servable.model_dir),
-        "AZUREML_ENTRY_SCRIPT": str(servable.path),
-        "SCORING_TIMEOUT_MS": str(servable.terms.timeout_ms),
+        "AML_APP_ROOT": str(app_root(deployment, environ)),
+        "AZUREML_MODEL_DIR": str(deployment.model_dir),
+        "AZUREML_ENTRY_SCRIPT": str(deployment.path),
+        "SCORING_TIMEOUT_MS": str(deployment.timeout_ms),
         "STOKER_DEVICE": device.name_in_process,
         "STOKER_INTRA_OP_THREADS": str(threads),
     }
     wishes = {
-        "SERVICE_NAME": servable.name,
+        "SERVICE_NAME": deployment.name,
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "TF_NUM_INTRAOP_THREADS": str(threads),
@@ -117,18 +117,18 @@ def script_variables(
     return variables
 
 
-def script_folders(servable: Servable, environ: Mapping[str, str]) -> list[str]:
+def script_folders(deployment: Deployment, environ: Mapping[str, str]) -> list[str]:
     """Return where modules of a script are looked for, after all other places.
 
     As on Azure these are AML_APP_ROOT and AZUREML_SOURCE_DIRECTORY within it; the script's own folder is last.
     """
-    root = app_root(servable, environ)
+    root = app_root(deployment, environ)
     source = environ.get("AZUREML_SOURCE_DIRECTORY")
-    folders = [root, *([root / source] if source else []), servable.path.parent]
+    folders = [root, *([root / source] if source else []), deployment.path.parent]
     return [str(folder) for folder in dict.fromkeys(folders)]
 
 
-def enter_script_process(servable: Servable) -> None:
+def enter_script_process(deployment: Deployment) -> None:
     """Make this process, which is to do nothing else, one of an entry script; called before it is loaded.
 
     What `enter_script_folder` does, and what the script prints becomes log lines, which carry the ids of requests.
@@ -137,10 +137,10 @@ def enter_script_process(servable: Servable) -> None:
     Raises:
         LoadFailed: AML_APP_ROOT is no folder.
     """
-    enter_script_folder(servable)
+    enter_script_folder(deployment)
     # Not those of this process, which a script that parses arguments would take for its own.
-    sys.argv = [str(servable.path)]
-    open_request_log({"model": servable.name, "version": str(servable.version)})
+    sys.argv = [str(deployment.path)]
+    open_request_log({"model": deployment.name, "version": str(deployment.version)})
     level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
     if level and level not in logging.getLevelNamesMapping():
         logger.warning("AZUREML_LOG_LEVEL %s is not a level of Python's logging", level)
@@ -157,7 +157,7 @@ def set_script_log_level() -> None:
     logging.getLogger().setLevel(logging.DEBUG if log_settings().verbose_level else level)
 
 
-def enter_script_folder(servable: Servable) -> None:
+def enter_script_folder(deployment: Deployment) -> None:
     """Give an entry script what it finds of its own: its folder, quick JSON, and where it collects.
 
     The working directory becomes `app_root`, so that the script finds its files by relative paths.
@@ -165,16 +165,16 @@ def enter_script_folder(servable: Servable) -> None:
     Raises:
         LoadFailed: AML_APP_ROOT is no folder.
     """
-    root = app_root(servable, os.environ)
+    root = app_root(deployment, os.environ)
     try:
         os.chdir(root)
     except OSError as error:
         raise LoadFailed(f"AML_APP_ROOT cannot be entered: {error}") from error
     os.environ["AML_APP_ROOT"] = str(root)
     quicken_json_loads()
-    terms = servable.terms
+    terms = deployment
     if terms.collection is not None and terms.model_data_dir is not None:
-        open_model_data(servable.name, servable.version, terms.collection, terms.model_data_dir)
+        open_model_data(deployment.name, deployment.version, terms.collection, terms.model_data_dir)
 
 
 def leave_script_process(end: Callable[[], None], within_s: float = _LEAVE_WITHIN_S) -> None:

@@ -19,7 +19,7 @@ from stoker.settings.names import DEFAULT_LABEL, State, VersionStatus
 from stoker.settings.traffic import Canary
 
 if TYPE_CHECKING:
-    from stoker.models.deployed import Deployed
+    from stoker.deployment import Deployment
     from stoker.models.offers import Offer
     from stoker.pipelines.definition import Pipeline
 
@@ -46,7 +46,7 @@ class Version:
     """
 
     standing: VersionStatus
-    served: Deployed | None = None
+    served: Deployment | None = None
     failed: str | None = None
 
     def enter(self, state: State, reason: str = "") -> None:
@@ -280,7 +280,7 @@ class Catalogue:
 
     def __init__(
         self,
-        models: Sequence[Deployed],
+        models: Sequence[Deployment],
         offers: Mapping[str, Offer] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
         pipelines: Sequence[Pipeline] = (),
@@ -296,12 +296,11 @@ class Catalogue:
         self.models: dict[str, Model] = {}
         self._slots = Slots()
         for deployed in models:
-            servable = deployed.servable
-            model = self.models.setdefault(servable.name, Model(servable.name))
-            self._slots.keep(servable.name, servable.version, deployed.slot)
+            model = self.models.setdefault(deployed.name, Model(deployed.name))
+            self._slots.keep(deployed.name, deployed.version, deployed.slot)
             # Frontends have the services of all versions from the start, and refuse requests until they are loaded.
-            model.versions[servable.version] = Version(VersionStatus(deployed.slot, "LOADING"), deployed)
-            model.chosen.add(servable.version)
+            model.versions[deployed.version] = Version(VersionStatus(deployed.slot, "LOADING"), deployed)
+            model.chosen.add(deployed.version)
         for (name, version), error in broken.items():
             model = self.models.setdefault(name, Model(name))
             slot, _ = self.slot_of(name, version)
@@ -323,7 +322,7 @@ class Catalogue:
         self.only = next(iter(self.models)) if len(self.models) == 1 and not pipelines else None
 
     @property
-    def served(self) -> list[Deployed]:
+    def served(self) -> list[Deployment]:
         """All versions that frontends score with, or will score with once they are loaded."""
         versions = (version for model in self.models.values() for version in model.versions.values())
         return [version.served for version in versions if version.served is not None]

@@ -16,7 +16,6 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
-    LoadModel,
     StartDevice,
     StopBatching,
     Unloaded,
@@ -34,7 +33,7 @@ from stoker.system.processes import yield_cores
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:
-    from stoker.models.deployed import Deployed
+    from stoker.deployment import Deployment
     from stoker.supervisor.background import Supervision
     from stoker.tensors import Signature
     from stoker.verdict import Verdict
@@ -59,7 +58,7 @@ class DeviceProcesses:
         supervision: Supervision,
         on_loaded: Callable[[DeviceProcess, Replica], None],
         on_lost: Callable[[Replica], None],
-        on_verdict: Callable[[Deployed, Verdict], None],
+        on_verdict: Callable[[Deployment, Verdict], None],
         device_batches: int | None = None,
     ) -> None:
         """Create it without processes.
@@ -82,7 +81,7 @@ class DeviceProcesses:
         self._verdicts: dict[int, Verdict] = {}
         """By a model's number what was found out about it while it served, which its later processes must respect."""
 
-    async def start(self, models: Sequence[Deployed], *, quiet: bool = False) -> list[DeviceProcess]:
+    async def start(self, models: Sequence[Deployment], *, quiet: bool = False) -> list[DeviceProcess]:
         """Start the processes for models that are loaded together; returns before they are loaded.
 
         Raises:
@@ -97,7 +96,7 @@ class DeviceProcesses:
             await self._start(process)
         return started
 
-    async def unload(self, model: Deployed) -> None:
+    async def unload(self, model: Deployment) -> None:
         """Remove a model from all processes, and end those that have no other model.
 
         No frontend may use it any more. Returns when it is unloaded everywhere.
@@ -154,7 +153,7 @@ class DeviceProcesses:
             lambda child: self._on_exit(process, child),
             # Only entry scripts have variables of their own, and each has a process of its own.
             interpreter=first.interpreter,
-            variables=first.servable.environment_variables,
+            variables=first.environment_variables,
         )
         if process not in self.processes:
             # Its last model was unloaded while it was starting.
@@ -173,7 +172,7 @@ class DeviceProcesses:
             device=process.group.device,
             yields=process.quiet,
             niceness=niceness,
-            models=tuple(map(_load_model, process.group.models)),
+            models=tuple(process.group.models),
             device_batches=self._device_batches,
             log=log_settings(),
         )
@@ -219,7 +218,7 @@ class DeviceProcesses:
         assert process.child is not None, "it is alive"
         assert process.report is not None, "it says which device it uses before it loads"
         try:
-            _check_terms(process.group.model(message.number), message.signature)
+            _check_signature(process.group.model(message.number), message.signature)
             replica = self.replicas.add(
                 process.group,
                 message.number,
@@ -266,7 +265,7 @@ class DeviceProcesses:
         process.child.send(UnloadModel(number))
         self._give_up(process, process.group.model(number), error)
 
-    def _give_up(self, process: DeviceProcess, model: Deployed, error: OperatorError) -> None:
+    def _give_up(self, process: DeviceProcess, model: Deployment, error: OperatorError) -> None:
         """Let a process continue without a model that could not be loaded; it ends by itself if it has no other."""
         process.failed[model.number] = error
         process.group.remove(model)
@@ -282,12 +281,12 @@ class DeviceProcesses:
         child.send(StopBatching(message.number))
         return dataclasses.replace(message.signature, verdict=verdict)
 
-    def _on_late(self, process: DeviceProcess, model: Deployed) -> None:
+    def _on_late(self, process: DeviceProcess, model: Deployment) -> None:
         """Give up a model that takes too long to load; it may hang in a driver, where it cannot be interrupted."""
         if process.child is None or process.ended:
             return
-        name, version = model.servable.name, model.servable.version
-        late = f"{name} version {version} was not loaded within {model.terms.load_timeout_s:g} s"
+        name, version = model.name, model.version
+        late = f"{name} version {version} was not loaded within {model.load_timeout_s:g} s"
         logger.error("%s; these are the stacks of its process:", late)
         process.failure = LoadTimeout(
             f"{late}, so its process was ended; the log has the stacks of its threads, which show what they waited "
@@ -331,33 +330,27 @@ class DeviceProcesses:
         current = None if process.timer is None else process.timer.current
         failure = process.failure or LoadFailed(
             f"the device process {child.describe_exit()} while it loaded "
-            f"{process.group if current is None else current.servable.name}"
+            f"{process.group if current is None else current.name}"
         )
         # Before it has a device, the failure is not that of any one model.
         one = process.report is not None and current is not None and process.group.has(current.number)
         for model in [current] if one and current is not None else process.group.models:
             self._give_up(process, model, failure)
 
-    def _note_ready(self, model: Deployed) -> None:
+    def _note_ready(self, model: Deployment) -> None:
         same_slot = [replica for replica in self.replicas.all() if replica.model.slot == model.slot]
         self._page.model(model.slot).set_ready_replicas(len(same_slot))
 
 
-def _check_terms(model: Deployed, signature: Signature) -> None:
+def _check_signature(model: Deployment, signature: Signature) -> None:
     """Refuse a model whose settings do not fit its signature, which is known only now."""
-    if model.terms.cache_bytes and signature.keeps_state:
+    if model.cache_bytes and signature.keeps_state:
         raise InvalidSettings(
-            f"{model.servable.name} keeps state between requests, so that the same one may have another answer: "
+            f"{model.name} keeps state between requests, so that the same one may have another answer: "
             "leave cache_mb out"
         )
-    if model.terms.image is not None:
+    if model.image is not None:
         try:
-            image_layout(model.terms.image, signature)
+            image_layout(model.image, signature)
         except InvalidSettings as error:
-            raise InvalidSettings(f"{model.servable.name}: {error}") from None
-
-
-def _load_model(model: Deployed) -> LoadModel:
-    return LoadModel(
-        model.number, model.servable, model.max_delay_ms, model.slot, model.threads, model.audit_rate
-    )
+            raise InvalidSettings(f"{model.name}: {error}") from None

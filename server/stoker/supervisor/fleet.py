@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from stoker.control.asks import Ask
     from stoker.control.frontend_messages import Route
+    from stoker.deployment import Deployment
     from stoker.errors import OperatorError
-    from stoker.models.deployed import Deployed
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
@@ -108,7 +108,7 @@ class Fleet:
         return {page: child.process.pid for page, child in children if child is not None}
 
     async def start(
-        self, models: Sequence[Deployed], *, all_needed: bool
+        self, models: Sequence[Deployment], *, all_needed: bool
     ) -> tuple[list[ModelReport], dict[int, OperatorError]]:
         """Start everything with these models; returns when every frontend scores with those that can be loaded.
 
@@ -145,7 +145,7 @@ class Fleet:
             )
         )
 
-    async def add(self, model: Deployed) -> None:
+    async def add(self, model: Deployment) -> None:
         """Load a model in processes of its own; returns when every frontend can score with it.
 
         Raises:
@@ -159,13 +159,13 @@ class Fleet:
             await self.remove(model)
             raise
 
-    async def remove(self, model: Deployed) -> None:
+    async def remove(self, model: Deployment) -> None:
         """Stop serving a model that no route names any more; returns when everything of it is removed."""
         await self.frontends.retire(model)
         await self.devices.unload(model)
         self._answer_bytes.pop(model.number, None)
 
-    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
         """Run sampled requests through two versions; None if their tensors differ."""
         return await self._comparing.compare(old, new)
 
@@ -174,7 +174,7 @@ class Fleet:
         self.frontends.tell(route)
 
     async def _joined(
-        self, started: Sequence[DeviceProcess], models: Sequence[Deployed], *, all_needed: bool
+        self, started: Sequence[DeviceProcess], models: Sequence[Deployment], *, all_needed: bool
     ) -> dict[int, OperatorError]:
         """Wait until all replicas of these models are attached to all frontends; returns those that cannot be.
 
@@ -216,7 +216,7 @@ class Fleet:
     def _on_lost(self, replica: Replica) -> None:
         self.frontends.detach(replica.generation)
 
-    def _on_verdict(self, model: Deployed, verdict: Verdict) -> None:
+    def _on_verdict(self, model: Deployment, verdict: Verdict) -> None:
         self.frontends.tell(VerdictChanged(model.number, verdict))
 
     def _on_outgrown(self, frontend: FrontendProcess, generation: int, answer_bytes: int) -> None:
@@ -251,7 +251,7 @@ class Fleet:
         try:
             self._join(process, replica, frontend)
         except OSError as error:
-            name = replica.model.servable.name
+            name = replica.model.name
             logger.error("a replica of %s cannot be attached: %s", name, error)  # noqa: TRY400
             self._on_attach_failed(frontend, replica.generation)
 
@@ -259,7 +259,7 @@ class Fleet:
         signature, answer_bytes = replica.signature, self._answer_bytes.get(replica.model.number)
         if answer_bytes is not None:
             signature = signature.with_answers(answer_bytes)
-        capacity = capacity_rows(signature, replica.model.servable.max_batch_rows)
+        capacity = capacity_rows(signature, replica.model.max_batch_rows)
         number = replica.model.number
         with ExitStack() as ours:
             arena_fd = Arena.create(signature, capacity)
@@ -267,6 +267,6 @@ class Fleet:
             near, far = map(ours.enter_context, socket.socketpair())
             self.devices.attach(process, AddLane(number, signature, capacity), [arena_fd, far.fileno()])
             place = next(place for model, place in process.group.members if model.number == number)
-            places = len(replica.model.placement.devices)
+            places = len(replica.model.devices)
             attach = AttachReplica(number, replica.generation, signature, capacity, place, places)
             self.frontends.attach(frontend, attach, [arena_fd, near.fileno()])

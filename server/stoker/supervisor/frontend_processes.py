@@ -35,10 +35,8 @@ from stoker.control.frontend_rules import (
     AdminRules,
     GrpcRules,
     ServerRules,
-    ServiceRules,
     SharedMemoryRules,
 )
-from stoker.hosting import Hosting
 from stoker.keys.keyring import Keys
 from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.body_memory import body_memory
@@ -50,7 +48,7 @@ from stoker.supervisor.pipelines import rules_of_pipelines
 from stoker.system.logs import log_settings
 
 if TYPE_CHECKING:
-    from stoker.models.deployed import Deployed
+    from stoker.deployment import Deployment
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
@@ -118,7 +116,7 @@ class FrontendProcesses:
         self._on_request = on_request
         self._on_outgrown = on_outgrown
         self._on_attach_failed = on_attach_failed
-        self._models: dict[int, Deployed] = {model.number: model for model in catalogue.served}
+        self._models: dict[int, Deployment] = {model.number: model for model in catalogue.served}
         self._named_alone = catalogue.only is not None
 
     @property
@@ -140,14 +138,14 @@ class FrontendProcesses:
                     self._send(process, Listen())
         await self._changes.until(lambda: all(process.listening for process in self.processes))
 
-    def serve(self, model: Deployed) -> None:
+    def serve(self, model: Deployment) -> None:
         """Add a model; no request is routed to it before it is published."""
         self._models[model.number] = model
         for process in self._running():
             process.serving.add(model.number)
-            self._send(process, Serve(self._service_rules(process, model)))
+            self._send(process, Serve(self._share(process, model)))
 
-    async def retire(self, model: Deployed) -> None:
+    async def retire(self, model: Deployment) -> None:
         """Retire a model that no route names any more; returns when its last requests are answered."""
         self._models.pop(model.number, None)
         self.tell(Retire(model.number))
@@ -265,6 +263,7 @@ class FrontendProcesses:
                 sampling=None if self._traces is None else self._traces.sampling,
                 tls=settings.tls,
                 hosts=answered_hosts(settings),
+                keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
             ),
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
@@ -276,7 +275,7 @@ class FrontendProcesses:
             path_prefix=settings.service_path_prefix,
             grpc=_grpc_rules(settings, process.sockets[0]),
             admin=self._admin_rules(),
-            services=tuple(self._service_rules(process, model) for model in self._models.values()),
+            services=tuple(self._share(process, model) for model in self._models.values()),
             models=tuple(model.route() for model in self._catalogue.models.values()),
             only=self._catalogue.only,
             shared_memory=_shared_memory_rules(settings),
@@ -294,27 +293,8 @@ class FrontendProcesses:
             local=all(ip_address(host).is_loopback for host in hosts),
         )
 
-    def _service_rules(self, process: FrontendProcess, model: Deployed) -> ServiceRules:
-        servable, settings = model.servable, self._settings
-        return ServiceRules(
-            number=model.number,
-            name=servable.name,
-            version=servable.version,
-            framework=servable.framework,
-            slot=model.slot,
-            terms=model.terms.share_of(process.page, len(self.processes)),
-            hosting=Hosting(
-                model.placement.devices,
-                servable.instances,
-                servable.max_batch_rows,
-                model.max_delay_ms,
-                servable.batch_buckets,
-                servable.acceleration.precision,
-                model.origin,
-                servable.sequence,
-            ),
-            keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
-        )
+    def _share(self, process: FrontendProcess, model: Deployment) -> Deployment:
+        return model.share_of(process.page, len(self.processes))
 
     def _on_message(self, process: FrontendProcess, child: FrontendChild, message: FromFrontend) -> None:
         if isinstance(message, Ask):

@@ -7,9 +7,9 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
-from stoker.models.deployed import Deployed
 
 __all__ = ["Group", "group"]
 
@@ -26,10 +26,10 @@ class Group:
 
     page: int
     device: str
-    members: list[tuple[Deployed, int]] = field(default_factory=list)
+    members: list[tuple[Deployment, int]] = field(default_factory=list)
 
     @property
-    def models(self) -> list[Deployed]:
+    def models(self) -> list[Deployment]:
         """Its models."""
         return [model for model, _ in self.members]
 
@@ -38,7 +38,7 @@ class Group:
         """The name of its process in the log: its model, or the device if it has several models."""
         return str(self) if len(self.members) == 1 else self.device
 
-    def model(self, number: int) -> Deployed:
+    def model(self, number: int) -> Deployment:
         """Its model with this number."""
         return next(model for model in self.models if model.number == number)
 
@@ -46,7 +46,7 @@ class Group:
         """Whether a model with this number is among them."""
         return any(model.number == number for model in self.models)
 
-    def remove(self, model: Deployed) -> None:
+    def remove(self, model: Deployment) -> None:
         """Remove a model."""
         self.members = [member for member in self.members if member[0].number != model.number]
 
@@ -54,7 +54,7 @@ class Group:
         return ", ".join(_named(model, replica) for model, replica in self.members)
 
 
-def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group]:
+def group(models: Sequence[Deployment], taken: Collection[int] = ()) -> list[Group]:
     """Divide models that are loaded together into device processes.
 
     The replicas of a model run in different processes. ONNX models and SavedModels share the first process of a
@@ -74,7 +74,7 @@ def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group
     pages = [page for page in range(FIRST_DEVICE_PAGE, SUPERVISOR_PAGE) if page not in taken]
     groups: dict[Hashable, Group] = {}
     for model in models:
-        devices = model.placement.devices
+        devices = model.devices
         owner = model.number if _alone(model) else None
         for replica, device in enumerate(devices):
             key = (owner, device, devices[:replica].count(device))
@@ -89,13 +89,13 @@ def group(models: Sequence[Deployed], taken: Collection[int] = ()) -> list[Group
     return list(groups.values())
 
 
-def _alone(model: Deployed) -> bool:
-    framework, acceleration = model.servable.framework, model.servable.acceleration
+def _alone(model: Deployment) -> bool:
+    framework, acceleration = model.framework, model.acceleration
     if framework in ("script", "sklearn") or model.interpreter != Path(sys.executable):
         return True
     return framework == "tensorflow" and (acceleration.memory_mb, acceleration.precision) != (None, "tf32")
 
 
-def _named(model: Deployed, replica: int) -> str:
-    count = len(model.placement.devices)
-    return model.servable.name if count == 1 else f"{model.servable.name} (replica {replica + 1} of {count})"
+def _named(model: Deployment, replica: int) -> str:
+    count = len(model.devices)
+    return model.name if count == 1 else f"{model.name} (replica {replica + 1} of {count})"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from stoker.models.deployed import Deployed
+    from stoker.deployment import Deployment
 
 __all__ = ["LoadTimer"]
 
@@ -32,8 +32,8 @@ class LoadTimer:
 
     def __init__(
         self,
-        models: Sequence[Deployed],
-        on_late: Callable[[Deployed], None],
+        models: Sequence[Deployment],
+        on_late: Callable[[Deployment], None],
         call_later: Callable[[float, Callable[[], None]], _Timer],
     ) -> None:
         """Start with the first model.
@@ -50,7 +50,7 @@ class LoadTimer:
         self._begin()
 
     @property
-    def current(self) -> Deployed | None:
+    def current(self) -> Deployment | None:
         """The model that is being loaded; None when all are."""
         return self._left[0] if self._left else None
 
@@ -69,17 +69,16 @@ class LoadTimer:
         self.stop()
         if self._left:
             model = self._left[0]
-            self._timers = [self._call_later(model.terms.load_timeout_s, lambda: self._on_late(model))]
+            self._timers = [self._call_later(model.load_timeout_s, lambda: self._on_late(model))]
             self._tell_later(model, 0, _FIRST_SIGN_S)
 
-    def _tell_later(self, model: Deployed, elapsed_s: int, then_s: int) -> None:
+    def _tell_later(self, model: Deployment, elapsed_s: int, then_s: int) -> None:
         """Log after `then_s` seconds of loading that it is still in progress."""
 
         def tell() -> None:
-            servable = model.servable
-            logger.info("%s version %d has been loading for %d s", servable.name, servable.version, then_s)
+            logger.info("%s version %d has been loading for %d s", model.name, model.version, then_s)
             self._tell_later(model, then_s, 2 * then_s)
 
-        if then_s < model.terms.load_timeout_s:
+        if then_s < model.load_timeout_s:
             # The delay that was waited for has passed.
             self._timers[1:] = [self._call_later(then_s - elapsed_s, tell)]

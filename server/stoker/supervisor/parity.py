@@ -17,8 +17,8 @@ from stoker.takeover.comparison import Comparison, alike
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricPage
-    from stoker.models.deployed import Deployed
     from stoker.supervisor.changes import Changes
     from stoker.supervisor.events import Events
     from stoker.supervisor.frontend_processes import FrontendProcesses
@@ -30,7 +30,7 @@ __all__ = ["Comparing", "Examiner", "prove"]
 class Examiner(Protocol):
     """Compares two versions; see `Comparing`."""
 
-    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
         """Run sampled requests through both; None if their answers cannot be compared."""
 
 
@@ -44,7 +44,7 @@ class Comparing:
         self._changes = changes
         self._tickets = itertools.count()
 
-    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
         """Run the sampled requests of all frontends through two versions; without samples, the sample input.
 
         Args:
@@ -58,12 +58,12 @@ class Comparing:
         if before and after and not alike(before[0].signature, after[0].signature):
             return None
         comparison = await self._ask(old, new, None)
-        sample = new.servable.sample_file or old.servable.sample_file
+        sample = new.sample_file or old.sample_file
         if not comparison.requests and sample is not None:
             comparison = await self._ask(old, new, sample)
         return comparison
 
-    async def _ask(self, old: Deployed, new: Deployed, sample: Path | None) -> Comparison:
+    async def _ask(self, old: Deployment, new: Deployment, sample: Path | None) -> Comparison:
         """Ask all frontends, or one of them to run a sample; frontends that end before they answer are left out."""
         ticket = next(self._tickets)
         asked = [
@@ -79,7 +79,9 @@ class Comparing:
         return sum((process.compared.pop(ticket, Comparison()) for process, _ in asked), Comparison())
 
 
-async def prove(old: Deployed, new: Deployed, examiner: Examiner, events: Events, page: MetricPage) -> None:
+async def prove(
+    old: Deployment, new: Deployment, examiner: Examiner, events: Events, page: MetricPage
+) -> None:
     """Compare a loaded version with the one that it replaces, if its settings ask for that.
 
     Args:
@@ -92,10 +94,10 @@ async def prove(old: Deployed, new: Deployed, examiner: Examiner, events: Events
     Raises:
         ParityFailed: `parity` is `require`, and the answers were not shown to be the same.
     """
-    mode, name, number = new.terms.parity.mode, new.servable.name, new.servable.version
+    mode, name, number = new.parity.mode, new.name, new.version
     if mode == "off":
         return
-    against = f"version {old.servable.version}" if old.servable.version != number else "its files before"
+    against = f"version {old.version}" if old.version != number else "its files before"
     comparison = await examiner.compare(old, new)
     if comparison is None:
         verdict = (
@@ -108,7 +110,7 @@ async def prove(old: Deployed, new: Deployed, examiner: Examiner, events: Events
         )
     else:
         relation = "answers as" if comparison.agrees else "does not answer as"
-        verdict = f"it {relation} {against} ({comparison}; parity_tolerance {new.terms.parity.tolerance:g})"
+        verdict = f"it {relation} {against} ({comparison}; parity_tolerance {new.parity.tolerance:g})"
     report = {} if comparison is None else {"report": comparison.to_json()}
     metrics = page.model(new.slot)
     if comparison is not None and comparison.agrees:

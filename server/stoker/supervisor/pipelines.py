@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from stoker.control.frontend_rules import PipelineRules
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
-from stoker.keys.keyring import Keys
 from stoker.pipelines.definition import VERSION
 from stoker.pipelines.joined import join
 
@@ -62,7 +61,6 @@ def rules_of_pipelines(settings: ServerSettings, catalogue: Catalogue) -> tuple[
             catalogue.pipelines[pipeline.name],
             settings.timeout_ms if pipeline.timeout_ms is None else pipeline.timeout_ms,
             settings.non_finite,
-            Keys.given(settings.primary_key or None, settings.secondary_key or None),
         )
         for pipeline in settings.pipelines
     )
@@ -79,10 +77,7 @@ def join_pipelines(
     Raises:
         InvalidSettings: The tensors of a pipeline that is not optional do not match.
     """
-    signatures = {
-        (report.deployed.servable.name, report.deployed.servable.version): report.signature
-        for report in reports
-    }
+    signatures = {(report.deployed.name, report.deployed.version): report.signature for report in reports}
     joined: dict[str, Signature] = {}
     broken: dict[tuple[str, int], OperatorError] = {}
     for pipeline in pipelines:

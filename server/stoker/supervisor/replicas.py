@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.models.deployed import Deployed
 from stoker.supervisor.groups import Group
 from stoker.supervisor.start_up import ModelReport
 from stoker.tensors import Signature
@@ -29,7 +29,7 @@ class Replica:
         warm_up_s: Seconds that its first batches took.
     """
 
-    model: Deployed
+    model: Deployment
     signature: Signature
     device: str
     generation: int
@@ -71,7 +71,7 @@ class Replicas:
         for other in self.of(model):
             if _callers_view(other.signature) != _callers_view(signature):
                 raise LoadFailed(
-                    f"the replicas of {model.servable.name} differ: {signature} on {device}, but "
+                    f"the replicas of {model.name} differ: {signature} on {device}, but "
                     f"{other.signature} on {other.device}; if the model has changed, start the server anew"
                 )
         self._generation += 1
@@ -79,7 +79,7 @@ class Replicas:
         self._loaded[group].append(replica)
         return replica
 
-    def change_verdict(self, model: Deployed, verdict: Verdict) -> None:
+    def change_verdict(self, model: Deployment, verdict: Verdict) -> None:
         """Record a new verdict on whether a model's rows may share batches."""
         for group, loaded in self._loaded.items():
             self._loaded[group] = [
@@ -96,25 +96,25 @@ class Replicas:
         lost, self._loaded[group] = self._loaded[group], []
         return lost
 
-    def unload(self, group: Group, model: Deployed) -> None:
+    def unload(self, group: Group, model: Deployment) -> None:
         """Record that a group's device process does not serve a model any more."""
         self._loaded[group] = [
             replica for replica in self._loaded[group] if replica.model.number != model.number
         ]
 
-    def is_complete(self, model: Deployed) -> bool:
+    def is_complete(self, model: Deployment) -> bool:
         """Whether every replica of a model is loaded."""
-        return len(self.of(model)) == len(model.placement.devices)
+        return len(self.of(model)) == len(model.devices)
 
     def in_group(self, group: Group) -> list[Replica]:
         """The replicas in a group's device process."""
         return list(self._loaded[group])
 
-    def of(self, model: Deployed) -> list[Replica]:
+    def of(self, model: Deployment) -> list[Replica]:
         """The replicas of one model."""
         return [replica for replica in self.all() if replica.model.number == model.number]
 
-    def report(self, model: Deployed) -> ModelReport:
+    def report(self, model: Deployment) -> ModelReport:
         """The report for the operator on a model that is loaded."""
         replicas = self.of(model)
         return ModelReport(

@@ -15,10 +15,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from stoker import __version__
+from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import AdminKey, Keyring, Keys
 from stoker.keys.mounted import KeysFolder
-from stoker.models.deployed import Deployed, deploy, resolve
+from stoker.models.deployments import deploy, environment_of, resolve
 from stoker.models.ensembles import ensembles_of
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import Meant, Offer, find_offers, registered_offer
@@ -96,8 +97,8 @@ class Stock:
         for leases in self._leases.values():
             leases.close()
 
-    def take_first(self, broken: Broken | None = None) -> list[Deployed]:
-        """Prepare what the settings ask for; see `stoker.models.deployed.resolve`.
+    def take_first(self, broken: Broken | None = None) -> list[Deployment]:
+        """Prepare what the settings ask for; see `stoker.models.deployments.resolve`.
 
         Args:
             broken: Collects what cannot be loaded; without it the first such version raises.
@@ -109,14 +110,14 @@ class Stock:
             except OperatorError as error:
                 if broken is None:
                     raise
-                broken[model.servable.name, model.servable.version] = error
+                broken[model.name, model.version] = error
         self._warn_of_writers(models)
-        names = [model.servable.name for model in models]
+        names = [model.name for model in models]
         for name in dict.fromkeys((*names, *(pipeline.name for pipeline in self._settings.pipelines))):
             self._provide_keys(name)
         return models
 
-    def _warn_of_writers(self, models: Sequence[Deployed]) -> None:
+    def _warn_of_writers(self, models: Sequence[Deployment]) -> None:
         """Warn of what others may write, and this server runs or trusts."""
         workspace = self._workspace
         places = {
@@ -124,10 +125,9 @@ class Stock:
             workspace.models_dir: "the folder of the registered models",
         }
         for model in models:
-            servable = model.servable
-            if servable.path != ENTRY_SCRIPT:
-                places[servable.path] = f"the model {servable.name}"
-            places.setdefault(servable.model_dir, f"the folder of the model {servable.name}")
+            if model.path != ENTRY_SCRIPT:
+                places[model.path] = f"the model {model.name}"
+            places.setdefault(model.model_dir, f"the folder of the model {model.name}")
         for place, what in places.items():
             if writers := foreign_writers(place):
                 logger.warning(
@@ -147,7 +147,7 @@ class Stock:
         """
         return self.offers().get(name) or registered_offer(self._settings, self._workspace, name)
 
-    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployment:
         """Prepare a version to be loaded, and protect it from being deleted until it is put back.
 
         Args:
@@ -174,15 +174,18 @@ class Stock:
         if leases is not None:
             leases.close()
 
-    def _equipped(self, model: Deployed) -> Deployed:
+    def _equipped(self, model: Deployment) -> Deployment:
         """The model with its virtual environment, which is built now if it does not exist yet."""
-        if model.environment is None:
+        environment = environment_of(model)
+        if environment is None:
             return model
-        name = model.servable.name
-        environment = model.environment.prepared(
-            self._workspace, model.servable.framework, lambda line: self._say(f"  packages {name}: {line}")
+        name = model.name
+        prepared = environment.prepared(
+            self._workspace, model.framework, lambda line: self._say(f"  packages {name}: {line}")
         )
-        return dataclasses.replace(model, environment=environment)
+        return dataclasses.replace(
+            model, interpreter=prepared.interpreter, environment_lines=tuple(prepared.lines())
+        )
 
     def look_at_keys(self) -> None:
         """Read the operator's folder of keys again if it has changed."""
@@ -312,7 +315,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         for sock in kept_ports:
             resources.enter_context(sock)
         port = sockets[0].getsockname()[1]
-        names = ", ".join(dict.fromkeys(model.servable.name for model in models))
+        names = ", ".join(dict.fromkeys(model.name for model in models))
         _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
         def on_ready(start_up: StartUp) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stoker.deployment import Deployment
 from stoker.errors import OperatorError
-from stoker.models.deployed import Deployed
 from stoker.tensors import Signature
 
 __all__ = ["DeviceReport", "ModelReport", "StartUp"]
@@ -23,7 +23,7 @@ class ModelReport:
         load_s, warm_up_s: Seconds of the slowest replica.
     """
 
-    deployed: Deployed
+    deployed: Deployment
     signature: Signature
     devices: list[str]
     load_s: float

@@ -15,11 +15,10 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
+from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
-from stoker.models.deployed import Deployed
 from stoker.models.offers import left_out
-from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.settings.traffic import keys_owner
@@ -75,7 +74,7 @@ def summary(
     address = http_address(host, port, secured.get("http"), _shown)
     lines += _tls_lines(secured)
     # Of several versions of a model, the newest one's sample is used.
-    by_name = {model.deployed.servable.name: model for model in start_up.models}
+    by_name = {model.deployed.name: model for model in start_up.models}
     for name, model in by_name.items():
         leads = settings.endpoint is not None and name == settings.endpoint.leading
         path = "/score" if leads or (len(by_name) == 1 and not settings.pipelines) else _path(name)
@@ -106,11 +105,11 @@ def frontend_line(asked: int, cores: int) -> str:
 
 
 def _model_lines(model: ModelReport) -> list[str]:
-    servable = model.deployed.servable
+    deployment = model.deployed
     return [
-        f"  model    {servable.name} version {servable.version} ({servable.framework}): {model.signature}",
+        f"  model    {deployment.name} version {deployment.version} ({deployment.framework}): {model.signature}",
         f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
-        f"{batches_of(servable, model.signature)}",
+        f"{batches_of(deployment, model.signature)}",
         *batching_lines(model),
         *replica_lines(model),
         *_environment_lines(model.deployed),
@@ -136,16 +135,16 @@ def _pipelines(settings: ServerSettings, start_up: StartUp) -> Iterator[str]:
             yield f"{pipeline.name} ({steps}): {start_up.pipelines[pipeline.name]}"
 
 
-def batches_of(servable: Servable, signature: Signature) -> str:
+def batches_of(deployment: Deployment, signature: Signature) -> str:
     """How large batches are, in words."""
     if signature.tensors is not None and not signature.tensors.batched:
         return "one request after the other"
     if signature.script is not None:
         most = signature.script.max_requests
-        if (signature.script.yields or signature.sequences) and (servable.instances or 1) > 1:
-            return f"{servable.instances} requests at the same time"
+        if (signature.script.yields or signature.sequences) and (deployment.instances or 1) > 1:
+            return f"{deployment.instances} requests at the same time"
         return f"batches of at most {most} requests" if most > 1 else "one request after the other"
-    most = servable.batch_buckets[-1] if servable.batch_buckets else servable.max_batch_rows
+    most = deployment.batch_buckets[-1] if deployment.batch_buckets else deployment.max_batch_rows
     return f"batches of at most {most} rows"
 
 
@@ -188,10 +187,10 @@ def device_lines(devices: Sequence[DeviceReport]) -> list[str]:
     return lines
 
 
-def _environment_lines(model: Deployed) -> list[str]:
-    if model.environment is None:
+def _environment_lines(model: Deployment) -> list[str]:
+    if not model.environment_lines:
         return []
-    first, *others = model.environment.lines()
+    first, *others = model.environment_lines
     return [f"  packages {first}", *(f"           {line}" for line in others)]
 
 
@@ -205,9 +204,9 @@ def notes(settings: ServerSettings, workspace: Workspace) -> list[str]:
     return [*settings.unknown_variables, *(unserved if names else [])]
 
 
-def _data_lines(model: Deployed) -> list[str]:
+def _data_lines(model: Deployment) -> list[str]:
     lines = []
-    terms = model.terms
+    terms = model
     if terms.image is not None:
         lines.append(f"  images   JPEG, PNG and WebP of any size become {terms.image}")
     if terms.collection is not None and terms.data_dir is not None:
@@ -226,8 +225,8 @@ def replica_lines(model: ModelReport) -> list[str]:
         places = Counter(model.devices)
         shown = ", ".join(f"{count} on {device}" for device, count in places.items())
         lines.append(f"           {len(model.devices)} replicas: {shown}")
-    if model.deployed.placement.shortfall:
-        lines.append(f"           {model.deployed.placement.shortfall}")
+    if model.deployed.shortfall:
+        lines.append(f"           {model.deployed.shortfall}")
     return lines
 
 
@@ -235,7 +234,7 @@ def service_lines(
     settings: ServerSettings, workspace: Workspace, model: ModelReport, uri: str, curl: str = "curl -s"
 ) -> list[str]:
     """Where and with which key a model is scored, and a command that does so."""
-    name = model.deployed.servable.name
+    name = model.deployed.name
     said = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
     return _scoring_lines(settings, workspace, name, sample_file(workspace, model), uri, curl, said)
 
@@ -314,10 +313,12 @@ def sample_file(workspace: Workspace, model: ModelReport) -> Path | None:
     Returns:
         None if only the model knows, or if nothing can be written to the workspace.
     """
-    servable = model.deployed.servable
-    if servable.sample_file is not None and _is_scoring_body(servable.sample_file, servable, model.signature):
-        return servable.sample_file
-    return _made_up_file(workspace, servable.name, model.signature)
+    deployment = model.deployed
+    if deployment.sample_file is not None and _is_scoring_body(
+        deployment.sample_file, deployment, model.signature
+    ):
+        return deployment.sample_file
+    return _made_up_file(workspace, deployment.name, model.signature)
 
 
 def _made_up_file(workspace: Workspace, name: str, signature: Signature) -> Path | None:
@@ -333,7 +334,7 @@ def _made_up_file(workspace: Workspace, name: str, signature: Signature) -> Path
     return path
 
 
-def _is_scoring_body(sample: Path, servable: Servable, signature: Signature) -> bool:
+def _is_scoring_body(sample: Path, deployment: Deployment, signature: Signature) -> bool:
     """Whether `/score` accepts a sample file as it is.
 
     A model's sample may be for other protocols, or no body at all.
@@ -344,7 +345,7 @@ def _is_scoring_body(sample: Path, servable: Servable, signature: Signature) -> 
         tensors = signature.model_tensors
         return tensors is not None and len(tensors.inputs) == 1
     if (mimetypes.guess_type(sample.name)[0] or "").startswith("image/"):
-        return servable.terms.image is not None
+        return deployment.image is not None
     try:
         document = parse_document(sample.read_bytes())
     except (OSError, RequestError):

@@ -35,13 +35,13 @@ from stoker.control.asks import (
 )
 from stoker.control.frontend_messages import Drain, Stop
 from stoker.control.handover_messages import Labels
+from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, NotReady, RequestError, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.keys.generation import Follower
 from stoker.metrics.journal import TraceReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
-from stoker.models.deployed import Deployed
 from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
 from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue
@@ -322,7 +322,7 @@ class Supervisor:
     def __init__(
         self,
         settings: ServerSettings,
-        models: Sequence[Deployed],
+        models: Sequence[Deployment],
         keys_dir: Path,
         sockets: Sequence[socket.socket],
         on_ready: Callable[[StartUp], None],
@@ -422,7 +422,7 @@ class Supervisor:
         if failed and not models and self._settings.exit_on_error is None:
             raise next(iter(failed.values()))
         broken = self._broken | {
-            (model.servable.name, model.servable.version): failed[model.number]
+            (model.name, model.version): failed[model.number]
             for model in self._models
             if model.number in failed
         }
@@ -502,7 +502,7 @@ class Supervisor:
         frontends.tell(Drain(self._port_stays))
         await asyncio.sleep(self._stop_grace_s)
         frontends.close_sockets()
-        timeouts_ms = [model.terms.timeout_ms for model in self._catalogue.served]
+        timeouts_ms = [model.timeout_ms for model in self._catalogue.served]
         timeouts_ms += [one.timeout_ms or self._settings.timeout_ms for one in self._settings.pipelines]
         longest_s = max(timeouts_ms, default=0) / 1000
         timeout_s = min(_DRAIN_TIMEOUT_S, longest_s)

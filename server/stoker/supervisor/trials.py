@@ -58,9 +58,9 @@ class Trials:
             _, label, old_slot, new_slot = key
             number = model.meant_by(label)
             served = None if number is None else model.versions[number].served
-            if number is None or served is None or served.terms.rollback is None:
+            if number is None or served is None or served.rollback is None:
                 continue
-            trial = self._trials.setdefault(key, Trial(served.terms.rollback, STAGE_BOUNDS_S))
+            trial = self._trials.setdefault(key, Trial(served.rollback, STAGE_BOUNDS_S))
             old, new = (_counters(totals.model(slot)) for slot in (old_slot, new_slot))
             if (reason := trial.check(now_s, old, new)) is not None:
                 self._rollout.roll_back(model, label, number, reason)

@@ -19,8 +19,8 @@ from stoker.supervisor.parity import prove
 
 if TYPE_CHECKING:
     from stoker.control.frontend_messages import Route
+    from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory
-    from stoker.models.deployed import Deployed
     from stoker.models.offers import Offer
     from stoker.supervisor.events import Events
     from stoker.takeover.comparison import Comparison
@@ -36,13 +36,13 @@ _UNREADABLE: Final = "unreadable"
 class Processes(Protocol):
     """What loads and unloads models; see `fleet.Fleet`."""
 
-    async def add(self, model: Deployed) -> None:
+    async def add(self, model: Deployment) -> None:
         """Load a model; raises OperatorError if that fails."""
 
-    async def remove(self, model: Deployed) -> None:
+    async def remove(self, model: Deployment) -> None:
         """Unload it when its requests have been answered."""
 
-    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
         """Run sampled requests through two loaded versions; see `parity.Comparing`."""
 
     def publish(self, route: Route) -> None:
@@ -65,7 +65,7 @@ class Stock(Protocol):
     def offer(self, name: str) -> Offer:
         """One model; raises UnknownModel."""
 
-    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployment:
         """Prepare a version to be loaded, and keep it from being deleted; raises OperatorError."""
 
     def put_back(self, number: int) -> None:
@@ -96,7 +96,9 @@ class VersionManager:
         self._published: dict[str, Route] = {}
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
 
-    async def begin(self, offers: Mapping[str, Offer], failed: Mapping[int, OperatorError]) -> list[Deployed]:
+    async def begin(
+        self, offers: Mapping[str, Offer], failed: Mapping[int, OperatorError]
+    ) -> list[Deployment]:
         """Record what became of the versions that were loaded at the start.
 
         Args:
@@ -162,7 +164,7 @@ class VersionManager:
         if old is not None:
             await self.remove(old)
 
-    async def _prove(self, model: Model, number: int, deployed: Deployed) -> None:
+    async def _prove(self, model: Model, number: int, deployed: Deployment) -> None:
         """Unload a version again that may not take over; raises ParityFailed then."""
         predecessor = model.predecessor(number)
         old = None if predecessor is None else model.versions[predecessor].served
@@ -239,7 +241,7 @@ class VersionManager:
             self._events.note(model.name, number, "unloaded")
             self._publish(model)
 
-    async def remove(self, old: Deployed) -> None:
+    async def remove(self, old: Deployment) -> None:
         """Unload what nobody is sent to any more, and let its files go."""
         await self._fleet.remove(old)
         self._stock.put_back(old.number)

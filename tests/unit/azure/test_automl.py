@@ -12,11 +12,11 @@ import joblib
 import pandas as pd
 import pytest
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.scripts.guards import Watchdog
-from stoker.servable import Device, Servable
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_azure import automl
 
@@ -38,8 +38,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     joblib.dump(LogisticRegression().fit(frame, [0, 0, 1, 1]), tmp_path / "model.pkl")
 
     def load(name: str) -> Runtime:
-        servable = Servable("churn", 1, "script", SCRIPTS / name, tmp_path, 8, 1000)
-        return load_script(servable, Device("cpu", 0, "a processor"), 1)
+        deployment = Deployment("churn", 1, "script", SCRIPTS / name, tmp_path, 8, 1000)
+        return load_script(deployment, Device("cpu", 0, "a processor"), 1)
 
     yield load
     sys.modules.pop("entry_module", None)

@@ -310,7 +310,7 @@ import stoker.azure
 from azureml.core.model import Model
 heavy = {"numpy", "httpx", "starlette", "uvicorn", "tensorflow", "onnxruntime", "werkzeug", "jwt", "simdjson"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-assert "stoker.models.deployed" not in sys.modules
+assert "stoker.models.deployments" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PROGRAM_S)
 

@@ -17,13 +17,13 @@ import pytest
 from stoker.commands import models as command
 from stoker.commands import models as model_events
 from stoker.commands.running_server import server_here
+from stoker.deployment import Deployment, Device
 from stoker.device import signature_probe
 from stoker.device.lifecycle import load
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, ModelInUse, OperatorError, RepositoryError
 from stoker.keys.keyring import AdminKey
 from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.repository import Repository
-from stoker.servable import Device, Servable
 from stoker.settings.traffic import Canary
 from stoker.settings.workspace import Workspace
 from stoker.tensors import Signature, TensorSpec
@@ -148,8 +148,8 @@ def test_a_sample_is_registered_beside_the_model(workspace: Path, onnx_file: Pat
     registered = Repository(workspace / "models").get("double")
     registered.verify()
     assert {str(name) for name in registered.files} == {"double.onnx", "sample_input.json"}
-    servable = Servable("double", 1, "onnx", registered.path, registered.files_dir, 1, 1)
-    assert servable.sample_file == registered.files_dir / "sample_input.json"
+    deployment = Deployment("double", 1, "onnx", registered.path, registered.files_dir, 1, 1)
+    assert deployment.sample_file == registered.files_dir / "sample_input.json"
 
 
 def test_a_picture_is_registered_as_a_sample_of_a_model_that_takes_pictures(
@@ -199,9 +199,9 @@ def test_a_model_that_a_server_would_refuse_is_refused(workspace: Path, tmp_path
     """With the server's sentence, and what to do if a script loads it; then it is registered."""
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"not a model")
-    servable = Servable("broken", 1, "onnx", path, path.parent, 256, 1 << 20)
+    deployment = Deployment("broken", 1, "onnx", path, path.parent, 256, 1 << 20)
     with pytest.raises(LoadFailed) as refused_by_server:
-        load(servable, Device("cpu", 0, "CPU"), 1)
+        load(deployment, Device("cpu", 0, "CPU"))
     with pytest.raises(LoadFailed) as refused:
         run("register", "broken", path)
     sentence = str(refused_by_server.value).rstrip(".")

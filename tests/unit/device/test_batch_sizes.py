@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.deployment import Deployment, Device
 from stoker.device.batch_sizes import BatchSizes, powers_of_two, with_batch_sizes
 from stoker.errors import LoadFailed
-from stoker.servable import Device, Servable
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")
-MODEL = Servable("model", 1, "onnx", Path("model.onnx"), Path(), 100, 1000)
+MODEL = Deployment("model", 1, "onnx", Path("model.onnx"), Path(), 100, 1000)
 
 
 def test_without_buckets_a_batch_runs_as_it_comes() -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.puppets import BODIES, ROWS, PuppetRuntime, double, metric_memory
 
+from stoker.deployment import Deployment, Device
 from stoker.device import lifecycle
 from stoker.device.canary import Canary
 from stoker.device.instance import Instance
@@ -22,14 +23,12 @@ from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import Runtime
-from stoker.servable import Device, Servable
 from stoker.tensors import Signature
-from stoker.terms import Terms
 from stoker.verdict import Verdict
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")
-MODEL = Servable("digits", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
+MODEL = Deployment("digits", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
 
 
 class ForkingPuppet(PuppetRuntime):
@@ -85,7 +84,7 @@ def test_every_size_is_run_once_the_largest_first(
     """No caller pays for the first batch of a size; a full one is timed once warm; on a GPU the canary follows."""
     runtime = ForkingPuppet()
     loading(monkeypatch, runtime)
-    loaded = load(dataclasses.replace(MODEL, batch_buckets=buckets), device, 1)
+    loaded = load(dataclasses.replace(MODEL, batch_buckets=buckets), device)
     assert sizes_of(runtime) == sizes
     assert loaded.max_batch_rows == 8
 
@@ -97,7 +96,7 @@ def test_a_device_without_memory_for_the_largest_batch_gets_smaller_ones(
     runtime = ForkingPuppet()
     runtime.fits_rows = 5
     loading(monkeypatch, runtime)
-    loaded = load(MODEL, GPU, 1)
+    loaded = load(MODEL, GPU)
     assert loaded.max_batch_rows == 4
     assert "no memory for a batch of 8 rows; max_batch_rows is 4" in caplog.text
     runtime.fits_rows = 2
@@ -111,7 +110,7 @@ def test_a_model_that_does_not_fit_at_all_cannot_be_loaded(monkeypatch: pytest.M
     runtime.fits_rows = 0
     loading(monkeypatch, runtime)
     with pytest.raises(LoadFailed, match="no memory for one row of digits"):
-        load(MODEL, GPU, 1)
+        load(MODEL, GPU)
 
 
 def test_a_model_that_fails_on_zeros_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +119,7 @@ def test_a_model_that_fails_on_zeros_cannot_be_loaded(monkeypatch: pytest.Monkey
     runtime.fails_for = {0}
     loading(monkeypatch, runtime)
     with pytest.raises(LoadFailed, match="digits fails on a batch of 8 rows of zeros"):
-        load(MODEL, CPU, 1)
+        load(MODEL, CPU)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_how_many_instances_a_model_gets(
 ) -> None:
     """Two on a GPU, one on the CPU, and what is asked for where it can be had."""
     loading(monkeypatch, runtime())
-    assert load(dataclasses.replace(MODEL, instances=wanted), device, 1).instances == instances
+    assert load(dataclasses.replace(MODEL, instances=wanted), device).instances == instances
 
 
 def test_a_script_cannot_have_several_instances(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +150,7 @@ def test_a_script_cannot_have_several_instances(monkeypatch: pytest.MonkeyPatch)
     loading(monkeypatch, PuppetRuntime(BODIES))
     script = dataclasses.replace(MODEL, framework="script", instances=2)
     with pytest.raises(LoadFailed, match=r"cannot have 2 instances: .* set replicas"):
-        load(script, CPU, 1)
+        load(script, CPU)
 
 
 @pytest.mark.parametrize(
@@ -162,15 +161,17 @@ def test_who_gets_a_canary(
 ) -> None:
     """Frameworks on a GPU; nobody knows what else a script's `run` does with a made-up row."""
     loading(monkeypatch, ForkingPuppet())
-    loaded = load(dataclasses.replace(MODEL, framework=framework), device, 1)
+    loaded = load(dataclasses.replace(MODEL, framework=framework), device)
     assert isinstance(loaded.canary, Canary) is has_one
 
 
 @contextmanager
-def threads_of(servable: Servable, audit_rate: float = 0.0) -> Iterator[tuple[ModelThreads, MetricMemory]]:
+def threads_of(
+    deployment: Deployment, audit_rate: float = 0.0
+) -> Iterator[tuple[ModelThreads, MetricMemory]]:
     """The threads of a model, which are stopped afterwards."""
     memory = metric_memory()
-    model = ModelThreads(servable, 0, memory.page(64).model(0), audit_rate)
+    model = ModelThreads(dataclasses.replace(deployment, audit=audit_rate), memory.page(64).model(0))
     yield model, memory
     model.stop()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("model digits")]
@@ -186,7 +187,7 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(lifecycle, "load_runtime", load_runtime)
     with threads_of(dataclasses.replace(MODEL, instances=3)) as (model, memory):
-        loaded = model.start(CPU, 1)
+        loaded = model.start(CPU)
         runtimes = [made[0], *made[0].forks]
         names = ["model digits", "model digits (2)", "model digits (3)"]
         assert [runtime.made_on for runtime in runtimes] == names
@@ -204,7 +205,7 @@ def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it can fill them instead of padding."""
     loading(monkeypatch, ForkingPuppet())
     with threads_of(MODEL) as (model, _):
-        model.start(GPU, 1)
+        model.start(GPU)
         assert model._worker is not None
         assert model._worker._cap.policy.buckets == (1, 2, 4, 8)
 
@@ -213,9 +214,9 @@ def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.Mon
     """Its planner knows the terms, and what batches take; of one without a target nothing is asked."""
     runtime = ForkingPuppet()
     loading(monkeypatch, runtime)
-    terms = Terms(target_ms=20, late="refuse", hold=0.5)
-    with threads_of(dataclasses.replace(MODEL, terms=terms)) as (model, _):
-        model.start(CPU, 1)
+    deployment = dataclasses.replace(MODEL, target_ms=20, late="refuse", hold=0.5)
+    with threads_of(deployment) as (model, _):
+        model.start(CPU)
         assert model._worker is not None
         policy = model._worker._cap.policy
         assert (policy.target_ms, policy.late, policy.hold) == (20, "refuse", 0.5)
@@ -239,7 +240,7 @@ def test_who_is_audited(
     verdict = Verdict(batched, "declared", "it says so")
     loading(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, verdict=verdict)))
     with threads_of(dataclasses.replace(MODEL, framework=framework), rate) as (model, memory):
-        model.start(CPU, 1)
+        model.start(CPU)
         assert model._worker is not None
         assert (model._worker._auditor is not None) == audited
         model.stop_batching()
@@ -258,7 +259,7 @@ def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Worker, "serve", serve)
     loading(monkeypatch, ForkingPuppet())
     with threads_of(dataclasses.replace(MODEL, instances=2)) as (model, _):
-        model.start(GPU, 1)
+        model.start(GPU)
         begins.set()
         model.serve()
         served.wait(PATIENCE_S)
@@ -270,9 +271,9 @@ def test_a_fork_that_fails_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> No
     runtime = ForkingPuppet()
     runtime.forks_fail = True
     loading(monkeypatch, runtime)
-    model = ModelThreads(dataclasses.replace(MODEL, instances=2), 0, metric_memory().page(64).model(0))
+    model = ModelThreads(dataclasses.replace(MODEL, instances=2), metric_memory().page(64).model(0))
     with pytest.raises(LoadFailed, match="fails on a batch of 8 rows"):
-        model.start(CPU, 1)
+        model.start(CPU)
     for thread in model._threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()

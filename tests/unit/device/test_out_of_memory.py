@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
 
+from stoker.deployment import Deployment, Device
 from stoker.device import lifecycle
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.canary import Canary, first_row
 from stoker.device.planner import BatchPolicy
 from stoker.errors import DeviceOutOfMemory, LoadFailed
 from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime
-from stoker.servable import Device, Servable
 from stoker.system.processes import ExitCode
 from stoker.tensors import Signature, TensorSpec
 
@@ -137,10 +137,10 @@ def test_a_packed_request_that_fits_nowhere_is_told_so() -> None:
         assert tickets[1].failure() is DeviceOutOfMemory
 
 
-def model_of(monkeypatch: pytest.MonkeyPatch, runtime: PuppetRuntime) -> Servable:
+def model_of(monkeypatch: pytest.MonkeyPatch, runtime: PuppetRuntime) -> Deployment:
     """A model that is loaded as this runtime."""
     monkeypatch.setattr(lifecycle, "_loader", lambda _: lambda *_: runtime)
-    return Servable("vast", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
+    return Deployment("vast", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
@@ -151,11 +151,11 @@ def test_a_row_that_no_memory_holds_is_refused_before_it_is_made(
     small, vast = TensorSpec("a", "float32", (1,)), TensorSpec("b", "float32", (1 << 45,))
     sides = ((vast,), (small,)) if side == "inputs" else ((small,), (vast,))
     runtime = PuppetRuntime(Signature(*sides))
-    servable = model_of(monkeypatch, runtime)
+    deployment = model_of(monkeypatch, runtime)
     with pytest.raises(
         LoadFailed, match=r"no memory for one row of vast: a batch of 1 rows would take 131,072\.0 GiB"
     ):
-        lifecycle.load(servable, Device("cpu", 0, "CPU"), 1)
+        lifecycle.load(deployment, Device("cpu", 0, "CPU"))
     assert not runtime.batches
 
 
@@ -163,7 +163,7 @@ def test_batches_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) 
     """The first batches are smaller where the largest would not fit, as on a device."""
     monkeypatch.setattr(lifecycle, "require_memory", refuse_beyond(4 * 16))
     runtime = PuppetRuntime()
-    assert lifecycle.load(model_of(monkeypatch, runtime), Device("cpu", 0, "CPU"), 1).max_batch_rows == 4
+    assert lifecycle.load(model_of(monkeypatch, runtime), Device("cpu", 0, "CPU")).max_batch_rows == 4
     assert max(len(batch) for batch in runtime.batches) == 4
 
 
@@ -186,5 +186,5 @@ def test_what_a_framework_has_no_memory_for_is_said_with_the_model(monkeypatch: 
     monkeypatch.setattr(lifecycle, "_loader", lambda _: fails)
     with pytest.raises(LoadFailed, match="vast: two rows would take 9 GiB; give its inputs smaller sizes"):
         lifecycle.load_runtime(
-            Servable("vast", 1, "onnx", Path(), Path(), 8, 1000), Device("cpu", 0, "CPU"), 1
+            Deployment("vast", 1, "onnx", Path(), Path(), 8, 1000), Device("cpu", 0, "CPU")
         )

@@ -16,6 +16,7 @@ import pytest
 from tests.puppets import ROWS, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 from tests.zoo import WIDTH, graph_of, model_of, node
 
+from stoker.deployment import Deployment
 from stoker.device.audit_schedule import AuditSchedule
 from stoker.device.auditor import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
@@ -24,7 +25,6 @@ from stoker.isolation.audit import audit
 from stoker.runtimes.base import Outputs
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.packed import PackedRuntime
-from stoker.servable import Servable
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.verdict import Verdict
 from stoker.wire.packed import pack, unpack
@@ -374,11 +374,11 @@ Functions = Callable[[np.ndarray], np.ndarray]
 def packed(function: Functions, *, batched: bool = True, **verdict: Any) -> PackedRuntime:
     """A model of free sizes."""
     info = TensorInfo("x", "float32", (-1, -1)), TensorInfo("y", "float32", (-1, -1))
-    servable = Servable("words", 1, "onnx", Path(), Path(), max_batch_rows=8, max_body_bytes=1000)
+    deployment = Deployment("words", 1, "onnx", Path(), Path(), max_batch_rows=8, max_body_bytes=1000)
     return PackedRuntime(
         lambda feeds: {"y": function(feeds["x"])},
         ModelTensors(info[:1], info[1:], batched),
-        servable,
+        deployment,
         dataclasses.replace(TESTED, batched=batched, **verdict),
     )
 

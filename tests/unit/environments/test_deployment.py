@@ -10,9 +10,10 @@ from types import MappingProxyType
 import pytest
 
 from stoker.commands import serve
+from stoker.deployment import Deployment
 from stoker.environments.build import Built
 from stoker.errors import EnvironmentUnusable, InvalidSettings
-from stoker.models.deployed import Deployed, resolve
+from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
@@ -34,13 +35,14 @@ def folder_of(path: Path, **files: str) -> Path:
     return path
 
 
-def deployed(workspace: Workspace, *models: ModelSettings) -> list[Deployed]:
+def deployed(workspace: Workspace, *models: ModelSettings) -> list[Deployment]:
     with ExitStack() as leases:
         return resolve(ServerSettings(models=models), workspace, leases)
 
 
-def lines(model: Deployed) -> list[str] | None:
-    return None if model.environment is None else model.environment.specification.lines
+def lines(model: Deployment) -> list[str] | None:
+    environment = environment_of(model)
+    return None if environment is None else environment.specification.lines
 
 
 def chosen(*arguments: str) -> ServerSettings:
@@ -122,14 +124,14 @@ def test_a_model_with_a_virtual_environment_has_a_process_of_its_own(
             for name, who in (("a", "user"), ("b", "system"), ("c", "user"))
         ),
     )
-    assert [[model.servable.name for model in formed.models] for formed in group(models)] == [["a", "b", "c"]]
-    environment = models[1].environment
+    assert [[model.name for model in formed.models] for formed in group(models)] == [["a", "b", "c"]]
+    environment = environment_of(models[1])
     assert environment is not None
     python = tmp_path / "venv" / "bin" / "python"
     built = Built("key", python, "3.11.7", MappingProxyType({}))
-    models[1] = replace(models[1], environment=replace(environment, built=built))
+    models[1] = replace(models[1], interpreter=replace(environment, built=built).interpreter)
     assert models[1].interpreter == python
-    assert [[model.servable.name for model in formed.models] for formed in group(models)] == [
+    assert [[model.name for model in formed.models] for formed in group(models)] == [
         ["a", "c"],
         ["b"],
     ]

@@ -42,13 +42,12 @@ from stoker.control.frontend_messages import (
     ToFrontend,
     VerdictChanged,
 )
-from stoker.control.frontend_rules import AdminRules, ServerRules, ServiceRules
+from stoker.control.frontend_rules import AdminRules, ServerRules
+from stoker.deployment import Deployment
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
-from stoker.hosting import Hosting
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import VersionStatus
-from stoker.terms import Terms
 from stoker.verdict import Verdict
 
 KEY = "admin-key-of-the-tests-00001"
@@ -153,15 +152,23 @@ class Supervisor:
         self._said.put_nowait(received and received[0])
 
 
-def _service(name: str, number: int) -> ServiceRules:
-    return ServiceRules(
-        number,
+def _service(name: str, number: int) -> Deployment:
+    return Deployment(
         name,
-        version=1,
-        framework="onnx",
+        1,
+        "onnx",
+        Path(name),
+        Path(),
+        max_batch_rows=64,
+        max_body_bytes=1 << 20,
+        number=number,
         slot=number,
-        terms=Terms(timeout_ms=1000, max_queue_wait_ms=0),
-        hosting=Hosting(("cpu", "cuda:1"), 2, 64, 0.5, (8, 64)),
+        devices=("cpu", "cuda:1"),
+        instances=2,
+        max_delay_ms=0.5,
+        batch_buckets=(8, 64),
+        timeout_ms=1000,
+        max_queue_wait_ms=0,
     )
 
 

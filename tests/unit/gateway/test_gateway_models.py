@@ -17,7 +17,8 @@ from tests.puppets import ROWS, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.arena import Arena
 from stoker.control.frontend_messages import AttachReplica, Compare, Route, RoutedVersion
-from stoker.control.frontend_rules import ServerRules, ServiceRules
+from stoker.control.frontend_rules import ServerRules
+from stoker.deployment import Deployment
 from stoker.device.lanes import Lane
 from stoker.device.plans import BatchPolicy
 from stoker.device.worker import Worker
@@ -29,7 +30,6 @@ from stoker.gateway.protocols.repository import statistics
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.service_manager import Roster
-from stoker.hosting import Hosting
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
@@ -37,7 +37,6 @@ from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import VersionStatus
 from stoker.settings.traffic import Parity
 from stoker.takeover.comparison import Comparison
-from stoker.terms import Terms
 
 
 @pytest.fixture
@@ -211,16 +210,20 @@ class Frontend:
     ) -> None:
         """Serve a version, joined to a device that doubles unless it is told otherwise."""
         self.roster.serve(
-            ServiceRules(
+            Deployment(
+                "digits",
+                version,
+                "onnx",
+                Path("digits.onnx"),
+                Path(),
+                max_batch_rows=1,
+                max_body_bytes=1 << 20,
                 number=number,
-                name="digits",
-                version=version,
-                framework="onnx",
                 slot=number,
-                terms=Terms(
-                    timeout_ms=1000, max_queue_wait_ms=0, parity=parity or Parity(), cache_bytes=cache_bytes
-                ),
-                hosting=Hosting(),
+                timeout_ms=1000,
+                max_queue_wait_ms=0,
+                parity=parity or Parity(),
+                cache_bytes=cache_bytes,
             )
         )
         fd = Arena.create(ROWS, 4)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable, InvalidSettings
 from stoker.gpu import devices
 from stoker.gpu.devices import choose_device, confine, enter_device
 from stoker.gpu.facts import Gpu, MigDevice
-from stoker.servable import Device
 
 Set = Callable[..., None]
 FIRST = "GPU-aa000000-0000-4000-8000-123456789abc"

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.judgement import Reading, judge
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
 from stoker.runtimes.serving_way import as_runtime
-from stoker.servable import Servable
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.verdict import Verdict
 
@@ -44,11 +44,11 @@ def refuse(_: Feeds) -> Feeds:
 
 def verdict(run: Run, reading: Reading | None = None, **settings: Any) -> Verdict:
     read = None if reading is None else (lambda: reading)
-    return judge(servable(**settings), run, TENSORS, read)
+    return judge(deployment(**settings), run, TENSORS, read)
 
 
-def servable(**settings: Any) -> Servable:
-    return Servable(
+def deployment(**settings: Any) -> Deployment:
+    return Deployment(
         "tiny", 1, "onnx", Path("tiny.onnx"), Path(), settings.pop("max_batch_rows", 8), 1, **settings
     )
 
@@ -136,7 +136,7 @@ def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCapture
 def test_a_model_without_a_batch_axis_is_not_tried() -> None:
     """There is nothing to share."""
     tensors = ModelTensors((TensorInfo("x", "float32", (3,)),), (Y,), batched=False)
-    assert judge(servable(), refuse, tensors, None).how == "declared"
+    assert judge(deployment(), refuse, tensors, None).how == "declared"
 
 
 # --- what follows from it ---
@@ -153,7 +153,7 @@ class Rows:
 
 
 def runtime(run: Run, **settings: Any) -> Runtime:
-    return as_runtime(servable(**settings), run, TENSORS, Rows)
+    return as_runtime(deployment(**settings), run, TENSORS, Rows)
 
 
 def test_rows_that_are_apart_are_served_row_by_row() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.sample_files import read_sample
 from stoker.isolation.samples import Sample, find_sample_feeds
-from stoker.servable import Servable, WarmUpInput, WarmUpRequest
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import TensorInfo
 
@@ -23,9 +23,9 @@ WORDS = TensorInfo("words", "string", (-1,))
 ROWS = [[1.5, 2.0], [3.0, 4.0]]
 
 
-def servable(folder: Path, framework: str = "onnx", **settings: Any) -> Servable:
+def deployment(folder: Path, framework: str = "onnx", **settings: Any) -> Deployment:
     path = folder / "model.onnx" if framework == "onnx" else folder
-    return Servable("digits", 1, framework, path, folder, 4, 64, **settings)
+    return Deployment("digits", 1, framework, path, folder, 4, 64, **settings)
 
 
 def npy(array: Any) -> bytes:
@@ -153,8 +153,8 @@ def test_rows_are_counted_only_where_all_inputs_have_as_many() -> None:
 def test_the_first_place_that_has_a_sample_counts(tmp_path: Path) -> None:
     """The setting's file, then the one beside the model, then what another server is to warm it up with."""
     warm_up = (WarmUpRequest("w", 1, (WarmUpInput("x", "TYPE_FP32", (2,), "zero"),)),)
-    model = servable(tmp_path, warm_up=warm_up)
-    assert find_sample_feeds(servable(tmp_path), (X,)) is None
+    model = deployment(tmp_path, warm_up=warm_up)
+    assert find_sample_feeds(deployment(tmp_path), (X,)) is None
     found = find_sample_feeds(model, (X,))
     assert found is not None
     assert (found.feeds["x"].tolist(), found.source) == ([[0, 0]], "model_warmup 'w'")
@@ -164,7 +164,7 @@ def test_the_first_place_that_has_a_sample_counts(tmp_path: Path) -> None:
     assert (found.feeds["x"].tolist(), found.source) == ([[1, 2]], "sample_input.npy")
     named = tmp_path / "mine.json"
     named.write_text('{"data": [[3, 4]]}')
-    found = find_sample_feeds(servable(tmp_path, warm_up=warm_up, sample_input=named), (X,))
+    found = find_sample_feeds(deployment(tmp_path, warm_up=warm_up, sample_input=named), (X,))
     assert found is not None
     assert (found.feeds["x"].tolist(), found.source) == ([[3, 4]], "mine.json")
 
@@ -185,16 +185,16 @@ def test_warm_up_requests_of_triton_are_made_as_triton_makes_them(tmp_path: Path
     chosen = warm_up(
         WarmUpInput("x", "TYPE_FP32", (2,), "random"), WarmUpInput("words", "TYPE_STRING", (), "zero")
     )
-    found = find_sample_feeds(servable(tmp_path, warm_up=(chosen, by_file)), (X, WORDS))
+    found = find_sample_feeds(deployment(tmp_path, warm_up=(chosen, by_file)), (X, WORDS))
     assert found is not None
     assert found.feeds["x"].tolist() == [[1, 2]] * 3
     assert found.feeds["words"].tolist() == [b"hi"] * 3
-    made = find_sample_feeds(servable(tmp_path, warm_up=(chosen,)), (X, WORDS))
+    made = find_sample_feeds(deployment(tmp_path, warm_up=(chosen,)), (X, WORDS))
     assert made is not None
     assert made.feeds["words"].tolist() == [b""]
     assert made.feeds["x"].any()
     unbatched = warm_up(WarmUpInput("x", "TYPE_FP32", (5, 2), "zero"))
-    whole = find_sample_feeds(servable(tmp_path, warm_up=(unbatched,)), (X,))
+    whole = find_sample_feeds(deployment(tmp_path, warm_up=(unbatched,)), (X,))
     assert whole is not None
     assert whole.feeds["x"].shape == (5, 2)
 
@@ -214,7 +214,7 @@ def test_warm_up_requests_that_do_not_fit_are_refused(
 ) -> None:
     """The message names the entry and the reason."""
     with pytest.raises(LoadFailed, match=complaint):
-        find_sample_feeds(servable(tmp_path, warm_up=(warm_up(entry),)), (X,))
+        find_sample_feeds(deployment(tmp_path, warm_up=(warm_up(entry),)), (X,))
 
 
 # Made by TensorFlow Serving's own classes (tensorflow-serving-api 2.21): a predict request of x = [[1, 2]] and
@@ -236,7 +236,7 @@ def test_warm_up_requests_of_tensorflow_serving(tmp_path: Path) -> None:
     extra = tmp_path / "assets.extra"
     extra.mkdir()
     file = extra / "tf_serving_warmup_requests"
-    model = servable(tmp_path, "tensorflow")
+    model = deployment(tmp_path, "tensorflow")
     other = PREDICT.replace(b"\x0a\x01x", b"\x0a\x01y")
     second = PREDICT.replace(b"\x00\x00\x80\x3f", b"\x00\x00\x80\x40")
 
@@ -276,6 +276,6 @@ def test_warm_up_requests_that_no_memory_holds_are_not_made(
     free = TensorInfo("x", "string" if data_type == "TYPE_STRING" else "float32", (-1, -1))
     vast = warm_up(WarmUpInput("x", data_type, (1 << 45,), data))
     with pytest.raises(MemoryError, match=r"a warm-up input of 1 × 35184372088832 numbers would take"):
-        find_sample_feeds(servable(tmp_path, warm_up=(vast,)), (free,))
+        find_sample_feeds(deployment(tmp_path, warm_up=(vast,)), (free,))
     with pytest.raises(MemoryError, match="trying 3 rows of x"):
         sample_feeds((TensorInfo("x", "float32", (-1, 1 << 45)),), 1)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment, Device
 from stoker.isolation.judgement import Reading
 from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.runtimes.tensorflow import load_saved_model
-from stoker.servable import Device, Servable
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -458,8 +458,8 @@ def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
         builder.save()
     # Which devices and threads it has can be said only once.
     monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
-    servable = Servable("old", 1, "tensorflow", tmp_path / "saved", tmp_path / "saved", 8, 64)
-    verdict = load_saved_model(servable, Device("cpu", 0, "CPU"), 1).signature.verdict
+    deployment = Deployment("old", 1, "tensorflow", tmp_path / "saved", tmp_path / "saved", 8, 64)
+    verdict = load_saved_model(deployment, Device("cpu", 0, "CPU"), 1).signature.verdict
     assert verdict is not None
     assert (verdict.batched, verdict.how) == (bool(reduced), "read")
     assert verdict.reason.startswith(reason)

@@ -1,4 +1,4 @@
-"""From settings to the list of servables."""
+"""From settings to deployments."""
 
 import dataclasses
 from contextlib import ExitStack
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.mlflow_folders import write_mlmodel
 
+from stoker.deployment import Deployment
 from stoker.errors import (
     CorruptModel,
     InvalidSettings,
@@ -18,7 +19,7 @@ from stoker.errors import (
     UnknownModel,
 )
 from stoker.metrics.layout import MODEL_SLOTS
-from stoker.models.deployed import Deployed, resolve
+from stoker.models.deployments import resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.offers import find_offers
 from stoker.models.repository import Repository
@@ -49,7 +50,7 @@ def onnx(path: Path) -> Path:
 
 def deploy(
     workspace: Workspace, leases: ExitStack, *models: ModelSettings, **settings: object
-) -> list[Deployed]:
+) -> list[Deployment]:
     """Resolve settings with these models."""
     return resolve(ServerSettings(models=models, **settings), workspace, leases)  # type: ignore[arg-type]
 
@@ -60,11 +61,10 @@ def test_a_bare_path_is_served_under_its_own_name(
     """A file needs no registration: its name is the service, its folder the model folder."""
     path = onnx(tmp_path / "digits.onnx")
     (deployed,) = deploy(workspace, leases, ModelSettings(path=path))
-    servable = deployed.servable
-    assert (servable.name, servable.version, servable.framework) == ("digits", 1, "onnx")
-    assert (servable.path, servable.model_dir) == (path, tmp_path)
-    assert (deployed.slot, deployed.max_delay_ms, servable.max_batch_rows) == (0, 0.0, 256)
-    assert servable.max_body_bytes == 100 * 2**20
+    assert (deployed.name, deployed.version, deployed.framework) == ("digits", 1, "onnx")
+    assert (deployed.path, deployed.model_dir) == (path, tmp_path)
+    assert (deployed.slot, deployed.max_delay_ms, deployed.max_batch_rows) == (0, 0.0, 256)
+    assert deployed.max_body_bytes == 100 * 2**20
 
 
 def test_relative_paths_become_absolute(
@@ -76,8 +76,8 @@ def test_relative_paths_become_absolute(
     (deployed,) = deploy(
         workspace, leases, ModelSettings(path=Path("model/score.py"), model_dir=Path("model"))
     )
-    assert deployed.servable.path == tmp_path / "model" / "score.py"
-    assert deployed.servable.model_dir == tmp_path / "model"
+    assert deployed.path == tmp_path / "model" / "score.py"
+    assert deployed.model_dir == tmp_path / "model"
 
 
 def test_a_models_settings_win_over_the_servers(
@@ -98,19 +98,19 @@ def test_a_models_settings_win_over_the_servers(
     )
     other = ModelSettings(path=script(tmp_path / "b"))
     first, second = deploy(workspace, leases, own, other, max_batch_rows=32, max_delay_ms=5.0)
-    assert (first.servable.name, first.servable.model_dir) == ("mine", weights)
-    assert (first.servable.max_batch_rows, first.max_delay_ms, first.slot) == (8, 0, 0)
-    assert (second.servable.name, second.servable.max_batch_rows) == ("b", 32)
+    assert (first.name, first.model_dir) == ("mine", weights)
+    assert (first.max_batch_rows, first.max_delay_ms, first.slot) == (8, 0, 0)
+    assert (second.name, second.max_batch_rows) == ("b", 32)
     assert (second.max_delay_ms, second.slot) == (5.0, 1)
-    assert (first.terms.target_ms, first.terms.late, first.terms.hold) == (25, "refuse", 0.5)
-    assert (second.terms.target_ms, second.terms.late, second.terms.hold) == (None, "answer", 0)
+    assert (first.target_ms, first.late, first.hold) == (25, "refuse", 0.5)
+    assert (second.target_ms, second.late, second.hold) == (None, "answer", 0)
 
 
 def test_replicas_and_devices_of_a_model_win_over_the_servers(
     tmp_path: Path, workspace: Workspace, leases: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is missing comes from the server; replicas on the CPU share the threads of their model."""
-    for module in ("stoker.models.deployed", "stoker.settings.server"):
+    for module in ("stoker.models.deployments", "stoker.settings.server"):
         monkeypatch.setattr(f"{module}.usable_cores", lambda: 8)
     path = onnx(tmp_path / "digits.onnx")
     many, elsewhere, plain = deploy(
@@ -123,10 +123,10 @@ def test_replicas_and_devices_of_a_model_win_over_the_servers(
         replicas=3,
         frontends=2,
     )
-    assert (many.placement.devices, many.threads) == (("cpu",) * 8, 1)
-    assert "12 replicas were asked for, 8 run" in many.placement.shortfall
-    assert (elsewhere.placement.devices, elsewhere.threads) == (("cuda:0", "cuda:1", "cuda:0"), 6)
-    assert (plain.placement.devices, plain.threads) == (("cpu",) * 3, 2)
+    assert (many.devices, many.threads) == (("cpu",) * 8, 1)
+    assert "12 replicas were asked for, 8 run" in many.shortfall
+    assert (elsewhere.devices, elsewhere.threads) == (("cuda:0", "cuda:1", "cuda:0"), 6)
+    assert (plain.devices, plain.threads) == (("cpu",) * 3, 2)
 
 
 def test_settings_of_a_gpu_reach_the_servable(
@@ -136,16 +136,16 @@ def test_settings_of_a_gpu_reach_the_servable(
     path = onnx(tmp_path / "digits.onnx")
     fast = ModelSettings(path=path, name="fast", provider="tensorrt", precision="fp16", gpu_memory_mb=100)
     plain, built = deploy(workspace, leases, ModelSettings(path=path), fast)
-    assert plain.servable.engine_cache is None
-    assert built.servable.acceleration == Acceleration("tensorrt", "fp16", 100)
-    engines = built.servable.engine_cache
+    assert plain.engine_cache is None
+    assert built.acceleration == Acceleration("tensorrt", "fp16", 100)
+    engines = built.engine_cache
     assert engines is not None
     assert engines.parent == workspace.engines_dir
     assert engines.name.startswith("fast-1-")
 
     path.write_bytes(b"other weights")
     (changed,) = deploy(workspace, leases, fast)
-    assert changed.servable.engine_cache != engines
+    assert changed.engine_cache != engines
 
 
 def test_settings_that_a_framework_does_not_have_are_refused(
@@ -164,7 +164,7 @@ def test_models_are_audited_and_scripts_are_not(
     named = [
         ModelSettings(path=path, name=f"m{number}", audit=rate) for number, rate in enumerate((None, 0.0, 1))
     ]
-    assert [model.audit_rate for model in deploy(workspace, leases, *named, audit=0.5)] == [0.5, 0, 1]
+    assert [model.audit for model in deploy(workspace, leases, *named, audit=0.5)] == [0.5, 0, 1]
     mine = script(tmp_path / "a")
     deploy(workspace, leases, ModelSettings(path=mine, audit=0.0))
     refused = str(refusal(workspace, leases, ModelSettings(path=mine, audit=0.1)))
@@ -189,11 +189,11 @@ def test_time_and_concurrency_of_a_model(tmp_path: Path, workspace: Workspace, l
         timeout_ms=5,
         model_defaults=ModelSettings(max_concurrent_requests=3, description="All of them."),
     )
-    assert (own.terms.timeout_ms, own.terms.max_concurrent_requests) == (7, 9)
-    assert (own.terms.max_queue_wait_ms, own.terms.description) == (0, "All of them.")
-    assert (plain.terms.timeout_ms, plain.terms.max_concurrent_requests) == (5, 3)
-    assert (plain.terms.max_queue_wait_ms, plain.threads) == (500, 1)
-    assert (own.terms.load_timeout_s, plain.terms.load_timeout_s) == (9.5, 600)
+    assert (own.timeout_ms, own.max_concurrent_requests) == (7, 9)
+    assert (own.max_queue_wait_ms, own.description) == (0, "All of them.")
+    assert (plain.timeout_ms, plain.max_concurrent_requests) == (5, 3)
+    assert (plain.max_queue_wait_ms, plain.threads) == (500, 1)
+    assert (own.load_timeout_s, plain.load_timeout_s) == (9.5, 600)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_frontends_share_a_limit(
     """The shares add up to the limit, unless there are more frontends than requests: each takes one."""
     model = ModelSettings(path=onnx(tmp_path / "digits.onnx"), max_concurrent_requests=limit)
     (deployed,) = deploy(workspace, leases, model)
-    kept = [deployed.terms.share_of(frontend, frontends) for frontend in range(frontends)]
+    kept = [deployed.share_of(frontend, frontends) for frontend in range(frontends)]
     assert [terms.max_concurrent_requests for terms in kept] == shares
 
 
@@ -223,9 +223,9 @@ def test_frontends_share_the_room_for_kept_answers(
     for limit in (None, 4):
         model = ModelSettings(path=path, cache_mb=1.5, max_concurrent_requests=limit)
         (deployed,) = deploy(workspace, leases, model)
-        kept = [deployed.terms.share_of(frontend, 4).cache_bytes for frontend in range(4)]
+        kept = [deployed.share_of(frontend, 4).cache_bytes for frontend in range(4)]
         assert kept == [3 << 17] * 4
-        assert deployed.terms.cache_bytes == 3 << 19
+        assert deployed.cache_bytes == 3 << 19
 
 
 def test_the_batch_size_of_a_foreign_layout_counts(
@@ -237,19 +237,19 @@ def test_the_batch_size_of_a_foreign_layout_counts(
     (tmp_path / "models" / "digits" / "config.pbtxt").write_text("max_batch_size: 16\n")
     onnx(tmp_path / "models" / "letters" / "1" / "model.onnx")
     digits, letters = deploy(workspace, leases, ModelSettings(path=tmp_path / "models"))
-    assert (digits.servable.name, digits.servable.version, digits.servable.max_batch_rows) == (
+    assert (digits.name, digits.version, digits.max_batch_rows) == (
         "digits",
         10,
         16,
     )
-    assert (letters.servable.name, letters.servable.max_batch_rows) == ("letters", 256)
+    assert (letters.name, letters.max_batch_rows) == ("letters", 256)
     assert [digits.slot, letters.slot] == [0, 1]
     (named,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "models" / "digits", max_batch_rows=4))
-    assert named.servable.max_batch_rows == 4
+    assert named.max_batch_rows == 4
     model = ModelSettings(path=tmp_path / "models" / "digits")
     for for_all, most in ((2, 2), (64, 16)):
         (limited,) = deploy(workspace, leases, model, max_batch_rows=for_all)
-        assert limited.servable.max_batch_rows == most
+        assert limited.max_batch_rows == most
 
 
 def test_tritons_configuration_is_laid_under_the_operators_settings(
@@ -265,15 +265,15 @@ def test_tritons_configuration_is_laid_under_the_operators_settings(
         'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 zero_data: true } } }'
     )
     second, third = deploy(workspace, leases, ModelSettings(path=base))
-    assert [deployed.servable.version for deployed in (second, third)] == [2, 3]
-    assert (third.max_delay_ms, third.servable.instances, third.placement.devices) == (0.5, 2, ("cpu",))
+    assert [deployed.version for deployed in (second, third)] == [2, 3]
+    assert (third.max_delay_ms, third.instances, third.devices) == (0.5, 2, ("cpu",))
     assert third.notes == (
         "config.pbtxt of digits: response_cache is passed over: answers are kept with the setting cache_mb",
     )
-    assert [request.name for request in third.servable.warm_up] == ["w"]
+    assert [request.name for request in third.warm_up] == ["w"]
     model = ModelSettings(path=base, versions="latest", max_delay_ms=3.0, instances=1)
     (only,) = deploy(workspace, leases, model, device=("cuda:1",))
-    assert (only.max_delay_ms, only.servable.instances, only.placement.devices) == (3.0, 1, ("cuda:1",))
+    assert (only.max_delay_ms, only.instances, only.devices) == (3.0, 1, ("cuda:1",))
 
 
 def test_who_says_how_many_rows_a_batch_has_knows_that_there_is_a_batch_axis(
@@ -285,14 +285,14 @@ def test_who_says_how_many_rows_a_batch_has_knows_that_there_is_a_batch_axis(
 
     def batched(**settings: Any) -> bool | None:
         (deployed,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "digits", **settings))
-        assert deployed.servable.declaration is not None
-        return deployed.servable.declaration.batched
+        assert deployed.declaration is not None
+        return deployed.declaration.batched
 
     assert batched() is False
     assert batched(batching="none") is False
     (of_server,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "digits"), max_batch_rows=8)
-    assert of_server.servable.declaration is not None
-    assert of_server.servable.declaration.batched is False, "said for all models, not for this one"
+    assert of_server.declaration is not None
+    assert of_server.declaration.batched is False, "said for all models, not for this one"
     assert batched(max_batch_rows=8) is batched(batching="rows") is None
 
 
@@ -303,7 +303,7 @@ def test_with_nothing_named_everything_registered_is_served(
     for name in ("digits", "letters", "digits"):
         repository.register(name, onnx(tmp_path / "x.onnx"), now=NOW)
     deployed = deploy(workspace, leases)
-    assert [(d.servable.name, d.servable.version, d.slot) for d in deployed] == [
+    assert [(d.name, d.version, d.slot) for d in deployed] == [
         ("digits", 2, 0),
         ("letters", 1, 1),
     ]
@@ -319,15 +319,15 @@ def test_a_manifest_that_cannot_be_read_stops_only_what_needs_it(
     whole = manifest.read_bytes()
     replace_file(manifest, b"{")
     served = deploy(workspace, leases)
-    assert [f"{d.servable.name}:{d.servable.version}" for d in served] == ["digits:2", "letters:1"]
+    assert [f"{d.name}:{d.version}" for d in served] == ["digits:2", "letters:1"]
     for path in (workspace.models_dir, workspace.models_dir / "digits"):
         (digits, *_) = deploy(workspace, leases, ModelSettings(path=path))
-        assert (digits.servable.name, digits.servable.version) == ("digits", 2)
+        assert (digits.name, digits.version) == ("digits", 2)
     replace_file(manifest, whole)
     replace_file(repository.get("digits", 2).folder / "manifest.json", b"{")
     (letters,) = deploy(workspace, leases, ModelSettings(registered="letters"))
     (digits,) = deploy(workspace, leases, ModelSettings(registered="digits:1"))
-    assert (letters.servable.name, digits.servable.version) == ("letters", 1)
+    assert (letters.name, digits.version) == ("letters", 1)
     with pytest.raises(
         CorruptModel, match=r"digits:2: the file manifest\.json .*stoker models delete digits:2"
     ):
@@ -344,7 +344,7 @@ def test_what_only_entry_scripts_load_is_not_served_by_itself(
     with pytest.raises(RepositoryError, match="nothing is registered"):
         deploy(workspace, leases)
     repository.register("digits", onnx(tmp_path / "x.onnx"), now=NOW)
-    assert [d.servable.name for d in deploy(workspace, leases)] == ["digits"]
+    assert [d.name for d in deploy(workspace, leases)] == ["digits"]
 
 
 def test_a_registered_model_can_be_named_with_its_version(
@@ -359,7 +359,7 @@ def test_a_registered_model_can_be_named_with_its_version(
         ModelSettings(registered="digits"),
         ModelSettings(registered="digits:2", name="old"),
     )
-    assert [(d.servable.name, d.servable.version) for d in deployed] == [("digits", 3), ("old", 2)]
+    assert [(d.name, d.version) for d in deployed] == [("digits", 3), ("old", 2)]
 
 
 def test_a_served_version_is_held(tmp_path: Path, workspace: Workspace, repository: Repository) -> None:
@@ -468,14 +468,16 @@ def test_a_model_of_mlflow_is_served_by_our_script(
     settings = ServerSettings(models=models, device=("cpu",))
     found = resolve(settings, workspace, leases)
     for deployed, files in zip(found, (folder, registered.files_dir), strict=True):
-        servable = deployed.servable
-        assert (servable.framework, servable.path, servable.model_dir) == ("script", ENTRY_SCRIPT, files)
+        assert (deployed.framework, deployed.path, deployed.model_dir) == (
+            "script",
+            ENTRY_SCRIPT,
+            files,
+        )
         assert ENTRY_SCRIPT.is_file()
-        assert servable.sample_file is not None
-        assert servable.sample_file.read_text() == '{"inputs": [[1, 2]]}'
-        assert deployed.environment is not None
-        assert deployed.environment.specification.path == files / "requirements.txt"
-    assert [deployed.servable.batching for deployed in found] == ["none", "auto"]
+        assert deployed.sample_file is not None
+        assert deployed.sample_file.read_text() == '{"inputs": [[1, 2]]}'
+        assert deployed.environment == files / "requirements.txt"
+    assert [deployed.batching for deployed in found] == ["none", "auto"]
     with pytest.raises(InvalidSettings, match="model_dir is for those alone"):
         resolve(
             dataclasses.replace(settings, models=(ModelSettings(path=folder, model_dir=tmp_path),)),
@@ -497,6 +499,5 @@ def test_a_model_of_mlflow_keeps_its_name_and_files(
     assert (registered.files_dir / "MLmodel").is_file()
     settings = ServerSettings(models=(ModelSettings(path=folder),), device=("cpu",))
     (deployed,) = resolve(settings, workspace, leases)
-    assert (deployed.servable.name, deployed.servable.path) == ("digits", folder / "tf2model")
-    assert deployed.environment is not None
-    assert deployed.environment.specification.path == folder / "requirements.txt"
+    assert (deployed.name, deployed.path) == ("digits", folder / "tf2model")
+    assert deployed.environment == folder / "requirements.txt"

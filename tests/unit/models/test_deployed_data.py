@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from stoker.collecting.collection import CollectionSettings
+from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
-from stoker.models import model_terms
-from stoker.models.deployed import Deployed, resolve
+from stoker.models import deployments
+from stoker.models.deployments import resolve
 from stoker.models.repository import Repository
 from stoker.settings.image_input import ImageInput
 from stoker.settings.loading import load_settings
@@ -33,7 +34,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def deployed(workspace: Workspace, model: ModelSettings, **settings: Any) -> Deployed:
+def deployed(workspace: Workspace, model: ModelSettings, **settings: Any) -> Deployment:
     """The one model that these settings deploy."""
     with ExitStack() as leases:
         (only,) = resolve(ServerSettings(models=(model,), **settings), workspace, leases)
@@ -42,8 +43,8 @@ def deployed(workspace: Workspace, model: ModelSettings, **settings: Any) -> Dep
 
 def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     """Let a package be missing."""
-    find = model_terms.find_spec
-    monkeypatch.setattr(model_terms, "find_spec", lambda name: None if name == package else find(name))
+    find = deployments.find_spec
+    monkeypatch.setattr(deployments, "find_spec", lambda name: None if name == package else find(name))
 
 
 def test_a_registered_image_input_is_served_unless_the_settings_say_another(
@@ -55,9 +56,9 @@ def test_a_registered_image_input_is_served_unless_the_settings_say_another(
     )
     Repository(workspace.models_dir).register("plain", script, now=datetime(2026, 1, 1, tzinfo=UTC))
     other = ImageInput(8, 8)
-    assert deployed(workspace, ModelSettings(registered="digits")).terms.image == DIGITS
-    assert deployed(workspace, ModelSettings(registered="digits", image=other)).terms.image == other
-    assert deployed(workspace, ModelSettings(registered="plain")).terms.image is None
+    assert deployed(workspace, ModelSettings(registered="digits")).image == DIGITS
+    assert deployed(workspace, ModelSettings(registered="digits", image=other)).image == other
+    assert deployed(workspace, ModelSettings(registered="plain")).image is None
 
 
 def test_without_pillow_a_setting_is_an_error_and_a_registration_a_warning(
@@ -72,9 +73,9 @@ def test_without_pillow_a_setting_is_an_error_and_a_registration_a_warning(
     Repository(workspace.models_dir).register(
         "digits", script, now=datetime(2026, 1, 1, tzinfo=UTC), image=DIGITS.to_json()
     )
-    assert deployed(workspace, ModelSettings(registered="digits")).terms.image is None
+    assert deployed(workspace, ModelSettings(registered="digits")).image is None
     assert "digits takes no images, only numbers: images are decoded by Pillow" in caplog.text
-    assert deployed(workspace, ModelSettings(path=script)).terms.image is None
+    assert deployed(workspace, ModelSettings(path=script)).image is None
     assert len(caplog.records) == 1
 
 
@@ -82,18 +83,17 @@ def test_the_server_collects_what_models_do_not_say_otherwise(workspace: Workspa
     """`collect` of a model wins over the server's, also to turn it off."""
     plain = ModelSettings(path=script)
     some = CollectionSettings(sample_rate=0.5)
-    assert deployed(workspace, plain).terms.collection is None
+    assert deployed(workspace, plain).collection is None
     assert not workspace.root.exists()
     everything = deployed(workspace, plain, collect=True)
-    assert everything.terms.collection == CollectionSettings()
-    assert everything.terms.data_dir == workspace.root / "data" / "digits"
+    assert everything.collection == CollectionSettings()
+    assert everything.data_dir == workspace.root / "data" / "digits"
     assert workspace.root.exists()
     for server in (False, True):
         own = deployed(workspace, ModelSettings(path=script, collect=some), collect=server)
-        assert own.terms.collection == some
+        assert own.collection == some
         assert (
-            deployed(workspace, ModelSettings(path=script, collect=False), collect=server).terms.collection
-            is None
+            deployed(workspace, ModelSettings(path=script, collect=False), collect=server).collection is None
         )
 
 
@@ -104,7 +104,7 @@ def test_parquet_without_pyarrow_is_an_error(
     without(monkeypatch, "pyarrow")
     with pytest.raises(InvalidSettings, match=r"collect: .* pip install 'pyarrow>="):
         deployed(workspace, ModelSettings(path=script, collect=CollectionSettings(format="parquet")))
-    assert deployed(workspace, ModelSettings(path=script), collect=True).terms.collection is not None
+    assert deployed(workspace, ModelSettings(path=script), collect=True).collection is not None
 
 
 def test_settings_are_read_from_the_deployment_file(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from stoker.deployment import Deployment
 from stoker.errors import CorruptModel, InvalidSettings, ModelInUse, UnknownModel
-from stoker.models.deployed import Deployed, resolve
+from stoker.models.deployments import resolve
 from stoker.models.model_links import copy_model, link_models
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
@@ -126,7 +127,7 @@ def test_a_folder_that_cannot_be_made_is_the_operators(tmp_path: Path, repositor
         link_models([model, model], tmp_path / "other")
 
 
-def serve(workspace: Workspace, leases: ExitStack, **settings: object) -> Deployed:
+def serve(workspace: Workspace, leases: ExitStack, **settings: object) -> Deployment:
     """The only model of these settings."""
     (deployed,) = resolve(ServerSettings(models=(ModelSettings(**settings),)), workspace, leases)  # type: ignore[arg-type]
     return deployed
@@ -139,8 +140,8 @@ def test_a_script_uses_registered_models(
     for _ in range(2):
         register(repository, tmp_path / "digits.onnx", "digits")
     deployed = serve(workspace, leases, path=script, uses=("digits",))
-    assert deployed.servable.model_dir.parts[-2:] == ("digits", "2")
-    assert (deployed.servable.name, deployed.servable.path) == ("app", script)
+    assert deployed.model_dir.parts[-2:] == ("digits", "2")
+    assert (deployed.name, deployed.path) == ("app", script)
     with pytest.raises(ModelInUse):
         repository.delete("digits", 2)
     leases.close()

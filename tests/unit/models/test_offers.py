@@ -13,7 +13,7 @@ import pytest
 
 from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.models.deployed import resolve
+from stoker.models.deployments import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
 from stoker.models.offers import find_offers, left_out
 from stoker.models.registered import source_files
@@ -50,7 +50,7 @@ def loaded(workspace: Workspace, **settings: Any) -> list[str]:
         == [model.number for model in deployed]
         == list(range(len(deployed)))
     )
-    return [f"{model.servable.name}:{model.servable.version}" for model in deployed]
+    return [f"{model.name}:{model.version}" for model in deployed]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_label_ahead_of_its_version_means_what_it_meant_in_the_server_before(
     with ExitStack() as leases:
         deployed = resolve(settings, workspace, leases, meant=meant)
     catalogue = Catalogue(deployed, find_offers(settings, workspace, meant))
-    assert [model.servable.version for model in deployed] == [3, 10]
+    assert [model.version for model in deployed] == [3, 10]
     assert catalogue.labels == {"digits": {"stable": 3, "canary": 10}}
     assert catalogue.models["digits"].chosen == {10}
 
@@ -131,7 +131,7 @@ def test_of_several_models_the_broken_ones_are_told_apart(
     broken: Broken = {}
     with ExitStack() as leases:
         deployed = resolve(ServerSettings(models=entries), workspace, leases, broken)
-    assert [model.servable.name for model in deployed] == ["net"]
+    assert [model.name for model in deployed] == ["net"]
     words = {("digits", 11): "holds no model", ("gone", 1): "does not exist", ("changed", 1): "changed",
              ("unknown", 4): "no model 'unknown'", ("other", 5): "has no version 5"}  # fmt: skip
     assert set(broken) == set(words)

@@ -12,7 +12,7 @@ from tests.tiny_models import write_doubler
 
 from stoker.commands import serve
 from stoker.errors import InvalidSettings
-from stoker.models.deployed import resolve
+from stoker.models.deployments import resolve
 from stoker.models.serving_config import read_batching_parameters, read_model_config
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -99,7 +99,7 @@ def test_what_is_given_to_stoker_wins_over_batching_parameters(tmp_path: Path) -
     for given in ((), ("--max-batch-rows", "64", "--max-delay-ms", "3")):
         with ExitStack() as leases:
             (one,) = resolve(of(tmp_path, *files, *given), Workspace(tmp_path / "workspace"), leases)
-            found.append((one.servable.max_batch_rows, one.max_delay_ms, one.servable.batch_buckets))
+            found.append((one.max_batch_rows, one.max_delay_ms, one.batch_buckets))
     assert found == [(128, 1.5, (16, 128)), (64, 3, (16, 128))]
 
 

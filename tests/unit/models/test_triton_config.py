@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker.declaration import DeclaredTensor
+from stoker.deployment import DeclaredTensor, WarmUpInput, WarmUpRequest
 from stoker.errors import RepositoryError
 from stoker.models.triton_config import TritonConfig, read_triton_config
-from stoker.servable import WarmUpInput, WarmUpRequest
 from stoker.settings.model import ModelSettings
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.predictor import TensorRequests
 from stoker.runtimes.packed import PackedRuntime
-from stoker.servable import Servable
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.verdict import Verdict
 
@@ -39,8 +39,10 @@ def requests_of(
     """A model of one input of this shape, with a batch of 4 rows at most."""
     info = TensorInfo("x", "float32", shape)
     tensors = ModelTensors((info,), (TensorInfo("y", "float32", shape),), batched)
-    servable = Servable("sums", 1, "onnx", Path("sums"), Path(), 4, 1024)
-    runtime = PackedRuntime(model, tensors, servable, Verdict(batched, "said", "so", non_finite_apart=apart))
+    deployment = Deployment("sums", 1, "onnx", Path("sums"), Path(), 4, 1024)
+    runtime = PackedRuntime(
+        model, tensors, deployment, Verdict(batched, "said", "so", non_finite_apart=apart)
+    )
     return TensorRequests(LoadedModel(runtime, 0, 0, 4, BatchSizes(), 1, None), batch_rows)
 
 

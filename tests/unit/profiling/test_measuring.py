@@ -8,20 +8,19 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
 from tests.puppets import HandClock, PuppetRuntime
 
+from stoker.deployment import Deployment, Device
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import LoadTimeout
 from stoker.profiling import measuring
 from stoker.profiling.measuring import Order, main, measure
 from stoker.profiling.profile import _LoadLimit
-from stoker.servable import Device, Servable
 
 ORDER = Order("digits", None, None, {}, "auto", target_ms=3, rows=2, seconds=0.0)
 
@@ -32,10 +31,9 @@ def measured(
     """What is found of a puppet of up to eight rows that takes a millisecond a row, and what was told meanwhile."""
     clock, runtime = HandClock(), PuppetRuntime()
     runtime.during = lambda: clock.advance_ms(len(runtime.batches[-1]))
-    servable = Servable("digits", 7, "onnx", tmp_path / "digits.onnx", tmp_path, 8, 64)
-    deployed = SimpleNamespace(servable=servable, placement=SimpleNamespace(devices=["cpu"]), threads=1)
+    deployment = Deployment("digits", 7, "onnx", tmp_path / "digits.onnx", tmp_path, 8, 64)
     settings: list[dict[str, Any]] = []
-    monkeypatch.setattr(measuring, "chosen", lambda *asked: settings.append(asked[3]) or deployed)
+    monkeypatch.setattr(measuring, "chosen", lambda *asked: settings.append(asked[3]) or deployment)
     monkeypatch.setattr(measuring, "device_here", lambda *_: Device("cpu", 0, "cpu"))
     monkeypatch.setattr(measuring, "load_here", lambda *_: LoadedModel(runtime, 0, 0, 8, sizes, 1, None))
     told: list[dict[str, Any]] = []
@@ -43,7 +41,7 @@ def measured(
         found = measure(order, told.append, leases, clock)
     # As it would be served with the target: then requests are refused that would be late, unless it says otherwise.
     assert settings == [{**order.settings, "target_ms": order.target_ms}]
-    assert found["admission"] == servable.terms.admission
+    assert found["admission"] == deployment.admission
     return found, told
 
 

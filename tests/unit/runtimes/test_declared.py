@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from tests.tiny_models import write_doubler
 
-from stoker.declaration import Declaration, DeclaredTensor
+from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.packed import Feeds
 from stoker.runtimes.serving_way import as_declared
-from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import pack, unpack
 
@@ -88,14 +87,14 @@ def test_another_model_than_the_declared_one_is_refused(
         as_declared(declaration(*inputs), run, TENSORS)
 
 
-def servable(path: Path, declared: Declaration) -> Servable:
-    return Servable("net", 1, "onnx", path, path.parent, 8, 1 << 20, declaration=declared)
+def deployment(path: Path, declared: Declaration) -> Deployment:
+    return Deployment("net", 1, "onnx", path, path.parent, 8, 1 << 20, declaration=declared)
 
 
 def test_a_first_axis_that_is_no_batch_axis_is_not_batched(tmp_path: Path) -> None:
     """`max_batch_size: 0` says so, though the model's own sizes would allow it."""
     path = write_doubler(tmp_path / "net.onnx")
-    runtime = load_onnx(servable(path, Declaration("config", batched=False)), CPU, 1)
+    runtime = load_onnx(deployment(path, Declaration("config", batched=False)), CPU, 1)
     assert runtime.signature.takes == "tensors"
     verdict = runtime.signature.verdict
     assert verdict is not None
@@ -105,7 +104,7 @@ def test_a_first_axis_that_is_no_batch_axis_is_not_batched(tmp_path: Path) -> No
 def test_a_reshaped_model_is_batched_in_its_callers_shape(tmp_path: Path) -> None:
     """Two requests of four numbers as two times two run together, and come back so."""
     path = write_doubler(tmp_path / "net.onnx")
-    tensors = load_onnx(servable(path, Declaration("config")), CPU, 1).signature
+    tensors = load_onnx(deployment(path, Declaration("config")), CPU, 1).signature
     (x,), (y,) = tensors.inputs, tensors.outputs
     square = (-1, 2, 2)
     declared = Declaration(
@@ -114,7 +113,7 @@ def test_a_reshaped_model_is_batched_in_its_callers_shape(tmp_path: Path) -> Non
         (DeclaredTensor(y.name, y.dtype, square, (-1, 4)),),
         True,
     )
-    runtime = load_onnx(servable(path, declared), CPU, 1)
+    runtime = load_onnx(deployment(path, declared), CPU, 1)
     assert runtime.signature.tensors is not None
     assert (runtime.signature.tensors.batched, runtime.signature.tensors.inputs[0].shape) == (True, square)
     rows = [np.full((1, 2, 2), number, np.float32) for number in (1, 2)]

@@ -23,11 +23,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
 from tests.estimators import MIXED, mixed, save
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import RowFailure, Runtime
 from stoker.runtimes.estimator_columns import ways_to_take
 from stoker.runtimes.sklearn import load_sklearn
-from stoker.servable import Device, Servable
 from stoker.tensors import Signature
 from stoker.wire.packed import MISSING, pack, unpack
 
@@ -51,8 +51,8 @@ def own_places(monkeypatch: pytest.MonkeyPatch) -> None:
 def load(path: Path, **settings: Any) -> Runtime:
     # Whether rows see each other is not tried, which saves time.
     settings = {"signatures": ("predict",), "batching": "none", **settings}
-    servable = Servable("homes", 1, "sklearn", path, path.parent, 8, 1000, **settings)
-    return load_sklearn(servable, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
+    deployment = Deployment("homes", 1, "sklearn", path, path.parent, 8, 1000, **settings)
+    return load_sklearn(deployment, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
 
 
 def feeds_of(rows: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:

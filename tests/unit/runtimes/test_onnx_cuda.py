@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.runtimes.pinned_memory import Cuda, CudaError, CudaRuntime
-from stoker.servable import Servable
 from stoker.settings.choices import Acceleration
 
 MS = 1_000_000
@@ -49,7 +49,7 @@ class Machine:
     def load(
         self, cuda: Callable[[], Cuda] | None = None, instances: int | None = None, **settings: Any
     ) -> Runtime:
-        servable = Servable(
+        deployment = Deployment(
             "doubler",
             1,
             "onnx",
@@ -61,7 +61,7 @@ class Machine:
             instances=instances,
             acceleration=Acceleration(**settings),
         )
-        sessions: Any = SimpleNamespace(servable=servable, open_with_graphs=self.open_with_graphs)
+        sessions: Any = SimpleNamespace(deployment=deployment, open_with_graphs=self.open_with_graphs)
         session: Any = self.session
         find = cuda or (lambda: CudaRuntime(self.cudart))
         return cuda_runtime(sessions, session, DOUBLES, find, lambda: self.clock[0])

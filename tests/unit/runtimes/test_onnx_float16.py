@@ -14,12 +14,12 @@ from onnx import TensorProto
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from tests.tiny_models import write_mlp, write_pictures
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes import onnx as onnx_float16
 from stoker.runtimes.onnx import as_float16, check_float16, load_onnx
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
-from stoker.servable import Device, Servable
 from stoker.settings.choices import Acceleration
 from stoker.tensors import TensorInfo
 
@@ -134,7 +134,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     def open_session(sessions: OnnxSessions) -> object:
         opened.append(sessions.channels_last)
         session = sessions.open_on_cpu(sessions.model)
-        return FailingSession(session, sessions.servable.name) if sessions.channels_last else session
+        return FailingSession(session, sessions.deployment.name) if sessions.channels_last else session
 
     monkeypatch.setattr(OnnxSessions, "open", open_session)
     return opened
@@ -143,8 +143,8 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def load_converted(path: Path, says: str) -> None:
     """Load a model in float16 on a GPU whose libraries say this of channels that are last."""
     acceleration = Acceleration(precision="fp16", execution="copied")
-    servable = Servable(says, 1, "onnx", path, path.parent, 8, 1024, acceleration=acceleration)
-    load_onnx(servable, Device("cuda", 0, "GPU"), 1)
+    deployment = Deployment(says, 1, "onnx", path, path.parent, 8, 1024, acceleration=acceleration)
+    load_onnx(deployment, Device("cuda", 0, "GPU"), 1)
 
 
 def test_images_have_their_channels_first_where_cudnn_cannot_run_them_last(

@@ -14,11 +14,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from tests.tiny_models import write_picky
 from tests.zoo import ZOO
 
+from stoker.deployment import Deployment, Device
 from stoker.device.lifecycle import load
 from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
 from stoker.runtimes.base import ForkingRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.runtimes.onnx import load_onnx
-from stoker.servable import Device, Servable
 from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tensor_json import as_tensor
@@ -52,14 +52,14 @@ def write(
     return path
 
 
-def servable(path: Path, max_batch_rows: int = 8) -> Servable:
-    """The file as a servable."""
-    return Servable("tiny", 1, "onnx", path, path.parent, max_batch_rows, 1000)
+def deployment(path: Path, max_batch_rows: int = 8) -> Deployment:
+    """The file as a deployment."""
+    return Deployment("tiny", 1, "onnx", path, path.parent, max_batch_rows, 1000)
 
 
 def runtime(path: Path) -> Runtime:
     """The file, loaded on the CPU."""
-    return load_onnx(servable(path), CPU, 1)
+    return load_onnx(deployment(path), CPU, 1)
 
 
 def score(loaded: Runtime, *requests: dict[str, np.ndarray]) -> list[dict[str, np.ndarray] | BaseException]:
@@ -229,7 +229,7 @@ def test_requests_of_similar_length_are_padded_to_one_batch(
 ) -> None:
     """What the deployment declares fills free sizes up; lengths that differ by a factor of two stay apart."""
     path = count_tokens(tmp_path, [("count", INT64, ["rows"])])
-    loaded = load_onnx(dataclasses.replace(servable(path), pad={"tokens": -1}), CPU, 1)
+    loaded = load_onnx(dataclasses.replace(deployment(path), pad={"tokens": -1}), CPU, 1)
     shapes: list[tuple[int, ...]] = []
     model = loaded._model  # type: ignore[attr-defined]
 
@@ -259,14 +259,14 @@ def test_padding_that_cannot_be_undone_is_refused(
     """A model that gives something for each place of its input would give it for the padding too."""
     path = count_tokens(tmp_path, outputs)
     with pytest.raises(LoadFailed, match=complaint):
-        load_onnx(dataclasses.replace(servable(path), pad=pad), CPU, 1)
+        load_onnx(dataclasses.replace(deployment(path), pad=pad), CPU, 1)
 
 
 def test_a_model_that_is_not_batched_is_not_padded(tmp_path: Path) -> None:
     """There is nothing to pad for."""
     path = one_operator(tmp_path, "Softmax", ("x", FLOAT, ["n", "m"]), ("y", FLOAT, ["n", 3]), axis=0)
     with pytest.raises(LoadFailed, match="its requests are not batched"):
-        load_onnx(dataclasses.replace(servable(path), pad={"x": 0}), CPU, 1)
+        load_onnx(dataclasses.replace(deployment(path), pad={"x": 0}), CPU, 1)
 
 
 def test_strings_go_in_and_out(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_a_bad_row_raises_and_the_session_lives_on(tmp_path: Path) -> None:
 def test_a_loaded_model_is_warm(tmp_path: Path) -> None:
     """Loading measures itself and leaves a runtime that answers."""
     path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2]))
-    loaded = load(servable(path), CPU, 2)
+    loaded = load(dataclasses.replace(deployment(path), threads=2), CPU)
     assert loaded.signature.inputs[0].name == "x"
     assert loaded.runtime.run([np.ones((8, 2), np.float32)])[0].sum() == -16
 
@@ -441,7 +441,7 @@ def test_a_gpu_that_is_not_used_is_an_error(tmp_path: Path) -> None:
     """ONNX Runtime itself would go on with the CPU where it finds no such GPU."""
     path = one_operator(tmp_path, "Neg", ("x", FLOAT, ["n", 2]), ("y", FLOAT, ["n", 2]))
     with pytest.raises((DeviceUnavailable, LoadFailed)):
-        load_onnx(servable(path), Device("cuda", 99, "no GPU"), 1)
+        load_onnx(deployment(path), Device("cuda", 99, "no GPU"), 1)
 
 
 def test_a_fork_runs_the_same_model(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_no_memory_is_not_the_callers_fault(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_is_tried_at_load_leaves_no_red_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A model that refuses some of what it is tried with is loaded without a line of ONNX Runtime's own."""
-    load_onnx(servable(write_picky(tmp_path / "model.onnx")), CPU, 1)
+    load_onnx(deployment(write_picky(tmp_path / "model.onnx")), CPU, 1)
     assert capfd.readouterr().err == ""
 
 

@@ -15,12 +15,11 @@ from onnx import TensorProto
 from tests.puppets import PuppetRuntime
 from tests.tiny_models import write_running_sum, write_told
 
-from stoker.declaration import Declaration, DeclaredTensor
+from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
 from stoker.device.lifecycle import load
 from stoker.errors import LoadFailed
 from stoker.runtimes.onnx_sequences import _constant
 from stoker.runtimes.sequences import SequenceRuntime, sequence_runtime
-from stoker.servable import Device, Servable
 from stoker.settings.sequence import read_sequence
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START, SequenceStep, Signature, TensorInfo, TensorSpec
 
@@ -43,8 +42,8 @@ TOLD: dict[str, Any] = {
 def loaded(path: Path, **changed: Any) -> SequenceRuntime:
     """The model with the settings, some of them changed; None leaves one out."""
     said = {key: value for key, value in (SETTINGS | changed).items() if value is not None}
-    servable = Servable("sums", 1, "onnx", path, path.parent, 8, 1000, sequence=read_sequence(said))
-    runtime = load(servable, CPU, 1).runtime
+    deployment = Deployment("sums", 1, "onnx", path, path.parent, 8, 1000, sequence=read_sequence(said))
+    runtime = load(deployment, CPU).runtime
     assert isinstance(runtime, SequenceRuntime)
     return runtime
 
@@ -239,8 +238,10 @@ def declared(path: Path, *outputs: DeclaredTensor, **more: Any) -> SequenceRunti
     """The model with what is declared of it."""
     said = Declaration("config.pbtxt of sums", outputs=outputs, **more)
     sequence = read_sequence(SETTINGS)
-    servable = Servable("sums", 1, "onnx", path, path.parent, 8, 1000, sequence=sequence, declaration=said)
-    runtime = load(servable, CPU, 1).runtime
+    deployment = Deployment(
+        "sums", 1, "onnx", path, path.parent, 8, 1000, sequence=sequence, declaration=said
+    )
+    runtime = load(deployment, CPU).runtime
     assert isinstance(runtime, SequenceRuntime)
     return runtime
 

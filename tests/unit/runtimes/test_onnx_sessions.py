@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from tests.tiny_models import write_doubler
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.runtimes import onnx_sessions
 from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.onnx_sessions import OnnxSessions, cuda_options, raise_if_out_of_memory, tensorrt_options
-from stoker.servable import Device, Servable
 from stoker.settings.choices import Acceleration
 
 GPU = Device("cuda", 3, "a GPU", "GPU-1")
 
 
 def sessions(path: Path, device: Device = GPU, **settings: Any) -> OnnxSessions:
-    servable = Servable("doubler", 1, "onnx", path, path.parent, 8, 1024, **settings)
-    return OnnxSessions(servable, device, 1, path)
+    deployment = Deployment("doubler", 1, "onnx", path, path.parent, 8, 1024, **settings)
+    return OnnxSessions(deployment, device, 1, path)
 
 
 def test_options_of_the_cuda_provider() -> None:

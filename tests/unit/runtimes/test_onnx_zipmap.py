@@ -14,9 +14,9 @@ from tests.contract.in_process import InProcessServer
 from tests.zoo import classifier
 
 from stoker.control.device_messages import DEVICE_END, SUPERVISOR_END, Loaded
+from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx import load_onnx, with_tensors_for_maps
-from stoker.servable import Device, Servable
 from stoker.tensors import Signature
 
 NUMBERS, WORDS = (4, 5, 6), ("cat", "dog", "emu")
@@ -24,8 +24,8 @@ ROWS = np.array([[1, 2, 3, 4], [6, 5, 4, 3]], np.float32)
 
 
 def runtime(path: Path) -> Runtime:
-    servable = Servable("classes", 1, "onnx", path, path.parent, 8, 1000)
-    return load_onnx(servable, Device("cpu", 0, "a processor"), 1)
+    deployment = Deployment("classes", 1, "onnx", path, path.parent, 8, 1000)
+    return load_onnx(deployment, Device("cpu", 0, "a processor"), 1)
 
 
 def run(data: bytes) -> list[Any]:

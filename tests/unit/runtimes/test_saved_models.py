@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment, Device
 from stoker.device import lifecycle
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.tensorflow import load_saved_model
-from stoker.servable import Device, Servable
 from stoker.tensors import TensorInfo
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tfs_examples import entry_of, example_of
@@ -41,8 +41,10 @@ def _set_up_already(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(path: Path, *signatures: str, **settings: Any) -> Runtime:
     """The runtime of a SavedModel, of its default signature or of those that are named."""
-    servable = Servable(path.name, 1, "tensorflow", path, path, 8, 1 << 20, signatures=signatures, **settings)
-    return load_saved_model(servable, CPU, 1)
+    deployment = Deployment(
+        path.name, 1, "tensorflow", path, path, 8, 1 << 20, signatures=signatures, **settings
+    )
+    return load_saved_model(deployment, CPU, 1)
 
 
 def _bytes(value: Any) -> bytes:
@@ -173,10 +175,10 @@ def test_models_beside_each_other_keep_their_variables() -> None:
 @pytest.mark.parametrize("batching", ["auto", "rows"])
 def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
     """What a model keeps is there for its first caller as it was saved, and changes with each call from then on."""
-    servable = Servable(
+    deployment = Deployment(
         "counted", 1, "tensorflow", odd, odd, 8, 1 << 20, signatures=("counted",), batching=batching
     )
-    loaded = lifecycle.load(servable, CPU, 1)
+    loaded = lifecycle.load(deployment, CPU)
     verdict = loaded.signature.verdict
     assert verdict is not None
     assert (verdict.batched, verdict.keeps_state) == (batching == "rows", True)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import audit
 from stoker.runtimes.base import JoiningRuntime, RowFailure
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
-from stoker.servable import Servable
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker.wire.packed import pack, unpack
 
@@ -64,11 +64,11 @@ class Puppet:
 
     def __init__(self, *signatures: NamedSignature) -> None:
         self.sizes: list[tuple[str, int]] = []
-        servable = Servable("m", 1, "tensorflow", PATH, PATH, 8, 1000)
+        deployment = Deployment("m", 1, "tensorflow", PATH, PATH, 8, 1000)
         signatures = signatures or (named("twice"), named("less", batched=False))
         self.runtime = SignaturesRuntime(
             signatures,
-            {one.name: PackedRuntime(self._run(one.name), one.tensors, servable) for one in signatures},
+            {one.name: PackedRuntime(self._run(one.name), one.tensors, deployment) for one in signatures},
         )
 
     def _run(self, name: str) -> Any:

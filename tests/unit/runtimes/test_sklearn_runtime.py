@@ -23,12 +23,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tests.estimators import COLUMNS, classifier, regression, save
 
+from stoker.deployment import Deployment, Device
 from stoker.device import lifecycle
 from stoker.errors import InvalidInput, InvalidSettings, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.sklearn import SklearnRuntime, load_sklearn
-from stoker.servable import Device, Servable
 from stoker.settings.choices import Acceleration, check_acceleration
 from stoker.tensors import Signature
 from stoker.wire.packed import pack, unpack
@@ -66,8 +66,8 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def load(path: Path, **settings: Any) -> Runtime:
-    servable = Servable("homes", 1, "sklearn", path, path.parent, 8, 1000, **settings)
-    return load_sklearn(servable, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
+    deployment = Deployment("homes", 1, "sklearn", path, path.parent, 8, 1000, **settings)
+    return load_sklearn(deployment, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
 
 
 def made(folder: Path, name: str) -> Path:
@@ -96,8 +96,8 @@ def test_a_server_loads_and_warms_it(tmp_path: Path) -> None:
     """By its framework, with the sample beside it, in batches of several requests."""
     save(regression(), tmp_path / "model.pkl")
     (tmp_path / "sample_input.json").write_text('{"data": [[1, 2], [3, 4]], "method": "predict"}')
-    servable = Servable("homes", 1, "sklearn", tmp_path / "model.pkl", tmp_path, 8, 1000)
-    loaded = lifecycle.load(servable, Device("cpu", 0, "a processor"), os.cpu_count() or 1)
+    deployment = Deployment("homes", 1, "sklearn", tmp_path / "model.pkl", tmp_path, 8, 1000)
+    loaded = lifecycle.load(deployment, Device("cpu", 0, "a processor"))
     assert (loaded.max_batch_rows, loaded.instances, loaded.canary) == (8, 1, None)
     assert loaded.sample is not None
     assert loaded.sample["data"].tolist() == [[1, 2], [3, 4]]

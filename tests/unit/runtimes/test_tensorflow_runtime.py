@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.cuda_puppets import DOUBLES
 
+from stoker.deployment import Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.tensorflow import SavedSignature, TensorFlowRuntime, import_tensorflow
-from stoker.servable import Device
 from stoker.settings.choices import Acceleration
 
 

@@ -22,9 +22,9 @@ from tests.puppets import ROWS as ROWS_OF_TWO
 from tests.tiny_models import write_mlp, write_pictures, write_script
 
 from stoker.commands import serve
+from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidSettings, LoadFailed
-from stoker.models.deployed import Deployed, resolve
-from stoker.models.placement import place
+from stoker.models.deployments import resolve
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.scripts import environment, handles
@@ -33,7 +33,6 @@ from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.guards import Watchdog
 from stoker.scripts.handles import GatheredCalls, Interception
 from stoker.scripts.self_check import Sample
-from stoker.servable import Device, Servable
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.start_up import ModelReport
@@ -66,9 +65,9 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("entry_module", None)
 
 
-def servable(path: Path = Path("score.py"), **settings: Any) -> Servable:
+def deployment(path: Path = Path("score.py"), **settings: Any) -> Deployment:
     """A script with these settings."""
-    return Servable(
+    return Deployment(
         "digits",
         1,
         "script",
@@ -82,7 +81,7 @@ def chosen(
     run: Callable[..., Any], sample: Sample | None = ROWS, raw: bool = False, **settings: Any
 ) -> BatchedCalls:
     """What is chosen for a `run`."""
-    return choose_batching(ScriptCalls(run, raw=raw), servable(**settings), sample)
+    return choose_batching(ScriptCalls(run, raw=raw), deployment(**settings), sample)
 
 
 def by_rows(raw_data: str) -> Any:
@@ -198,7 +197,7 @@ def test_samples_are_found(tmp_path: Path) -> None:
     model_dir = tmp_path / "model"
     model_dir.mkdir()
     form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[0.5]]}})
-    script = dataclasses.replace(servable(tmp_path / "score.py"), model_dir=model_dir)
+    script = dataclasses.replace(deployment(tmp_path / "score.py"), model_dir=model_dir)
     assert find_sample(script, ScriptForm()) is None
     assert find_sample(script, ScriptForm(input_schema={"type": "object", "example": {}})) is None
     assert find_sample(script, form) == Sample(
@@ -219,7 +218,7 @@ def test_samples_are_found(tmp_path: Path) -> None:
 
 def load(folder: Path, **settings: Any) -> Runtime:
     """Load the script in a folder."""
-    return load_script(servable(folder / "score.py", **settings), Device("cpu", 0, "a processor"), 1)
+    return load_script(deployment(folder / "score.py", **settings), Device("cpu", 0, "a processor"), 1)
 
 
 def scored(runtime: Runtime, bodies: Sequence[bytes]) -> list[ScriptAnswer]:
@@ -455,9 +454,7 @@ def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:
     )
     settings = load_settings({}, {}, file, ())
     with ExitStack() as leases:
-        first, second = (
-            model.servable for model in resolve(settings, Workspace(tmp_path / ".stoker"), leases)
-        )
+        first, second = (model for model in resolve(settings, Workspace(tmp_path / ".stoker"), leases))
     assert (first.batching, first.sample_input) == ("none", tmp_path / "sample.json")
     assert (second.batching, second.sample_input) == ("auto", None)
 
@@ -497,11 +494,9 @@ def test_the_command_line_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_summary_at_the_start_says_how() -> None:
     """One line for each script that takes whole requests."""
-    placement = place(["cpu"], 1, cores=1)
-    deployed = Deployed(servable(), 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
 
     def lines(signature: Signature) -> list[str]:
-        return batching_lines(ModelReport(deployed, signature, ["cpu"], 0.5, 0.25))
+        return batching_lines(ModelReport(deployment(), signature, ["cpu"], 0.5, 0.25))
 
     form = ScriptForm(batching="handle", batching_reason="it is so")
     assert lines(dataclasses.replace(BODIES, script=form)) == ["           batching: handle, it is so"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_S
 
+from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.scripts.environment import (
     app_root,
@@ -22,18 +23,16 @@ from stoker.scripts.environment import (
     script_variables,
     set_script_log_level,
 )
-from stoker.servable import Device, Servable
 from stoker.system.logs import LimitedHandler, LineFormatter, LineLimit, LogSettings, change_log_settings
-from stoker.terms import Terms
 
 CPU = Device("cpu", 0, "a processor")
 GPU = Device("cuda", 1, "a GPU")
 
 
 @pytest.fixture
-def servable(tmp_path: Path) -> Servable:
+def deployment(tmp_path: Path) -> Deployment:
     """A script in a folder of its own."""
-    return Servable(
+    return Deployment(
         "digits",
         3,
         "script",
@@ -41,13 +40,13 @@ def servable(tmp_path: Path) -> Servable:
         tmp_path / "weights",
         8,
         1000,
-        Terms(timeout_ms=1234),
+        timeout_ms=1234,
     )
 
 
-def test_a_script_finds_the_variables_of_the_contract(servable: Servable, tmp_path: Path) -> None:
+def test_a_script_finds_the_variables_of_the_contract(deployment: Deployment, tmp_path: Path) -> None:
     """Those of Azure, and where to run."""
-    assert script_variables(servable, GPU, 3, {}) == {
+    assert script_variables(deployment, GPU, 3, {}) == {
         "AML_APP_ROOT": str(tmp_path / "code"),
         "AZUREML_ENTRY_SCRIPT": str(tmp_path / "code" / "score.py"),
         "AZUREML_MODEL_DIR": str(tmp_path / "weights"),
@@ -62,9 +61,9 @@ def test_a_script_finds_the_variables_of_the_contract(servable: Servable, tmp_pa
     }
 
 
-def test_on_the_cpu_no_framework_sees_a_gpu(servable: Servable) -> None:
+def test_on_the_cpu_no_framework_sees_a_gpu(deployment: Deployment) -> None:
     """Whatever the operator's environment has: `--device cpu` was asked for, or there is no GPU to be used."""
-    assert script_variables(servable, CPU, 1, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert script_variables(deployment, CPU, 1, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
 @pytest.mark.parametrize(
@@ -77,33 +76,33 @@ def test_on_the_cpu_no_framework_sees_a_gpu(servable: Servable) -> None:
         "TF_NUM_INTRAOP_THREADS",
     ],
 )
-def test_what_the_operator_has_set_stays(servable: Servable, name: str) -> None:
+def test_what_the_operator_has_set_stays(deployment: Deployment, name: str) -> None:
     """These have defaults only."""
-    assert script_variables(servable, GPU, 1, {name: "/mine"}).get(name, "/mine") == "/mine"
+    assert script_variables(deployment, GPU, 1, {name: "/mine"}).get(name, "/mine") == "/mine"
 
 
 @pytest.mark.parametrize("name", ["AZUREML_MODEL_DIR", "AZUREML_ENTRY_SCRIPT", "SCORING_TIMEOUT_MS"])
-def test_what_the_server_knows_better_is_set(servable: Servable, name: str) -> None:
+def test_what_the_server_knows_better_is_set(deployment: Deployment, name: str) -> None:
     """Left over from another service, they would mislead the script."""
-    assert script_variables(servable, GPU, 1, {name: "other"})[name] != "other"
+    assert script_variables(deployment, GPU, 1, {name: "other"})[name] != "other"
 
 
-def test_modules_are_looked_for_as_on_azure(servable: Servable, tmp_path: Path) -> None:
+def test_modules_are_looked_for_as_on_azure(deployment: Deployment, tmp_path: Path) -> None:
     """In the app root and the source directory; the script's own folder is last."""
     code, root = tmp_path / "code", tmp_path / "app"
-    assert script_folders(servable, {}) == [str(code)]
-    assert script_folders(servable, {"AML_APP_ROOT": str(root)}) == [str(root), str(code)]
+    assert script_folders(deployment, {}) == [str(code)]
+    assert script_folders(deployment, {"AML_APP_ROOT": str(root)}) == [str(root), str(code)]
     environ = {"AML_APP_ROOT": str(root), "AZUREML_SOURCE_DIRECTORY": "source"}
-    assert script_folders(servable, environ) == [str(root), str(root / "source"), str(code)]
-    assert script_folders(servable, {**environ, "AZUREML_SOURCE_DIRECTORY": "../code"})[0] == str(root)
+    assert script_folders(deployment, environ) == [str(root), str(root / "source"), str(code)]
+    assert script_folders(deployment, {**environ, "AZUREML_SOURCE_DIRECTORY": "../code"})[0] == str(root)
 
 
 def test_a_relative_app_root_is_the_operators(
-    servable: Servable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is relative to where the server was started, not to where the script is."""
     monkeypatch.chdir(tmp_path)
-    assert app_root(servable, {"AML_APP_ROOT": "app"}) == tmp_path / "app"
+    assert app_root(deployment, {"AML_APP_ROOT": "app"}) == tmp_path / "app"
 
 
 @pytest.fixture
@@ -127,36 +126,42 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.
     printed.handlers, printed.propagate = [], True
 
 
-def test_relative_files_are_found_beside_the_script(servable: Servable, process: pytest.MonkeyPatch) -> None:
+def test_relative_files_are_found_beside_the_script(
+    deployment: Deployment, process: pytest.MonkeyPatch
+) -> None:
     """The working directory is the app root."""
-    servable.path.parent.mkdir()
-    servable.path.with_name("labels.txt").write_text("a b")
-    enter_script_process(servable)
+    deployment.path.parent.mkdir()
+    deployment.path.with_name("labels.txt").write_text("a b")
+    enter_script_process(deployment)
     assert Path("labels.txt").read_text() == "a b"
-    assert os.environ["AML_APP_ROOT"] == str(servable.path.parent)
+    assert os.environ["AML_APP_ROOT"] == str(deployment.path.parent)
 
 
-def test_a_script_that_parses_arguments_finds_none(servable: Servable, process: pytest.MonkeyPatch) -> None:
+def test_a_script_that_parses_arguments_finds_none(
+    deployment: Deployment, process: pytest.MonkeyPatch
+) -> None:
     """Those of the device process are none of its business, and `parse_args` would end it for them."""
-    servable.path.parent.mkdir()
-    enter_script_process(servable)
-    assert sys.argv == [str(servable.path)]
+    deployment.path.parent.mkdir()
+    enter_script_process(deployment)
+    assert sys.argv == [str(deployment.path)]
 
 
-def test_an_app_root_that_is_not_there_is_refused(servable: Servable, process: pytest.MonkeyPatch) -> None:
+def test_an_app_root_that_is_not_there_is_refused(
+    deployment: Deployment, process: pytest.MonkeyPatch
+) -> None:
     """With its path."""
     with pytest.raises(LoadFailed, match=r"AML_APP_ROOT cannot be entered: .*code"):
-        enter_script_process(servable)
+        enter_script_process(deployment)
 
 
 @pytest.mark.parametrize(("text", "level"), [("DEBUG", logging.DEBUG), ("warning", logging.WARNING)])
 def test_the_log_level_of_azure_is_heeded(
-    servable: Servable, process: pytest.MonkeyPatch, text: str, level: int
+    deployment: Deployment, process: pytest.MonkeyPatch, text: str, level: int
 ) -> None:
     """In capitals or not."""
-    servable.path.parent.mkdir()
+    deployment.path.parent.mkdir()
     os.environ["AZUREML_LOG_LEVEL"] = text
-    enter_script_process(servable)
+    enter_script_process(deployment)
     assert logging.getLogger().level == level
 
 
@@ -176,13 +181,13 @@ def test_a_verbose_log_has_all_that_a_script_says(
 
 
 def test_an_unknown_log_level_is_said(
-    servable: Servable, process: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    deployment: Deployment, process: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And changes nothing."""
-    servable.path.parent.mkdir()
+    deployment.path.parent.mkdir()
     os.environ["AZUREML_LOG_LEVEL"] = "LOUD"
     before = logging.getLogger().level
-    enter_script_process(servable)
+    enter_script_process(deployment)
     assert "AZUREML_LOG_LEVEL LOUD is not a level" in caplog.text
     assert logging.getLogger().level == before
 

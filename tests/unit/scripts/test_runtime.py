@@ -1,4 +1,4 @@
-"""Entry scripts as runtimes: whole bodies one by one, or batches; and the life of a servable until it is ready."""
+"""Entry scripts as runtimes: whole bodies one by one, or batches; and the life of a deployment until it is ready."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment, Device
 from stoker.device.lifecycle import load, load_runtime
 from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
@@ -21,38 +22,37 @@ from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BatchedScript, BodyScript, load_script
 from stoker.scripts import guards
 from stoker.scripts.guards import Watchdog
-from stoker.servable import Device, Servable
 from stoker.tensors import TensorSpec
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptAnswer, ScriptRequest
 
 pytestmark = pytest.mark.usefixtures("without_flask")
 
 CPU = Device("cpu", 0, "a processor")
-Write = Callable[..., Servable]
+Write = Callable[..., Deployment]
 
 
 @pytest.fixture
-def servable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write a script and return it as a servable; what loading does to the process is undone afterwards."""
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a script and return it as a deployment; what loading does to the process is undone afterwards."""
     environ = {name: value for name, value in os.environ.items() if name != "AML_APP_ROOT"}
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(sys, "path", list(sys.path))
     # A thread that lives as long as the process would watch for all tests that follow.
     monkeypatch.setattr(Watchdog, "start", lambda self: None)
 
-    def write(text: str, max_batch_rows: int = 8) -> Servable:
+    def write(text: str, max_batch_rows: int = 8) -> Deployment:
         script = tmp_path / "score.py"
         script.write_text(text)
-        return Servable("digits", 1, "script", script, tmp_path, max_batch_rows, 1000)
+        return Deployment("digits", 1, "script", script, tmp_path, max_batch_rows, 1000)
 
     yield write
     sys.modules.pop("entry_module", None)
 
 
-def body_script(servable: Write, run: str) -> Runtime:
+def body_script(deployment: Write, run: str) -> Runtime:
     """An undecorated script with this `run`."""
     return load_script(
-        servable(f"import sys, json\ndef init(): ...\ndef run(raw_data):\n    {run}\n"), CPU, 1
+        deployment(f"import sys, json\ndef init(): ...\ndef run(raw_data):\n    {run}\n"), CPU, 1
     )
 
 
@@ -62,7 +62,7 @@ def answers(runtime: Runtime, *bodies: bytes) -> list[ScriptAnswer]:
     return [ScriptAnswer.unpack(text) for text in runtime.run([packed])[0]]
 
 
-def batched_script(servable: Write, run: str, shape: str = "(2,)", dtype: str = "float32") -> Runtime:
+def batched_script(deployment: Write, run: str, shape: str = "(2,)", dtype: str = "float32") -> Runtime:
     """A batched script with this `run`."""
     text = f"""
 import sys
@@ -73,10 +73,10 @@ def init(): ...
 def run(data):
     {run}
 """
-    return load_script(servable(text), CPU, 1)
+    return load_script(deployment(text), CPU, 1)
 
 
-def test_a_script_knows_its_device(servable: Write) -> None:
+def test_a_script_knows_its_device(deployment: Write) -> None:
     """`init` finds where it is to run, the one GPU that its process sees, and with how many threads."""
     text = """
 import os
@@ -86,14 +86,14 @@ def init():
 def run(raw_data):
     return seen
 """
-    runtime = load_script(servable(text), Device("cuda", 1, "a GPU"), 3)
+    runtime = load_script(deployment(text), Device("cuda", 1, "a GPU"), 3)
     assert [answer.body for answer in answers(runtime, b"")] == [b'["cuda:0", "3"]']
     assert os.environ["STOKER_DEVICE"] == "cuda:0"
 
 
-def test_an_undecorated_script_takes_whole_bodies(servable: Write) -> None:
+def test_an_undecorated_script_takes_whole_bodies(deployment: Write) -> None:
     """Its signature is one request in, one answer out, both up to the largest body and its head."""
-    runtime = body_script(servable, "return json.loads(raw_data)")
+    runtime = body_script(deployment, "return json.loads(raw_data)")
     assert isinstance(runtime, BodyScript)
     assert runtime.signature.takes == "body"
     assert runtime.signature.script is not None
@@ -106,15 +106,15 @@ def test_an_undecorated_script_takes_whole_bodies(servable: Write) -> None:
     assert [answer.body for answer in found] == [b'{"data": [1]}', b'"\\u00e9"', b"[1.5]"]
 
 
-def test_a_body_that_fails_fails_alone(servable: Write) -> None:
+def test_a_body_that_fails_fails_alone(deployment: Write) -> None:
     """An exception belongs to its own request."""
-    runtime = body_script(servable, "if raw_data != '\"bad\"': return 1\n    raise ValueError")
+    runtime = body_script(deployment, "if raw_data != '\"bad\"': return 1\n    raise ValueError")
     first, bad, last = answers(runtime, b"a", b'"bad"', b"b")
     assert (first.status, bad.status, last.status) == (200, 500, 200)
     assert (first.body, last.body) == (b"1", b"1")
 
 
-def test_a_script_finds_its_environment(servable: Write) -> None:
+def test_a_script_finds_its_environment(deployment: Write) -> None:
     """The variables of the contract are there when the script is executed."""
     text = """
 import os
@@ -122,16 +122,16 @@ SEEN = [os.environ["AZUREML_MODEL_DIR"], os.environ["AZUREML_ENTRY_SCRIPT"], os.
 def init(): ...
 def run(raw_data): return SEEN
 """
-    model = servable(text)
+    model = deployment(text)
     (answer,) = answers(load_script(model, CPU, 1), b"")
     assert json.loads(answer.body) == [str(model.model_dir), str(model.path), "60000"]
 
 
-def test_a_run_without_an_argument_is_refused_before_init(servable: Write) -> None:
+def test_a_run_without_an_argument_is_refused_before_init(deployment: Write) -> None:
     """`init` may take minutes: what is wrong with `run` is said first."""
     text = "def init(): raise AssertionError('too late')\ndef run(): ...\n"
     with pytest.raises(LoadFailed, match="needs to accept an argument for input data"):
-        load_script(servable(text), CPU, 1)
+        load_script(deployment(text), CPU, 1)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_a_run_without_an_argument_is_refused_before_init(servable: Write) -> No
     ],
 )
 def test_a_batched_script_that_returns_an_array_has_rows(
-    servable: Write, result: str, spec: TensorSpec
+    deployment: Write, result: str, spec: TensorSpec
 ) -> None:
     """Dtype and row shape of the answer are learned at load."""
-    runtime = batched_script(servable, f"return {result}")
+    runtime = batched_script(deployment, f"return {result}")
     assert isinstance(runtime, BatchedScript)
     assert runtime.signature.takes == "rows"
     assert runtime.signature.inputs == (TensorSpec("data", "float32", (2,)),)
@@ -174,10 +174,10 @@ def test_a_batched_script_that_returns_an_array_has_rows(
     ],
 )  # fmt: skip
 def test_a_batched_script_that_returns_anything_else_has_json_rows(
-    servable: Write, result: str, rows: list[Any]
+    deployment: Write, result: str, rows: list[Any]
 ) -> None:
     """Lists of numbers, of dictionaries, of texts: each row is written as JSON."""
-    runtime = batched_script(servable, f"return {result}")
+    runtime = batched_script(deployment, f"return {result}")
     assert runtime.signature.outputs[0].variable
     (texts,) = runtime.run([np.array([[1, 2], [3, 4]], np.float32)])
     assert [json.loads(text) for text in texts] == rows
@@ -188,11 +188,11 @@ def test_a_batched_script_that_returns_anything_else_has_json_rows(
     [("()", "int64", (2,)), ("(3, 2)", "uint8", (2, 3, 2)), ("(1,)", "bool", (2, 1))],
 )
 def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
-    servable: Write, shape: str, dtype: str, batch: tuple[int, ...]
+    deployment: Write, shape: str, dtype: str, batch: tuple[int, ...]
 ) -> None:
     """Scalars, pictures and flags."""
     runtime = batched_script(
-        servable, "return [[list(data.shape), data.dtype.name]] * len(data)", shape, dtype
+        deployment, "return [[list(data.shape), data.dtype.name]] * len(data)", shape, dtype
     )
     (spec,) = runtime.signature.inputs
     (texts,) = runtime.run([np.zeros((2, *spec.shape), spec.dtype)])
@@ -224,18 +224,18 @@ def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
     ],
 )
 def test_a_batched_script_that_cannot_score_zeros_is_refused(
-    servable: Write, run: str, complaint: str
+    deployment: Write, run: str, complaint: str
 ) -> None:
     """What every request would meet is found at load."""
     with pytest.raises(LoadFailed) as refused:
-        batched_script(servable, run)
+        batched_script(deployment, run)
     assert complaint in str(refused.value)
 
 
-def test_a_batched_dtype_that_is_no_number_is_refused(servable: Write) -> None:
+def test_a_batched_dtype_that_is_no_number_is_refused(deployment: Write) -> None:
     """The message names the decorator and the dtype."""
     with pytest.raises(LoadFailed, match=r"stoker\.batched: .*dtype 'object'"):
-        batched_script(servable, "return data", dtype="object")
+        batched_script(deployment, "return data", dtype="object")
 
 
 @pytest.mark.parametrize(
@@ -252,16 +252,16 @@ def test_a_batched_dtype_that_is_no_number_is_refused(servable: Write) -> None:
     ],
 )
 def test_a_batch_that_fails_later_raises(
-    servable: Write, run: str, error: type[Exception], complaint: str
+    deployment: Write, run: str, error: type[Exception], complaint: str
 ) -> None:
     """The worker splits such a batch; an exit of the script must not be one of the server."""
-    runtime = batched_script(servable, run)
+    runtime = batched_script(deployment, run)
     with pytest.raises(error) as raised:
         runtime.run([np.zeros((3, 2), np.float32)])
     assert complaint in str(raised.value)
 
 
-def test_loading_runs_the_largest_and_the_smallest_batch(servable: Write) -> None:
+def test_loading_runs_the_largest_and_the_smallest_batch(deployment: Write) -> None:
     """Nobody's first request pays for what a runtime does once per batch size; a largest one more tells its time."""
     text = """
 import stoker
@@ -272,7 +272,7 @@ def run(data):
     sizes.append(len(data))
     return data
 """
-    loaded = load(servable(text, max_batch_rows=5), CPU, 1)
+    loaded = load(deployment(text, max_batch_rows=5), CPU)
     sizes = sys.modules["entry_module"].sizes
     assert (sizes[0], sizes[-3:]) == (2, [5, 1, 5])
     assert loaded.signature is loaded.runtime.signature
@@ -280,7 +280,7 @@ def run(data):
     assert loaded.warm_up_s >= 0
 
 
-def test_a_script_that_fails_on_its_largest_batch_is_not_ready(servable: Write) -> None:
+def test_a_script_that_fails_on_its_largest_batch_is_not_ready(deployment: Write) -> None:
     """The message says for how many rows."""
     text = """
 import stoker
@@ -292,10 +292,10 @@ def run(data):
     with pytest.raises(
         LoadFailed, match="digits fails on a batch of 5 rows of zeros: output 'result' has shape"
     ):
-        load(servable(text, max_batch_rows=5), CPU, 1)
+        load(deployment(text, max_batch_rows=5), CPU)
 
 
-def test_two_outputs_are_not_taken_for_two_rows(servable: Write) -> None:
+def test_two_outputs_are_not_taken_for_two_rows(deployment: Write) -> None:
     """A tuple of two arrays looks like two rows to a batch of two; the warm-up finds out."""
     text = """
 import stoker
@@ -305,20 +305,20 @@ def run(data):
     return data, data
 """
     with pytest.raises(LoadFailed, match=r"batch of 8 rows of zeros: run\(\) returned 2 rows"):
-        load(servable(text), CPU, 1)
+        load(deployment(text), CPU)
 
 
-def test_an_undecorated_script_is_ready_without_a_request(servable: Write) -> None:
+def test_an_undecorated_script_is_ready_without_a_request(deployment: Write) -> None:
     """Nobody can invent a body for it."""
-    loaded = load(servable("def init(): ...\ndef run(raw_data): raise ValueError(raw_data)\n"), CPU, 1)
+    loaded = load(deployment("def init(): ...\ndef run(raw_data): raise ValueError(raw_data)\n"), CPU)
     assert loaded.signature.takes == "body"
 
 
-def test_a_framework_without_a_runtime_is_refused(servable: Write) -> None:
+def test_a_framework_without_a_runtime_is_refused(deployment: Write) -> None:
     """A checkpoint needs a script that knows how to load it."""
-    model = Servable("old", 1, "tf1-checkpoint", Path("model.ckpt"), Path(), 8, 1000)
+    model = Deployment("old", 1, "tf1-checkpoint", Path("model.ckpt"), Path(), 8, 1000)
     with pytest.raises(LoadFailed, match=r"'tf1-checkpoint' cannot be served by itself.*score\.py"):
-        load_runtime(model, CPU, 1)
+        load_runtime(model, CPU)
 
 
 # --- TensorFlow 1 ---
@@ -341,28 +341,28 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("wish", ["auto", "v1"])
-def test_a_script_of_tensorflow_1_gets_its_api(servable: Write, tensorflow: ModuleType, wish: str) -> None:
+def test_a_script_of_tensorflow_1_gets_its_api(deployment: Write, tensorflow: ModuleType, wish: str) -> None:
     """Told from its text, or by the setting."""
-    model = dataclasses.replace(servable(V1_SCRIPT), tensorflow_compat=wish)
+    model = dataclasses.replace(deployment(V1_SCRIPT), tensorflow_compat=wish)
     (answer,) = answers(load_script(model, CPU, 1), b"")
     assert answer.body == b'"session"'
 
 
-def test_the_setting_can_turn_that_off(servable: Write, tensorflow: ModuleType) -> None:
+def test_the_setting_can_turn_that_off(deployment: Write, tensorflow: ModuleType) -> None:
     """The script then fails as it would anywhere."""
-    model = dataclasses.replace(servable(V1_SCRIPT), tensorflow_compat="off")
+    model = dataclasses.replace(deployment(V1_SCRIPT), tensorflow_compat="off")
     with pytest.raises(LoadFailed, match="module 'tensorflow' has no attribute 'Session'"):
         load_script(model, CPU, 1)
 
 
-def test_a_script_of_today_keeps_its_tensorflow(servable: Write, tensorflow: ModuleType) -> None:
+def test_a_script_of_today_keeps_its_tensorflow(deployment: Write, tensorflow: ModuleType) -> None:
     """Nothing is put in the module's place."""
-    load_script(servable("import tensorflow as tf\ndef init(): ...\ndef run(raw_data): ...\n"), CPU, 1)
+    load_script(deployment("import tensorflow as tf\ndef init(): ...\ndef run(raw_data): ...\n"), CPU, 1)
     assert sys.modules["tensorflow"] is tensorflow
 
 
 def test_a_tensorflow_that_cannot_use_the_device_is_said(
-    servable: Write,
+    deployment: Write,
     tensorflow: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -373,25 +373,27 @@ def test_a_tensorflow_that_cannot_use_the_device_is_said(
         raise LoadFailed("TensorFlow finds 0 GPUs")
 
     monkeypatch.setattr(script_runtime, "import_tensorflow", refuse)
-    (answer,) = answers(load_script(servable(V1_SCRIPT), Device("cuda", 0, "a GPU"), 1), b"")
+    (answer,) = answers(load_script(deployment(V1_SCRIPT), Device("cuda", 0, "a GPU"), 1), b"")
     assert answer.status == 200
     assert "the script's TensorFlow is not confined to cuda:0: TensorFlow finds 0 GPUs" in caplog.text
 
 
 def test_a_script_that_can_do_without_tensorflow_may(
-    servable: Write, monkeypatch: pytest.MonkeyPatch
+    deployment: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is not installed, its import is the script's matter."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     text = "try: import tensorflow\nexcept ImportError: pass\ndef init(): ...\ndef run(raw_data): ...\n"
-    (answer,) = answers(load_script(servable(text), CPU, 1), b"")
+    (answer,) = answers(load_script(deployment(text), CPU, 1), b"")
     assert answer.body == b"{}"
 
 
 @pytest.mark.parametrize(("batching", "how"), [("auto", "tested"), ("none", "said"), ("merge", "said")])
-def test_the_verdict_on_a_script_is_that_of_its_self_check(servable: Write, batching: Any, how: str) -> None:
+def test_the_verdict_on_a_script_is_that_of_its_self_check(
+    deployment: Write, batching: Any, how: str
+) -> None:
     """Or what was asked for; the reason is the one that the summary gives."""
-    script = servable("def init(): ...\ndef run(raw_data):\n    return [1]\n")
+    script = deployment("def init(): ...\ndef run(raw_data):\n    return [1]\n")
     signature = load_script(dataclasses.replace(script, batching=batching), CPU, 1).signature
     assert signature.verdict is not None
     assert signature.script is not None
@@ -401,22 +403,22 @@ def test_the_verdict_on_a_script_is_that_of_its_self_check(servable: Write, batc
 
 
 def test_a_decorated_script_whose_rows_see_each_other_is_warned_of(
-    servable: Write, caplog: pytest.LogCaptureFixture
+    deployment: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its author has said that it takes batches, so it gets them; one that keeps rows apart is not mentioned."""
     with np.errstate(all="ignore"):
-        verdict = batched_script(servable, "return data - data[:, :1]").signature.verdict
+        verdict = batched_script(deployment, "return data - data[:, :1]").signature.verdict
         assert verdict is not None
         assert (verdict.how, verdict.batched, verdict.companions > 0) == ("declared", True, True)
         assert not caplog.records
-        mixed = batched_script(servable, "return data - data.mean(axis=0)").signature.verdict
+        mixed = batched_script(deployment, "return data - data.mean(axis=0)").signature.verdict
     assert mixed is not None
     assert (mixed.how, mixed.batched) == ("declared", True)
     assert "is decorated with stoker.batched, so its requests are batched, though beside a row" in caplog.text
 
 
 def test_instances_of_a_script_that_yields_share_one_loop(
-    servable: Write, monkeypatch: pytest.MonkeyPatch
+    deployment: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That on which `init` has been, for streams on any thread; by default there is no instance but one."""
     text = """
@@ -428,11 +430,11 @@ async def run(raw_data):
     yield asyncio.get_running_loop() is loop
 """
     monkeypatch.setattr(guards, "_shared", [])
-    assert not isinstance(load_script(servable(text), CPU, 1), ForkingRuntime)
+    assert not isinstance(load_script(deployment(text), CPU, 1), ForkingRuntime)
     assert not guards._shared
     guards._thread.loop.close()
     del guards._thread.loop
-    runtime = load_script(dataclasses.replace(servable(text), instances=2), CPU, 1)
+    runtime = load_script(dataclasses.replace(deployment(text), instances=2), CPU, 1)
     assert isinstance(runtime, ForkingRuntime)
     with ThreadPoolExecutor(2) as threads:
         told = list(threads.map(lambda one: answers(one, b"")[0].body, [runtime, runtime.fork()]))
@@ -440,20 +442,20 @@ async def run(raw_data):
     guards._shared[0].close()
 
 
-def test_a_script_that_returns_has_one_instance(servable: Write) -> None:
+def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
     """Its operator is told what helps."""
     text = "def init(): ...\ndef run(raw_data):\n    return 1\n"
     with pytest.raises(
         LoadFailed, match="unless it yields or is given state; leave instances out, or set replicas"
     ):
-        load(dataclasses.replace(servable(text), instances=2), CPU, 1)
+        load(dataclasses.replace(deployment(text), instances=2), CPU)
     guards._shared.pop().close()
 
 
-def test_a_shape_that_no_memory_holds_is_refused(servable: Write) -> None:
+def test_a_shape_that_no_memory_holds_is_refused(deployment: Write) -> None:
     """With its size, before two rows of zeros are made of it."""
-    script = servable(
+    script = deployment(
         "import stoker\ndef init(): ...\n@stoker.batched(shape=(1 << 45,))\ndef run(data): return data\n"
     )
     with pytest.raises(LoadFailed, match=r"digits: two rows of stoker.batched\(shape=.* would take"):
-        load_runtime(script, CPU, 1)
+        load_runtime(script, CPU)

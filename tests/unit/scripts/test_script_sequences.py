@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.deployment import Deployment, Device
 from stoker.device.lifecycle import load
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
 from stoker.scripts.guards import Watchdog
-from stoker.servable import Device, Servable
 from stoker.settings.sequence import read_sequence
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START, SequenceStep
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, RequestHead, ScriptAnswer, ScriptRequest
@@ -82,8 +82,8 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         script = tmp_path / "score.py"
         script.write_text(text)
         kept = None if more.pop("stateless", False) else read_sequence(sequence or {})
-        servable = Servable("m", 1, "script", script, tmp_path, 8, MOST_BYTES, sequence=kept, **more)
-        return load(servable, CPU, 1).runtime
+        deployment = Deployment("m", 1, "script", script, tmp_path, 8, MOST_BYTES, sequence=kept, **more)
+        return load(deployment, CPU).runtime
 
     yield load_it
     sys.modules.pop("entry_module", None)
@@ -397,10 +397,10 @@ def run(data, sequence_end, states, sequence_start):
 def test_several_instances_have_the_same_states(loaded: Load, tmp_path: Path) -> None:
     """Which is said in the settings; without, one request runs after the other, on a GPU too."""
     first = loaded(REMEMBERS, instances=2)
-    servable = Servable(
+    deployment = Deployment(
         "m", 1, "script", tmp_path / "score.py", tmp_path, 8, MOST_BYTES, sequence=read_sequence({})
     )
-    assert load(servable, Device("cuda", 0, "a GPU"), 1).instances == 1
+    assert load(deployment, Device("cuda", 0, "a GPU")).instances == 1
     second = first.fork()
     told(ask(first, 1, 7, SEQUENCE_START))
     assert told(ask(second, 2, 7)) == [[1, 2], False, False]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings, LoadFailed
-from stoker.models.deployed import resolve
+from stoker.models.deployments import resolve
 from stoker.scripts.tensorflow_v1 import TensorflowUse, first_v1_use, give_version_1, read_uses
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
@@ -162,7 +162,7 @@ def test_the_setting_reaches_the_script(tmp_path: Path, wish: str) -> None:
     settings = load_settings({}, {}, file, ())
     with ExitStack() as leases:
         (deployed,) = resolve(settings, Workspace(tmp_path / "workspace"), leases)
-    assert deployed.servable.tensorflow_compat == wish
+    assert deployed.tensorflow_compat == wish
     file.write_text("models: [{path: score.py, tensorflow_compat: v2}]\n")
     with pytest.raises(InvalidSettings, match="tensorflow_compat must be auto or v1 or off"):
         load_settings({}, {}, file, ())

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.models.deployed import Deployed
-from stoker.models.placement import Placement
-from stoker.servable import Servable
+from stoker.deployment import Deployment
 from stoker.supervisor.load_timer import LoadTimer
-from stoker.terms import Terms
 
 
 @dataclass
@@ -45,11 +42,8 @@ class HandAlarms:
             alarm.ring()
 
 
-def model(name: str, load_timeout_s: float) -> Deployed:
-    servable = Servable(
-        name, 1, "onnx", Path(name), Path(), 4, 64, terms=Terms(load_timeout_s=load_timeout_s)
-    )
-    return Deployed(servable, 0, 0, 0.0, Placement(("cpu",)), 1)
+def model(name: str, load_timeout_s: float) -> Deployment:
+    return Deployment(name, 1, "onnx", Path(name), Path(), 4, 64, load_timeout_s=load_timeout_s)
 
 
 @pytest.fixture
@@ -61,7 +55,7 @@ def started(clock: HandAlarms) -> tuple[LoadTimer, list[str]]:
     """The timer of a process that loads `digits` (10 s) and then `letters` (30 s), and which of them were late."""
     late: list[str] = []
     models = [model("digits", 10), model("letters", 30)]
-    return LoadTimer(models, lambda one: late.append(one.servable.name), clock.call_later), late
+    return LoadTimer(models, lambda one: late.append(one.name), clock.call_later), late
 
 
 def test_the_model_that_hangs_is_named(clock: HandAlarms) -> None:

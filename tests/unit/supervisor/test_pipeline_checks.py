@@ -43,7 +43,7 @@ def reports(*signatures: Signature) -> list[Any]:
     """What is known of the versions of `double`, from 1."""
     return [
         SimpleNamespace(
-            deployed=SimpleNamespace(servable=SimpleNamespace(name="double", version=number)),
+            deployed=SimpleNamespace(name="double", version=number),
             signature=signature,
         )
         for number, signature in enumerate(signatures, 1)

@@ -15,6 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory
 
 from stoker.control.frontend_messages import Route
+from stoker.deployment import Deployment
 from stoker.errors import (
     LoadFailed,
     LoadTimeout,
@@ -28,12 +29,9 @@ from stoker.errors import (
 )
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.metrics.memory import MetricMemory
-from stoker.models.deployed import Deployed
 from stoker.models.labels import change_labels, labels_mark, store_canary
 from stoker.models.offers import Offer
-from stoker.models.placement import Placement
 from stoker.models.sources import ModelSource
-from stoker.servable import Servable
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import VersionPolicy
@@ -45,7 +43,6 @@ from stoker.supervisor.rollout import Rollout
 from stoker.supervisor.trials import Trials
 from stoker.supervisor.watch import Watch
 from stoker.takeover.comparison import Comparison, FieldDifference
-from stoker.terms import Terms
 
 
 @dataclass
@@ -74,21 +71,21 @@ class PuppetFleet:
         self.told: dict[str, Route] = {}
         self.comparison: Comparison | None = None
 
-    async def add(self, model: Deployed) -> None:
+    async def add(self, model: Deployment) -> None:
         await asyncio.sleep(0)
-        if hang := self.hanging.get(model.servable.name):
+        if hang := self.hanging.get(model.name):
             hang.begun.set()
             await hang.over.wait()
-            raise LoadTimeout(f"version {model.servable.version} was not loaded in time")
-        if model.servable.version in self.broken:
-            raise LoadFailed(f"version {model.servable.version} is no model")
+            raise LoadTimeout(f"version {model.version} was not loaded in time")
+        if model.version in self.broken:
+            raise LoadFailed(f"version {model.version} is no model")
         self.log.append(f"load {_named(model)}")
 
-    async def remove(self, model: Deployed) -> None:
+    async def remove(self, model: Deployment) -> None:
         self.log.append(f"unload {_named(model)}")
         await asyncio.sleep(0)
 
-    async def compare(self, old: Deployed, new: Deployed) -> Comparison | None:
+    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
         await asyncio.sleep(0)
         self.log.append(f"compare {_named(old)} with {_named(new)}")
         return self.comparison
@@ -109,8 +106,8 @@ class PuppetFleet:
         return {version.version: version.standing.state for version in self.told[name].versions}
 
 
-def _named(model: Deployed) -> str:
-    return f"{model.servable.name} {model.servable.version}"
+def _named(model: Deployment) -> str:
+    return f"{model.name} {model.version}"
 
 
 @dataclass
@@ -150,7 +147,7 @@ class PuppetStock:
             raise UnknownModel(f"no model {name!r}")
         return self.offers()[name]
 
-    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployed:
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployment:
         self.held.add(number)
         return dataclasses.replace(
             self.deployed(offer.name, version, slot, number), adjustments=offer.adjustments
@@ -159,12 +156,20 @@ class PuppetStock:
     def put_back(self, number: int) -> None:
         self.held.discard(number)
 
-    def deployed(self, name: str, version: int, slot: int = 0, number: int = 0) -> Deployed:
-        terms = Terms(parity=self.parity)
-        servable = Servable(name, version, "onnx", Path(name), Path(), 4, 64, terms)
-        fingerprint = self.files[name, version]
-        placement = Placement(("cpu",))
-        return Deployed(servable, slot, number, 0.0, placement, 1, fingerprint=fingerprint)
+    def deployed(self, name: str, version: int, slot: int = 0, number: int = 0) -> Deployment:
+        return Deployment(
+            name,
+            version,
+            "onnx",
+            Path(name),
+            Path(),
+            max_batch_rows=4,
+            max_body_bytes=64,
+            number=number,
+            slot=slot,
+            fingerprint=self.files[name, version],
+            parity=self.parity,
+        )
 
     def _offer(self, name: str) -> Offer:
         versions = {version for model, version in self.files if model == name}
@@ -505,7 +510,7 @@ def test_a_fault_while_a_version_is_taken_is_a_load_that_failed(
         stage.stock.files["digits", 7] = "weights"
         take = stage.stock.take
 
-        def faulty(*arguments: Any) -> Deployed:
+        def faulty(*arguments: Any) -> Deployment:
             take(*arguments)
             raise KeyError("packages")
 

@@ -11,9 +11,8 @@ import pytest
 from tests.patience import PROGRAM_S
 from tests.puppets import BODIES, ROWS
 
-from stoker.models.deployed import Deployed
+from stoker.deployment import Deployment
 from stoker.models.placement import place
-from stoker.servable import Servable
 from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -29,7 +28,6 @@ from stoker.supervisor.summary import (
     summary,
 )
 from stoker.tensors import ModelTensors, ScriptForm, Signature, TensorInfo
-from stoker.terms import Terms
 
 UNBATCHED = dataclasses.replace(
     BODIES,
@@ -40,20 +38,20 @@ UNBATCHED = dataclasses.replace(
 )
 
 
-def _servable(name: str = "digits", **settings: object) -> Servable:
-    return Servable(name, 1, "onnx", Path("x"), Path("y"), 64, 64, **settings)  # type: ignore[arg-type]
+def _deployment(name: str = "digits", **settings: object) -> Deployment:
+    return Deployment(name, 1, "onnx", Path("x"), Path("y"), 64, 64, **settings)  # type: ignore[arg-type]
 
 
 def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **settings: object) -> ModelReport:
     placement = place(list(devices), len(devices), cores=2)
-    deployed = Deployed(_servable(**settings), 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
-    return ModelReport(deployed, signature, list(devices), 0.5, 0.25)
+    deployment = _deployment(devices=placement.devices, shortfall=placement.shortfall, **settings)
+    return ModelReport(deployment, signature, list(devices), 0.5, 0.25)
 
 
 @pytest.mark.parametrize(("buckets", "rows"), [(None, 64), ((), 64), ((1, 8), 8)])
 def test_the_largest_batch_is_the_largest_bucket(buckets: tuple[int, ...] | None, rows: int) -> None:
     """Batches above the largest bucket never run, whatever max_batch_rows says."""
-    assert batches_of(_servable(batch_buckets=buckets), ROWS) == f"batches of at most {rows} rows"
+    assert batches_of(_deployment(batch_buckets=buckets), ROWS) == f"batches of at most {rows} rows"
 
 
 def test_what_is_never_batched_has_no_largest_batch() -> None:
@@ -63,8 +61,8 @@ def test_what_is_never_batched_has_no_largest_batch() -> None:
         for most_requests in (1, 32)
     )
     for signature in (alone, UNBATCHED):
-        assert batches_of(_servable(), signature) == "one request after the other"
-    assert batches_of(_servable(), merged) == "batches of at most 32 requests"
+        assert batches_of(_deployment(), signature) == "one request after the other"
+    assert batches_of(_deployment(), merged) == "batches of at most 32 requests"
 
 
 def test_a_model_of_declared_sizes_has_a_sample_of_zeros(tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ def test_the_sample_of_a_model_is_shown_where_scoring_takes_it(
         assert shown == sample
         assert curl_data(shown).startswith(curls)
     image = ImageInput(1, 2, channels=1)
-    with_images = sample_file(workspace, _report(ROWS, sample_input=sample, terms=Terms(image=image)))
+    with_images = sample_file(workspace, _report(ROWS, sample_input=sample, image=image))
     assert (with_images == sample) is (curls is not None or name == "digit.png")
 
 
@@ -223,7 +221,6 @@ def test_replicas_are_shown_where_there_are_several_or_too_few(
 ) -> None:
     """A model with one replica as asked for has no line about it."""
     placement = place([device], replicas, cores=2)
-    servable = Servable("digits", 1, "onnx", Path("x"), Path(), max_batch_rows=4, max_body_bytes=64)
-    deployed = Deployed(servable, 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
-    report = ModelReport(deployed, ROWS, list(placement.devices), 0.5, 0.25)
+    deployment = _deployment(devices=placement.devices, shortfall=placement.shortfall)
+    report = ModelReport(deployment, ROWS, list(placement.devices), 0.5, 0.25)
     assert [line.strip() for line in replica_lines(report)] == expected

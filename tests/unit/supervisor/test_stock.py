@@ -9,15 +9,12 @@ import pytest
 from tests.puppets import BODIES, ROWS, metric_memory
 from tests.tiny_models import write_doubler
 
-from stoker.control.frontend_rules import ServerRules, ServiceRules
+from stoker.control.frontend_rules import ServerRules
+from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
-from stoker.hosting import Hosting
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
-from stoker.models.deployed import Deployed
-from stoker.models.placement import place
-from stoker.servable import SAMPLE_INPUT, Servable
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
@@ -26,7 +23,6 @@ from stoker.supervisor.serving import Stock
 from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
 from stoker.tensors import ScriptForm, Signature
-from stoker.terms import Terms
 
 KEY = "0123456789abcdef"
 
@@ -57,10 +53,10 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     assert [file.name for file in workspace.keys_dir.glob("*.keys")] == ["shop.keys"]
     page = metric_memory().page(0)
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, 1000, settings.endpoint)
-    rules = ServiceRules(0, "green", 1, "onnx", 0, Terms(), Hosting())
+    green = Deployment("green", 1, "onnx", tmp_path, tmp_path, 1, 64)
     primary = Keyring(workspace.keys_dir, "shop").show().primary
-    assert assemble(rules, page, server).access.allows(f"Bearer {primary}".encode())
-    report = reported(Servable("green", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
+    assert assemble(green, page, server).access.allows(f"Bearer {primary}".encode())
+    report = reported(green, ROWS)
     assert any("shop.keys" in line for line in service_lines(settings, workspace, report, "http://x/score"))
 
 
@@ -92,7 +88,7 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
         stock.look_at_keys()
         assert stock.keys_generation == 7
         assert verifier.verify(f"Bearer {KEY * 2}".encode())
-    report = reported(Servable("doubler", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
+    report = reported(Deployment("doubler", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
     # As in a container: a path without its slash would be one that is nowhere else.
     with contextlib.chdir("/"):
         lines = list(service_lines(settings, workspace, report, "http://x/score"))
@@ -148,10 +144,8 @@ def test_keys_come_from_one_place(tmp_path: Path) -> None:
     assert Stock(dataclasses.replace(settings, auth=False), Workspace(tmp_path), print)
 
 
-def reported(servable: Servable, signature: Signature) -> ModelReport:
-    placement = place(["cpu"], 1, cores=1)
-    deployed = Deployed(servable, 0, 0, max_delay_ms=0.0, placement=placement, threads=1)
-    return ModelReport(deployed, signature, ["cpu"], 0.5, 0.25)
+def reported(deployment: Deployment, signature: Signature) -> ModelReport:
+    return ModelReport(deployment, signature, ["cpu"], 0.5, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -165,28 +159,28 @@ def test_the_sample_of_a_script_is_the_one_that_its_batching_is_checked_with(
     sample = tmp_path / file
     sample.touch()
     named = None if file == SAMPLE_INPUT else sample
-    servable = Servable(
+    deployment = Deployment(
         "digits", 1, "script", tmp_path / "score.py", tmp_path / "model", 1, 64, sample_input=named
     )
-    assert sample_file(Workspace(tmp_path / "workspace"), reported(servable, BODIES)) == sample
+    assert sample_file(Workspace(tmp_path / "workspace"), reported(deployment, BODIES)) == sample
     assert curl_data(sample).startswith(curls)
 
 
 def test_the_sample_of_decorators_is_written_where_a_caller_finds_it(tmp_path: Path) -> None:
     """A script with `inference_schema` knows what it takes; another one without a sample file does not."""
-    servable = Servable("digits", 1, "script", tmp_path / "score.py", tmp_path, 1, 64)
+    deployment = Deployment("digits", 1, "script", tmp_path / "score.py", tmp_path, 1, 64)
     form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[1, 2]]}})
     workspace = Workspace(tmp_path / "workspace")
-    written = sample_file(workspace, reported(servable, dataclasses.replace(BODIES, script=form)))
+    written = sample_file(workspace, reported(deployment, dataclasses.replace(BODIES, script=form)))
     assert written is not None
     assert json.loads(written.read_text()) == {"data": [[1, 2]]}
-    assert sample_file(workspace, reported(servable, BODIES)) is None
+    assert sample_file(workspace, reported(deployment, BODIES)) is None
 
 
 def test_no_sample_is_shown_where_none_can_be_written(tmp_path: Path) -> None:
     """It is a convenience: a server that is ready does not end for it."""
     (tmp_path / "file").touch()
-    servable = Servable("digits", 1, "onnx", Path("x"), tmp_path, max_batch_rows=4, max_body_bytes=64)
-    report = reported(servable, ROWS)
+    deployment = Deployment("digits", 1, "onnx", Path("x"), tmp_path, max_batch_rows=4, max_body_bytes=64)
+    report = reported(deployment, ROWS)
     assert sample_file(Workspace(tmp_path / "file" / "workspace"), report) is None
     assert sample_file(Workspace(tmp_path / "there"), report) is not None

@@ -45,13 +45,11 @@ from stoker.control.frontend_messages import (
     VerdictChanged,
 )
 from stoker.control.message_codec import Codec
+from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import Totals
-from stoker.models.deployed import Deployed
-from stoker.models.placement import Placement
-from stoker.servable import Servable
 from stoker.settings.choices import Acceleration
 from stoker.settings.names import VersionStatus
 from stoker.settings.server import ServerSettings
@@ -64,7 +62,6 @@ from stoker.supervisor.replicas import Replicas
 from stoker.supervisor.start_up import StartUp
 from stoker.supervisor.supervisor import Supervisor
 from stoker.tensors import ScriptForm, Signature, TensorSpec
-from stoker.terms import Terms
 from stoker.verdict import Verdict
 
 Received = TypeVar("Received")
@@ -72,26 +69,30 @@ Received = TypeVar("Received")
 WIDER = Signature((TensorSpec("x", "float32", (3,)),), ROWS.outputs)
 
 
-def model(name: str, *devices: str, framework: str = "onnx", slot: int = 0) -> Deployed:
+def model(name: str, *devices: str, framework: str = "onnx", slot: int = 0) -> Deployment:
     """A model with a replica on each of these devices; nobody loads it."""
-    servable = Servable(name, 1, framework, Path(name), Path(), 4, 64, terms=Terms(timeout_ms=1000))
-    return Deployed(
-        servable,
-        slot,
+    return Deployment(
+        name,
+        1,
+        framework,
+        Path(name),
+        Path(),
+        max_batch_rows=4,
+        max_body_bytes=64,
         number=slot,
-        max_delay_ms=0.0,
-        placement=Placement(devices),
+        slot=slot,
+        devices=devices,
         threads=2,
+        timeout_ms=1000,
     )
 
 
-def _in_time(model: Deployed, load_timeout_s: float) -> Deployed:
+def _in_time(model: Deployment, load_timeout_s: float) -> Deployment:
     """The model with so much time to be loaded."""
-    terms = replace(model.terms, load_timeout_s=load_timeout_s)
-    return replace(model, servable=replace(model.servable, terms=terms))
+    return replace(model, load_timeout_s=load_timeout_s)
 
 
-def formed(*models: Deployed) -> list[tuple[str, str]]:
+def formed(*models: Deployment) -> list[tuple[str, str]]:
     """The groups as device and description."""
     numbered = [replace(deployed, slot=slot, number=slot) for slot, deployed in enumerate(models)]
     return [(group.device, str(group)) for group in group(numbered)]
@@ -120,8 +121,7 @@ def test_models_share_the_processes_of_their_devices_and_scripts_do_not() -> Non
 def test_a_saved_model_with_settings_of_its_process_is_alone(acceleration: Acceleration, alone: bool) -> None:
     """TensorFlow has one memory limit and one precision in a process; ONNX Runtime has them in a session."""
     models = [model("first"), model("second", "cuda:0"), model("third", "cuda:0", framework="tensorflow")]
-    settings = [replace(each.servable, acceleration=acceleration) for each in models]
-    groups = formed(*(replace(each, servable=set_so) for each, set_so in zip(models, settings, strict=True)))
+    groups = formed(*(replace(each, acceleration=acceleration) for each in models))
     assert groups == ([("cuda:0", "second"), ("cuda:0", "third")] if alone else [("cuda:0", "second, third")])
 
 
@@ -353,7 +353,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     monkeypatch.setattr(device_processes, "yield_cores", lambda _: 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
 
-    def run(models: Sequence[Deployed], scene: Callable[[Stage], Awaitable[None]], **settings: Any) -> None:
+    def run(models: Sequence[Deployment], scene: Callable[[Stage], Awaitable[None]], **settings: Any) -> None:
         ready: list[StartUp] = []
         sockets = [socket.socket(), socket.socket()]
 
@@ -404,7 +404,7 @@ def test_start_up_waits_for_all_replicas(play: Play) -> None:
         await until(lambda: stage.ready)
         (start_up,) = stage.ready
         (report,) = start_up.models
-        assert (report.deployed.servable.name, report.signature, len(report.devices)) == ("digits", ROWS, 2)
+        assert (report.deployed.name, report.signature, len(report.devices)) == ("digits", ROWS, 2)
         assert len(start_up.devices) == 2
 
     play([model("digits", "cuda:0", "cuda:1")], scene)
@@ -595,7 +595,7 @@ def test_a_model_leaves_a_process_that_others_use(play: Play) -> None:
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 2)
         (start,) = stage.devices[1].received(StartDevice)
-        assert [place.servable.name for place in start.models] == ["letters"]
+        assert [place.name for place in start.models] == ["letters"]
 
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene)
 
@@ -681,7 +681,7 @@ def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play
             frontend.say(Retired(0))
         await until(lambda: stage.ready)
         (start_up,) = stage.ready
-        assert [report.deployed.servable.name for report in start_up.models] == ["letters"]
+        assert [report.deployed.name for report in start_up.models] == ["letters"]
         assert {key: str(error) for key, error in start_up.broken.items()} == {
             ("digits", 1): "digits is no model"
         }
@@ -702,10 +702,9 @@ def test_answers_of_a_model_that_keeps_state_are_not_kept(play: Play) -> None:
         await until(lambda: device.killed)
         device.die()
 
-    digits = model("digits", "cpu")
-    terms = replace(digits.terms, cache_bytes=1 << 20)
+    digits = replace(model("digits", "cpu"), cache_bytes=1 << 20)
     with pytest.raises(InvalidSettings, match=r"digits keeps state between requests, .*: leave cache_mb out"):
-        play([replace(digits, servable=replace(digits.servable, terms=terms))], scene)
+        play([digits], scene)
 
 
 def test_the_first_broken_model_ends_a_server_that_needs_all(play: Play) -> None:
@@ -732,7 +731,7 @@ def test_a_model_that_ends_its_process_is_left_out_when_that_comes_back(play: Pl
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 2)
         (start,) = stage.devices[1].received(StartDevice)
-        assert [place.servable.name for place in start.models] == ["digits"]
+        assert [place.name for place in start.models] == ["digits"]
         stage.devices[1].load()
         for frontend in stage.frontends:
             frontend.confirm()
@@ -761,7 +760,7 @@ def test_a_model_that_fails_when_its_process_comes_back_is_tried_again(play: Pla
         stage.devices[1].die()
         await until(lambda: len(stage.devices) == 3)
         (start,) = stage.devices[2].received(StartDevice)
-        assert [place.servable.name for place in start.models] == ["digits", "letters"]
+        assert [place.name for place in start.models] == ["digits", "letters"]
 
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene)
 

@@ -16,10 +16,10 @@ import stoker
 import stoker_azure
 import stoker_cluster
 import stoker_runs
+from stoker.deployment import Deployment
 from stoker.device.lifecycle import load_runtime
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import cpu_device
-from stoker.servable import Servable
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -228,9 +228,9 @@ def test_an_onnx_model_without_onnx_runtime_is_one_sentence(
     """With the command for each build."""
     monkeypatch.delitem(sys.modules, "stoker.runtimes.onnx", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    servable = Servable("digits", "1", "onnx", tmp_path / "model.onnx", tmp_path, 1, 1)
+    deployment = Deployment("digits", "1", "onnx", tmp_path / "model.onnx", tmp_path, 1, 1)
     with pytest.raises(LoadFailed) as failed:
-        load_runtime(servable, cpu_device(), 1)
+        load_runtime(deployment, cpu_device())
     assert str(failed.value).startswith("an ONNX model needs ONNX Runtime (")
     assert str(failed.value).endswith(onnx_missing())
     assert "(for NVIDIA GPUs, onnxruntime-gpu in its place)" in onnx_missing()

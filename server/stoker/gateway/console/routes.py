@@ -137,18 +137,11 @@ def _model(totals: Totals, name: str, model: ServedModel) -> dict[str, Any]:
 
 def _service(service: Service) -> dict[str, Any]:
     facts, signature = service.facts, service.signature
-    hosting = facts.hosting
+    deployment = facts.deployment
     shown: dict[str, Any] = {
         "framework": facts.framework,
         "platform": platform(facts.framework),
         "description": facts.description,
-        "devices": list(hosting.devices),
-        "instances": hosting.instances,
-        "max_batch_rows": hosting.max_batch_rows,
-        "max_delay_ms": hosting.max_delay_ms,
-        "buckets": None if hosting.buckets is None else list(hosting.buckets),
-        "precision": hosting.precision,
-        "origin": dict(hosting.origin),
         "images": service.images is not None,
         "sequences": signature is not None and signature.sequences,
         "takes": None,
@@ -156,6 +149,17 @@ def _service(service: Service) -> dict[str, Any]:
         "outputs": [],
         "batching": None,
     }
+    if deployment is not None:
+        buckets = deployment.batch_buckets
+        shown |= {
+            "devices": list(deployment.devices),
+            "instances": deployment.instances,
+            "max_batch_rows": deployment.max_batch_rows,
+            "max_delay_ms": deployment.max_delay_ms,
+            "buckets": None if buckets is None else list(buckets),
+            "precision": deployment.acceleration.precision,
+            "origin": dict(deployment.origin),
+        }
     if signature is None:
         return shown
     tensors, script = signature.model_tensors, signature.script

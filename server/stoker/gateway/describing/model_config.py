@@ -18,10 +18,10 @@ from stoker.wire.script_tensors import PIECE_TENSORS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stoker.deployment import Deployment
     from stoker.gateway.scoring.service import Service
-    from stoker.hosting import Hosting
     from stoker.pipelines.joined import JoinedPipeline
-    from stoker.settings.sequence import StateTensor
+    from stoker.settings.sequence import SequenceSettings, StateTensor
     from stoker.tensors import Control, ControlKind, ModelTensors, Signature, TensorInfo
 
 __all__ = ["describe_tensors", "model_config", "platform"]
@@ -68,6 +68,7 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
         NotReady: Its model has not been loaded yet, so its tensors are not known.
     """
     facts, signature = service.facts, service.signature
+    deployment = facts.deployment
     if signature is None:
         raise NotReady(f"Model '{service.name}' is not ready.", retry_after_s=1)
     tensors = describe_tensors(signature)
@@ -82,17 +83,19 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
         "max_batch_size": rows,
         "input": [] if tensors is None else _sides(tensors, tensors.inputs, {"format": "FORMAT_NONE"}),
         "output": [] if tensors is None else _sides(tensors, tensors.outputs, {"label_filename": ""}),
-        "instance_group": _instance_groups(service.name, facts.hosting),
+        "instance_group": [] if deployment is None else _instance_groups(deployment),
         "model_transaction_policy": {"decoupled": _yields(signature)},
     }
     if isinstance(service, PipelineService) and service.joined is not None:
         return config | {"ensemble_scheduling": {"step": _steps(service.joined)}}
-    if facts.hosting.sequence is not None:
-        config["sequence_batching"] = _sequence_batching(facts.hosting, signature)
+    if deployment is None:
+        return config
+    if deployment.sequence is not None:
+        config["sequence_batching"] = _sequence_batching(deployment, deployment.sequence, signature)
     elif rows and (signature.verdict is None or signature.verdict.batched):
         config["dynamic_batching"] = {
-            "preferred_batch_size": list(facts.hosting.buckets or ()),
-            "max_queue_delay_microseconds": round(facts.hosting.max_delay_ms * 1000),
+            "preferred_batch_size": list(deployment.batch_buckets or ()),
+            "max_queue_delay_microseconds": round(deployment.max_delay_ms * 1000),
         }
     return config
 
@@ -100,7 +103,8 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
 def _most_rows(service: Service) -> int:
     """Most rows in one batch; of a pipeline those that all of its models take."""
     steps = service.models if isinstance(service, PipelineService) else [service]
-    return min(step.facts.hosting.max_batch_rows for step in steps)
+    deployments = (step.facts.deployment for step in steps)
+    return min(1 if deployment is None else deployment.max_batch_rows for deployment in deployments)
 
 
 def _steps(joined: JoinedPipeline) -> list[dict[str, Any]]:
@@ -116,16 +120,16 @@ def _steps(joined: JoinedPipeline) -> list[dict[str, Any]]:
     ]
 
 
-def _sequence_batching(hosting: Hosting, signature: Signature) -> dict[str, Any]:
+def _sequence_batching(
+    deployment: Deployment, settings: SequenceSettings, signature: Signature
+) -> dict[str, Any]:
     """Rows of as many sequences as there are may share a batch, those first that came first: Triton's `oldest`."""
-    settings = hosting.sequence
-    assert settings is not None, "the caller has looked"
     return {
         "max_sequence_idle_microseconds": round(settings.max_idle_s * 1e6),
         "oldest": {
             "max_candidate_sequences": settings.max_sequences,
-            "preferred_batch_size": list(hosting.buckets or ()),
-            "max_queue_delay_microseconds": round(hosting.max_delay_ms * 1000),
+            "preferred_batch_size": list(deployment.batch_buckets or ()),
+            "max_queue_delay_microseconds": round(deployment.max_delay_ms * 1000),
         },
         "state": [
             {
@@ -177,13 +181,13 @@ def _dims(info: TensorInfo, batched: bool) -> dict[str, Any]:
     return {"dims": dims} if dims else {"dims": [1], "reshape": {"shape": []}}
 
 
-def _instance_groups(name: str, hosting: Hosting) -> list[dict[str, Any]]:
+def _instance_groups(deployment: Deployment) -> list[dict[str, Any]]:
     """A group for each device, of as many instances as all its replicas have there."""
     groups = []
-    for number, (device, replicas) in enumerate(Counter(hosting.devices).items()):
-        group: dict[str, Any] = {"name": f"{name}_{number}", "kind": _kind(device)}
-        if hosting.instances is not None:
-            group["count"] = replicas * hosting.instances
+    for number, (device, replicas) in enumerate(Counter(deployment.devices).items()):
+        group: dict[str, Any] = {"name": f"{deployment.name}_{number}", "kind": _kind(device)}
+        if deployment.instances is not None:
+            group["count"] = replicas * deployment.instances
         names = device.split(DEVICE_SEPARATOR)
         if all(name.startswith("cuda:") for name in names):
             group["gpus"] = [int(name.removeprefix("cuda:")) for name in names]

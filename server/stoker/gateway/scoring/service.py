@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
+from stoker.deployment import Deployment
 from stoker.errors import (
     BodyTooLarge,
     DeviceLost,
@@ -31,7 +32,6 @@ from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
 from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded, loaded_dialect
 from stoker.gateway.scoring.images import ImageDialect, content_type_of
 from stoker.gateway.scoring.long_bodies import submit_found
-from stoker.hosting import Hosting
 from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
 from stoker.settings.choices import WORDS, NonFinite
@@ -74,7 +74,7 @@ class ServiceFacts:
         framework: `onnx`, `tensorflow` or `script`; empty if not known.
         description: The operator's description for its Swagger; None to generate one.
         swagger: The user's own descriptions by Swagger version, used in place of generated ones.
-        hosting: Where it runs, and how requests are batched.
+        deployment: The version as it is served; None for a pipeline.
     """
 
     name: str
@@ -82,7 +82,7 @@ class ServiceFacts:
     framework: str = ""
     description: str | None = None
     swagger: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    hosting: Hosting = field(default_factory=Hosting)
+    deployment: Deployment | None = None
 
 
 @dataclass(frozen=True, slots=True)

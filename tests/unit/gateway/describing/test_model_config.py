@@ -11,10 +11,10 @@ from google.protobuf.json_format import ParseDict
 from tests.puppets import puppet_service
 from tritonclient.grpc import model_config_pb2
 
+from stoker.deployment import Deployment
 from stoker.errors import NotReady
 from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.scoring.service import ServiceFacts
-from stoker.hosting import Hosting
 from stoker.settings.sequence import SequenceSettings, StateTensor
 from stoker.tensors import Control, Signature, TensorSpec
 from stoker.verdict import Verdict
@@ -22,16 +22,24 @@ from stoker.verdict import Verdict
 ROWS = Signature((TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "int64", ()),))
 
 
-def configured(hosting: Hosting, signature: Signature = ROWS) -> dict[str, Any]:
+def configured(signature: Signature = ROWS, **settings: Any) -> dict[str, Any]:
+    rows = settings.pop("max_batch_rows", 1)
+    deployment = Deployment("digits", 3, "onnx", Path("digits.onnx"), Path(), rows, 1 << 20, **settings)
     service = puppet_service("digits")
-    service.facts = ServiceFacts("digits", "3", "onnx", hosting=hosting)
+    service.facts = ServiceFacts("digits", "3", "onnx", deployment=deployment)
     service.signature = signature
     return model_config(service, ["10", "3"])
 
 
 def test_where_it_runs_and_in_what_batches() -> None:
     """A group for each device with all instances there; buckets are the sizes that the model prefers."""
-    told = configured(Hosting(("cuda:1", "cpu", "cuda:1", "GPU-7", "cuda:0+cuda:2"), 2, 64, 0.25, (8, 64)))
+    told = configured(
+        devices=("cuda:1", "cpu", "cuda:1", "GPU-7", "cuda:0+cuda:2"),
+        instances=2,
+        max_batch_rows=64,
+        max_delay_ms=0.25,
+        batch_buckets=(8, 64),
+    )
     assert told["instance_group"] == [
         {"name": "digits_0", "kind": "KIND_GPU", "count": 4, "gpus": [1]},
         {"name": "digits_1", "kind": "KIND_CPU", "count": 2},
@@ -46,7 +54,7 @@ def test_where_it_runs_and_in_what_batches() -> None:
 def test_rows_that_see_each_other_are_not_batched() -> None:
     """Such a model takes several rows in one request, but none of another one beside them."""
     verdict = Verdict(False, "read", "Softmax 'y' goes over the rows of the batch")
-    told = configured(Hosting(("cpu",), max_batch_rows=16), replace(ROWS, verdict=verdict))
+    told = configured(replace(ROWS, verdict=verdict), max_batch_rows=16)
     assert (told["max_batch_size"], "dynamic_batching" in told) == (16, False)
 
 
@@ -65,7 +73,7 @@ def test_what_a_model_is_told_of_its_sequences() -> None:
         Control("CORRID", "id", "uint64"),
     )
     settings = SequenceSettings((StateTensor("h", "hn", (2,), initial=Path("/models/m/h0.bin")),))
-    told = configured(Hosting(sequence=settings), replace(ROWS, sequences=True, controls=controls))
+    told = configured(replace(ROWS, sequences=True, controls=controls), sequence=settings)
     batching = told["sequence_batching"]
     assert batching["control_input"] == [
         {"name": "START", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}]},
@@ -76,7 +84,7 @@ def test_what_a_model_is_told_of_its_sequences() -> None:
     (state,) = batching["state"]
     assert (state["dims"], state["initial_state"]) == ([2], [{"name": "h0", "data_file": "h0.bin"}])
     texts = replace(ROWS, sequences=True, controls=(Control("CORRID", "id", "string"),))
-    told = configured(Hosting(sequence=SequenceSettings()), texts)
+    told = configured(texts, sequence=SequenceSettings())
     (control,) = told["sequence_batching"]["control_input"]
     assert control["control"][0]["data_type"] == "TYPE_STRING"
     for document in (told, {"name": "m", "sequence_batching": batching}):

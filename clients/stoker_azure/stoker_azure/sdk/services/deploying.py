@@ -18,9 +18,10 @@ from typing import Any, Final
 
 import yaml
 
+from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
 from stoker.keys.keyring import Keyring, Keys
-from stoker.models.deployed import Deployed, resolve
+from stoker.models.deployments import environment_of, resolve
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.repository import Repository
 from stoker.settings.loading import load_settings
@@ -178,7 +179,7 @@ class _Prepared:
     file: Path
     values: Mapping[str, Any]
     settings: ServerSettings
-    deployed: Deployed
+    deployed: Deployment
     notes: tuple[str, ...]
 
 
@@ -305,12 +306,12 @@ def _lines(plan: Plan, prepared: _Prepared, folder: Path) -> Iterator[str]:
     for note in prepared.notes:
         yield f"  azure    {note}"
     deployed = prepared.deployed
-    environment = deployed.environment
+    environment = environment_of(deployed)
     if environment is not None and (environment.specification.entries or environment.specification.python):
         yield from _indented("packages", environment.lines())
-    count = len(deployed.placement.devices)
-    if deployed.placement.shortfall:
-        yield from _indented("replicas", [deployed.placement.shortfall])
+    count = len(deployed.devices)
+    if deployed.shortfall:
+        yield from _indented("replicas", [deployed.shortfall])
     elif count > 1:
         yield from _indented("replicas", [f"{count} device processes serve it"])
 
@@ -339,7 +340,7 @@ def _record(
         port=settings.port,
         auth=settings.auth,
         token_auth=settings.token_auth,
-        replicas=len(prepared.deployed.placement.devices),
+        replicas=len(prepared.deployed.devices),
         made_keys=made_keys,
         created_at=old.created_at if old is not None else time,
         updated_at=time,

@@ -1,0 +1,350 @@
+"""A model as it is served: what to load, how to batch it, where it runs, and the limits of its requests.
+
+`stoker.models.deployments` makes a `Deployment` from the settings. The supervisor sends it whole to device processes
+and frontends, so a setting that a model has under the same name in `ModelSettings` needs one line here, and is read
+where it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from stoker.collecting.collection import CollectionSettings
+from stoker.settings.choices import WORDS, Acceleration, Adjustments, Admission, Late, NonFinite, Tier
+from stoker.settings.image_input import ImageInput
+from stoker.settings.readers import DEVICE_SEPARATOR
+from stoker.settings.sequence import SequenceSettings
+from stoker.settings.traffic import Bounds, Parity
+
+__all__ = [
+    "SAMPLE_FILES",
+    "SAMPLE_INPUT",
+    "Declaration",
+    "DeclaredTensor",
+    "Deployment",
+    "Device",
+    "WarmUpInput",
+    "WarmUpRequest",
+    "library_of_booster",
+]
+
+SAMPLE_INPUT: Final = "sample_input.json"
+"""Name of a file with a request that a model is known to answer."""
+
+SAMPLE_FILES: Final = (
+    SAMPLE_INPUT,
+    *(f"sample_input{suffix}" for suffix in (".npy", ".npz", ".png", ".jpg", ".jpeg", ".webp")),
+)
+"""Names of such a file beside a model; the first existing one is used."""
+
+_BOOSTERS: Final = {
+    b'{"learner":': "xgboost",
+    b"{L\x00\x00\x00\x00": "xgboost",
+    b"tree\nversion=": "lightgbm",
+}
+"""How the files of boosters begin."""
+_BOOSTER_SUFFIXES: Final = (".bst", ".json", ".txt", ".ubj")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device that a model runs on.
+
+    In a device process the model's GPU is the only one visible to CUDA, and so the first: frameworks use ordinal 0,
+    never `index`. An entry script may have several: then they are visible in this order.
+
+    Attributes:
+        kind: `cpu`, or `cuda` for a GPU or a MIG device.
+        index: For the operator: the N of `cuda:N`, of the GPU or of the GPU that the MIG device belongs to.
+        description: Its name for display; with that of further GPUs.
+        uuid: Its UUID: `GPU-…` or `MIG-…`; empty for the CPU.
+        further: The GPUs beside it that the same process sees.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    index: int
+    description: str
+    uuid: str = ""
+    further: tuple[Device, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "cpu":
+            return "cpu"
+        own = self.uuid if self.uuid.startswith("MIG-") else f"cuda:{self.index}"
+        return DEVICE_SEPARATOR.join([own, *map(str, self.further)])
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """All GPUs that the process sees, this one first; none for the CPU."""
+        return () if self.kind == "cpu" else (self, *self.further)
+
+    @property
+    def visible(self) -> str:
+        """Their UUIDs, as CUDA_VISIBLE_DEVICES has them; empty for the CPU."""
+        return ",".join(gpu.uuid for gpu in self.gpus)
+
+    @property
+    def name_in_process(self) -> str:
+        """The device's name in its process, for scripts: `cpu` or `cuda:0`."""
+        return "cpu" if self.kind == "cpu" else "cuda:0"
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """One input or output as callers see it.
+
+    Attributes:
+        name: Its name.
+        dtype: Name of the numpy dtype, or `string`.
+        shape: Its shape, including the batch axis if the model has one; -1 for free sizes.
+        model_shape: Its shape in the model, if different.
+        labels: What the values of a row of an output are called, for classification; empty if nothing is.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    model_shape: tuple[int, ...] | None = None
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The tensors of a model.
+
+    Attributes:
+        source: Where it is declared, for messages.
+        inputs: The inputs; empty if not declared.
+        outputs: The outputs that callers get; empty for all.
+        batched: Whether the first axes are one batch axis; None if not declared.
+    """
+
+    source: str
+    inputs: tuple[DeclaredTensor, ...] = ()
+    outputs: tuple[DeclaredTensor, ...] = ()
+    batched: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpInput:
+    """One input of a warm-up request, as described by Triton's `model_warmup`.
+
+    Attributes:
+        name: The input's name.
+        data_type: Triton's name of its dtype, such as `TYPE_FP32`.
+        dims: Its shape, without the batch axis if the model has one.
+        data: The source of its values: zeros, random numbers, or a file.
+        file: That file: the values, little-endian in C order; None for other sources.
+    """
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+    data: Literal["zero", "random", "file"]
+    file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpRequest:
+    """A warm-up request, as described by Triton's `model_warmup`.
+
+    Attributes:
+        name: Its name in the configuration.
+        batch_size: Number of rows, all with the same values; 0 or 1 for a model without a batch axis.
+        inputs: Its inputs.
+    """
+
+    name: str
+    batch_size: int
+    inputs: tuple[WarmUpInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A version of a model as this server serves it.
+
+    Attributes:
+        name: Name of the model.
+        version: Its version.
+        framework: `onnx`, `tensorflow`, `sklearn` or `script`.
+        path: The ONNX file, the SavedModel folder, the estimator's file, or the entry script.
+        model_dir: Folder that an entry script finds under `AZUREML_MODEL_DIR`.
+        max_batch_rows: Limit of rows per call of the model.
+        max_body_bytes: Limit of a request's body.
+        number: Identifies this load among all loads of the server, those of the same version too.
+        slot: Its slot in the metrics.
+        fingerprint: Changes when its files do; see `ModelSource.fingerprint`.
+        origin: The origin of a registered version, such as its run; empty for others.
+        notes: What the operator should know of its configuration, a line each.
+        description: The operator's description.
+        adjustments: The settings that the request to load it has changed.
+        devices: The device setting of each replica: `auto`, `cpu`, `cuda:N` or a UUID.
+        shortfall: Why there are fewer replicas than were asked for; empty if there are not.
+        threads: Threads that each replica may use for one operation on the CPU.
+        environment: The file with the packages that it requires; None without one.
+        environment_managed: Who installs them: the `user`, or Stoker (`system`).
+        environment_lines: What the operator should know of its packages, once they are prepared.
+        interpreter: The Python that runs it.
+        environment_variables: Variables of an entry script's process, in addition to the operator's.
+        tensorflow_compat: Which API of TensorFlow an entry script gets: `v1` for scripts of TensorFlow 1, `off`
+            for the present one, `auto` for what its text needs.
+        signatures: The signatures of a SavedModel to serve, the default one first, or `*` for all; empty for
+            `serving_default`, or the only one.
+        declaration: The tensors declared by its configuration for another server; None if it declares none.
+        warm_up: Warm-up requests from that configuration.
+        sample_input: A request that the model or script is known to answer; None to look for one.
+        zipmap: Whether ZipMap outputs are objects in JSON protocols that allow it, instead of tensors.
+        sequence: How it keeps state between the requests of a sequence; None if it keeps none.
+        image: How its input is made from images; None if it takes none.
+        acceleration: How it uses a GPU.
+        engine_cache: Folder for engines built by TensorRT; None to build them at each start.
+        load_timeout_s: How long a device process may take to load it.
+        batching: How requests are batched. For an entry script that takes whole bodies: one of
+            `script_form.Batching`, or `auto` for what its self-check allows. For a model: `auto` for the verdict on
+            its rows, `rows` if the operator vouches for them, or `none`.
+        max_delay_ms: How long a row may wait for further rows while the device is idle.
+        batch_buckets: Sizes in rows that batches are padded to; None for the device's default.
+        pad: Padding value by input for its free sizes, so that requests of different sizes run as one batch.
+        instances: Number of concurrent batches of a replica; None for the device's default.
+        audit: The share of its batches that is audited, 0 to 1.
+        device_share: Its weight for device time on a shared device.
+        timeout_ms: Requests not answered within this time get 504; an entry script's `run` is interrupted then.
+        target_ms: Latency target; None without one.
+        late: What happens to rows that miss the target: `answer` or `refuse`.
+        admission: Which requests are admitted: `target`, those that can be in time, or `rows`, all while a row is
+            free.
+        hold: The share of its slack that a batch waits for further rows, 0 to 1.
+        default_tier: The tier of requests that name none: `high`, `normal` or `low`.
+        tier_block_ms: The longest batch with rows of a lower tier while higher ones arrive; None for half of their
+            target.
+        tier_floor: The share of the device's time guaranteed to queued lower tiers.
+        max_concurrent_requests: Limit of requests in flight; None for no limit.
+        max_queue_wait_ms: How long requests above that limit wait; by default as long as on Azure.
+        cache_bytes: Limit of its response cache, over all frontends; 0 for no cache.
+        swagger_files: The user's own API descriptions by Swagger version.
+        non_finite: How NaN and infinities are written in JSON answers.
+        collection: What is collected of its requests and answers; None for nothing.
+        data_dir: Folder of the collected records; None if nothing is collected.
+        model_data_dir: Folder of the rows that an entry script collects itself; None if it may not.
+        rollback: When it loses its weight among the versions of its model; None for never.
+        parity: How it is compared with the version that it replaces, and its successor with it.
+    """
+
+    name: str
+    version: int
+    framework: str
+    path: Path
+    model_dir: Path
+    max_batch_rows: int
+    max_body_bytes: int
+    number: int = 0
+    slot: int = 0
+    fingerprint: str = ""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    description: str | None = None
+    adjustments: Adjustments = field(default_factory=Adjustments)
+    devices: tuple[str, ...] = ("cpu",)
+    shortfall: str = ""
+    threads: int = 1
+    environment: Path | None = None
+    environment_managed: str = "user"
+    environment_lines: tuple[str, ...] = ()
+    interpreter: Path = Path(sys.executable)
+    environment_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tensorflow_compat: str = "auto"
+    signatures: tuple[str, ...] = ()
+    declaration: Declaration | None = None
+    warm_up: tuple[WarmUpRequest, ...] = ()
+    sample_input: Path | None = None
+    zipmap: Literal["tensor", "objects"] = "tensor"
+    sequence: SequenceSettings | None = None
+    image: ImageInput | None = None
+    acceleration: Acceleration = field(default_factory=Acceleration)
+    engine_cache: Path | None = None
+    load_timeout_s: float = math.inf
+    batching: Literal["auto", "merge", "handle", "rows", "none"] = "auto"
+    max_delay_ms: float = 0.0
+    batch_buckets: tuple[int, ...] | None = None
+    pad: Mapping[str, float] = field(default_factory=dict)
+    instances: int | None = None
+    audit: float = 0.0
+    device_share: float = 1.0
+    timeout_ms: int = 60_000
+    target_ms: float | None = None
+    late: Late = "answer"
+    admission: Admission = "rows"
+    hold: float = 0.0
+    default_tier: Tier = "normal"
+    tier_block_ms: float | None = None
+    tier_floor: float = 0.05
+    max_concurrent_requests: int | None = None
+    max_queue_wait_ms: int = 500
+    cache_bytes: int = 0
+    swagger_files: Mapping[str, Path] = field(default_factory=dict)
+    non_finite: NonFinite = WORDS
+    collection: CollectionSettings | None = None
+    data_dir: Path | None = None
+    model_data_dir: Path | None = None
+    rollback: Bounds | None = field(default_factory=Bounds)
+    parity: Parity = field(default_factory=Parity)
+
+    @property
+    def sample_file(self) -> Path | None:
+        """A request that the model is known to answer: from the setting, or found in its folder or beside it."""
+        if self.sample_input is not None:
+            return self.sample_input
+        beside = (folder / name for folder in (self.model_dir, self.path.parent) for name in SAMPLE_FILES)
+        return next(filter(Path.is_file, beside), None)
+
+    @property
+    def code_of_load(self) -> str:
+        """What code a file of the model runs while it is loaded, in words; empty if it runs none."""
+        match self.framework:
+            case "script":
+                return f"the code of {self.path.name}"
+            case "mlflow":
+                return f"the code that the pickles of {self.path.name} hold"
+            case "sklearn" if library_of_booster(self.path) is None:
+                return f"the code that the pickle {self.path.name} holds"
+            case _:
+                return ""
+
+    def share_of(self, frontend: int, frontends: int) -> Deployment:
+        """Return the deployment as one of several frontends serves it.
+
+        The shares of `max_concurrent_requests` add up to it, unless there are more frontends than requests: each
+        admits at least one. Those of `cache_bytes` add up to at most that. Frontends get no environment variables
+        of scripts, which may hold secrets.
+
+        Args:
+            frontend: Index of the frontend, from 0.
+            frontends: Number of frontends.
+        """
+        limit = self.max_concurrent_requests
+        if limit is not None:
+            limit = max(1, limit // frontends + (frontend < limit % frontends))
+        return dataclasses.replace(
+            self,
+            max_concurrent_requests=limit,
+            cache_bytes=self.cache_bytes // frontends,
+            environment_variables={},
+        )
+
+
+def library_of_booster(path: Path) -> str | None:
+    """Return `xgboost` or `lightgbm` for a booster in that library's own format; None for other files."""
+    if path.suffix not in _BOOSTER_SUFFIXES:
+        return None
+    try:
+        with path.open("rb") as file:
+            begin = file.read(max(map(len, _BOOSTERS)))
+    except OSError:
+        return None
+    return next((library for start, library in _BOOSTERS.items() if begin.startswith(start)), None)

@@ -1,0 +1,329 @@
+"""From settings to what is served: which models, in which versions, and the `Deployment` of each.
+
+`resolve` and `deploy` read downhill. The settings name models (`offers`), whose folders are looked at (`layouts`) or
+whose registrations are read (`repository`); a version of one has files (`sources`), and of these and the settings
+comes the deployment. Settings that it has under their own name are copied by that name, so a new one needs no line
+here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from stoker.collecting.collection import CollectionSettings
+from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
+from stoker.environments.check import ModelEnvironment
+from stoker.errors import InvalidSettings, OperatorError
+from stoker.metrics.layout import MODEL_SLOTS
+from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
+from stoker.models.model_links import link_models
+from stoker.models.offers import Meant, Offer, find_offers
+from stoker.models.placement import Placement, place
+from stoker.models.registered import Registered
+from stoker.models.repository import Repository
+from stoker.models.setting_rules import check_settings
+from stoker.models.sources import Broken, ModelSource
+from stoker.models.swagger_files import find_swagger_files
+from stoker.settings.choices import Acceleration, check_acceleration
+from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.model import ModelSettings
+from stoker.settings.server import ServerSettings
+from stoker.settings.traffic import Bounds, Parity
+from stoker.settings.workspace import Workspace
+from stoker.system.extras import how_to_install
+from stoker.system.resources import usable_cores
+
+__all__ = ["deploy", "environment_of", "resolve"]
+
+logger = logging.getLogger(__name__)
+
+_OWN_NAMES: Final = frozenset(field.name for field in dataclasses.fields(Deployment))
+
+
+def resolve(
+    settings: ServerSettings,
+    workspace: Workspace,
+    leases: ExitStack,
+    broken: Broken | None = None,
+    meant: Meant = MappingProxyType({}),
+) -> list[Deployment]:
+    """Find what the settings name, in the versions that they ask for; with none named, every registered model.
+
+    Registered versions are verified against their checksums, and held so that they cannot be deleted
+    meanwhile.
+
+    Args:
+        settings: The server's settings.
+        workspace: Where registered models are.
+        leases: Receives what holds the registered versions.
+        broken: Receives the versions that cannot be served; without it the first of them is an error.
+        meant: See `find_offers`.
+
+    Raises:
+        RepositoryError: A model is unknown, ambiguous, or has changed since it was registered.
+        LoadFailed: A description that the user has written cannot be read.
+        InvalidSettings: Two models would have the same service name, or there are too many.
+        EnvironmentUnusable: A file with the packages of a model cannot be read.
+    """
+    chosen = []
+    for offer in find_offers(settings, workspace, meant).values():
+        try:
+            chosen += [(offer, version) for version in offer.wanted()]
+        except OperatorError as error:
+            _note_broken(broken, offer.name, offer.likely_version, error)
+    if len(chosen) > MODEL_SLOTS:
+        raise InvalidSettings(
+            f"at most {MODEL_SLOTS} versions of models can be served at once, {len(chosen)} were named"
+        )
+    deployments = []
+    for number, (offer, version) in enumerate(chosen):
+        try:
+            deployments.append(deploy(offer, version, number, number, settings, workspace, leases))
+        except OperatorError as error:
+            _note_broken(broken, offer.name, version, error)
+    return deployments
+
+
+def _note_broken(broken: Broken | None, name: str, version: int, error: OperatorError) -> None:
+    if broken is None:
+        raise error
+    broken[name, version] = error
+
+
+def deploy(
+    offer: Offer,
+    version: int,
+    slot: int,
+    number: int,
+    settings: ServerSettings,
+    workspace: Workspace,
+    leases: ExitStack,
+) -> Deployment:
+    """Prepare one version of a model to be loaded: verify it, hold it, and find out how it is served.
+
+    Args:
+        offer: The model.
+        version: The version.
+        slot: Its slot in the metrics.
+        number: Identifies this load.
+        settings: The server's settings.
+        workspace: Where registered models and collected data are.
+        leases: Receives what holds the registered versions.
+
+    Raises:
+        OperatorError: As `resolve`.
+    """
+    source = offer.source(version)
+    if source.registered is not None:
+        leases.enter_context(source.registered.hold())
+        source.registered.verify()
+    check_settings(offer.settings, source, offer.settings.device or settings.device)
+    model = _with_example(offer.settings, source, workspace)
+    model_dir = _model_dir(model, source, workspace, leases)
+    # Models of MLflow that no runtime loads are served by a script of Stoker's.
+    is_script = source.framework in ("script", "mlflow")
+    framework = "script" if is_script else source.framework
+    path = ENTRY_SCRIPT if source.framework == "mlflow" else source.path.absolute()
+    script = path if is_script else None
+    fingerprint = source.fingerprint()
+    placement = place(model.device or settings.device, model.replicas or settings.replicas, usable_cores())
+    collection = _collection(model, settings)
+    environment = ModelEnvironment.of(
+        model.environment, model.environment_managed, _environment_folder(source)
+    )
+    values = _same_names(settings, model) | {
+        "name": source.name,
+        "version": source.version,
+        "framework": framework,
+        "path": path,
+        "model_dir": model_dir.absolute(),
+        "number": number,
+        "slot": slot,
+        "fingerprint": fingerprint,
+        "origin": {} if source.registered is None else _origin(source.registered),
+        "adjustments": offer.adjustments,
+        "devices": placement.devices,
+        "shortfall": placement.shortfall,
+        "threads": _threads(model, settings, placement),
+        "environment": None if environment is None else environment.specification.path,
+        "signatures": model.signature or (),
+        "sample_input": model.sample_input and model.sample_input.absolute(),
+        "image": _image(model, source),
+        "acceleration": _acceleration(model, source.name, framework),
+        "engine_cache": (
+            _engine_cache(source, fingerprint, workspace) if model.provider == "tensorrt" else None
+        ),
+        "admission": model.admission or ("rows" if model.target_ms is None else "target"),
+        "cache_bytes": 0 if model.cache_mb is None else int(model.cache_mb * 2**20),
+        "swagger_files": find_swagger_files(
+            script, model_dir, {**os.environ, **(model.environment_variables or {})}
+        ),
+        "collection": collection,
+        "rollback": Bounds() if model.rollback is None else model.rollback or None,
+        "parity": _parity(model, settings),
+    }
+    if source.config is not None:
+        values["notes"] = source.config.notes
+        values["warm_up"] = source.config.warm_up
+        values["declaration"] = _declaration(model, source.config.declaration)
+    if collection is not None:
+        values["data_dir"] = workspace.create().data_dir / source.name
+        if is_script:
+            values["model_data_dir"] = (workspace.model_data_dir / source.name).absolute()
+    return Deployment(**values)
+
+
+def environment_of(deployment: Deployment) -> ModelEnvironment | None:
+    """Read the file with the packages that a model requires; None without one.
+
+    Raises:
+        EnvironmentUnusable: The file cannot be read.
+    """
+    if deployment.environment is None:
+        return None
+    return ModelEnvironment.of(deployment.environment, deployment.environment_managed, None)
+
+
+def _same_names(settings: ServerSettings, model: ModelSettings) -> dict[str, Any]:
+    """The settings that a deployment has under their own name: the model's, else the server's."""
+    values = {"max_body_bytes": settings.max_body_bytes}
+    for source in (settings, model):
+        for field in dataclasses.fields(source):
+            value = getattr(source, field.name)
+            if field.name in _OWN_NAMES and value is not None:
+                values[field.name] = value
+    return values
+
+
+def _origin(registered: Registered) -> dict[str, str]:
+    facts = {"registered": registered.created_at, "from": registered.source}
+    return {
+        **{name: value for name, value in facts.items() if value},
+        **registered.properties,
+        **registered.tags,
+    }
+
+
+def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspace) -> ModelSettings:
+    """The settings of a model, with the input example that MLflow keeps as the sample where there is no other."""
+    folder = folder_around(source.path)
+    if folder is None or model.sample_input is not None:
+        return model
+    if any((folder / name).is_file() for name in SAMPLE_FILES):
+        return model
+    sample = sample_request(folder, arrays=source.framework != "mlflow")
+    if sample is None:
+        return model
+    return dataclasses.replace(model, sample_input=write_sample(sample, workspace.create().run_dir))
+
+
+def _model_dir(model: ModelSettings, source: ModelSource, workspace: Workspace, leases: ExitStack) -> Path:
+    """The folder of a model's files: its setting's, one with the registered models that a script uses, or its own.
+
+    Raises:
+        InvalidSettings: The setting names no directory.
+        RepositoryError: A model that the script uses is unknown or has changed since it was registered.
+    """
+    if model.uses:
+        used = [Repository(workspace.models_dir).resolve(reference) for reference in model.uses]
+        for registered in used:
+            leases.enter_context(registered.hold())
+            registered.verify()
+        return link_models(used, workspace.create_run_dir())
+    model_dir = model.model_dir or source.model_dir
+    if not model_dir.is_dir():
+        raise InvalidSettings(f"the model folder {model_dir} is not a directory")
+    return model_dir
+
+
+def _engine_cache(source: ModelSource, fingerprint: str, workspace: Workspace) -> Path:
+    """The folder of the engines that TensorRT has built of exactly these files."""
+    held = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+    return workspace.create().engines_dir / f"{source.name}-{source.version}-{held}"
+
+
+def _threads(model: ModelSettings, settings: ServerSettings, placement: Placement) -> int:
+    """A replica's share of the server's threads, or fewer if the model says so."""
+    share = max(1, settings.device_threads // max(1, placement.cpu_replicas))
+    return min(share, model.threads or share)
+
+
+def _environment_folder(source: ModelSource) -> Path | None:
+    """Where a file with a model's packages is looked for: beside its code, in MLflow's or the registered folder."""
+    if source.framework in ("script", "sklearn"):
+        return source.path.parent
+    return folder_around(source.path) if source.registered is None else source.registered.files_dir
+
+
+def _acceleration(model: ModelSettings, name: str, framework: str) -> Acceleration:
+    """How the model uses a GPU.
+
+    Raises:
+        InvalidSettings: The runtime of this model has no such acceleration.
+    """
+    acceleration = Acceleration(
+        model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
+    )
+    check_acceleration(name, framework, acceleration)
+    return acceleration
+
+
+def _declaration(model: ModelSettings, declaration: Declaration) -> Declaration:
+    """The tensors of config.pbtxt, without its word on the batch axis if the settings limit the rows of a batch."""
+    known_better = declaration.batched is False and (model.max_batch_rows or model.batching == "rows")
+    return dataclasses.replace(declaration, batched=None) if known_better else declaration
+
+
+def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:
+    tolerance, rows = model.parity_tolerance, model.parity_rows
+    if model.sequence is not None:
+        # The answer to a request depends on those before it, so another version's answer proves nothing.
+        return Parity()
+    return Parity(
+        model.parity or settings.parity,
+        settings.parity_tolerance if tolerance is None else tolerance,
+        settings.parity_rows if rows is None else rows,
+    )
+
+
+def _collection(model: ModelSettings, settings: ServerSettings) -> CollectionSettings | None:
+    """What is collected of a model's requests: the model's setting, else the server's.
+
+    Raises:
+        InvalidSettings: The package that writes the format is missing.
+    """
+    collection = model.collect
+    if collection is None and settings.collect:
+        collection = CollectionSettings()
+    if collection and collection.format == "parquet" and find_spec("pyarrow") is None:
+        raise InvalidSettings(
+            f"collect: the format parquet is written by pyarrow, which is not installed; {how_to_install('parquet')}"
+        )
+    return collection or None
+
+
+def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
+    """How a model's input is made from images: the model's setting, else as registered.
+
+    Raises:
+        InvalidSettings: The setting needs Pillow, which is missing.
+    """
+    registered = None if source.registered is None else source.registered.image
+    if find_spec("PIL") is None:
+        missing = f"images are decoded by Pillow, which is not installed; {how_to_install('images')}"
+        if model.image is not None:
+            raise InvalidSettings(f"{source.name}: {missing}")
+        if registered is not None:
+            logger.warning("%s takes no images, only numbers: %s", source.name, missing)
+        return None
+    if model.image is None and registered is not None:
+        return read_image_input(registered)
+    return model.image
