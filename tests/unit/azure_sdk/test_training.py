@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 from collections.abc import Callable
@@ -452,8 +451,7 @@ def test_runs_are_found_by_what_they_are(ws: Workspace, ended: Run) -> None:
     with experiment.start_logging() as parent:
         parent.log("loss", 1)
     for number in (1, 2):
-        record = dataclasses.replace(
-            parent.folder.record(),
+        record = parent.folder.record().replace(
             id=f"digits_1_{number:08x}",
             created_ms=parent.folder.record().created_ms + number,
             parent=parent.id if number == 1 else "digits_1_00000001",

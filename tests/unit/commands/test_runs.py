@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def test_a_run_on_a_cluster_has_the_clusters_name(
     """In the list, as JSON and by itself, though this machine stands for it; others have that of their target."""
     plain = make(workspace, 1)
     definition = Definition("train.py", variables={"AZUREML_COMPUTE_TARGET": "cpu-cluster"})
-    record = replace(plain.record(), id="e_1700000000_0000000a", definition=definition)
+    record = plain.record().replace(id="e_1700000000_0000000a", definition=definition)
     RunStore(workspace.runs_dir).create(record, plain.state())
     assert main(["runs", "list", "--json"]) == 0
     found = {run["id"]: run["target"] for run in json.loads(capsys.readouterr().out)}
@@ -152,7 +151,7 @@ def test_a_resumed_run_is_followed_from_its_new_attempt(
     folder = make(workspace, 1, Status.FAILED)
     (folder.attempt(2)).mkdir()
     (folder.attempt(2) / "log_0.txt").write_text("again\n")
-    state = replace(folder.state(), attempt=2)
+    state = folder.state().replace(attempt=2)
     folder.write_state(state)
     monkeypatch.setattr("stoker_runs.launch.submission.resume", lambda *_: state)
     assert main(["runs", "resume", folder.id]) == 1
@@ -202,7 +201,7 @@ def test_what_a_run_says_cannot_move_a_terminal(
     (folder.outputs / f"m{evil}").write_text("m")
     state = folder.state()
     error = RunFailure("ScriptFailed", evil, evil, {"traceback": f"Tra\n{evil}ceback"})
-    folder.write_state(replace(state, error=error))
+    folder.write_state(state.replace(error=error))
     assert main(["runs", "tag", folder.id, f"team={evil}"]) == 0
     for command in (
         ["runs", "list"],

@@ -36,7 +36,7 @@ def request_of(tmp_path: Path) -> Callable[..., Request]:
     (source / "env.yml").write_text("dependencies: [python=3.11, {pip: [six==1.16.0]}]\n")
 
     def make(**changes: object) -> Request:
-        fields = set(Definition.__dataclass_fields__) - {"environment"}
+        fields = set(Definition.__struct_fields__) - {"environment"}
         definition = Definition(**{"script": "train.py", **{k: v for k, v in changes.items() if k in fields}})  # type: ignore[arg-type]
         request = Request(definition, source)
         return replace(request, **{k: v for k, v in changes.items() if k not in fields})  # type: ignore[arg-type]

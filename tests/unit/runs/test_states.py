@@ -1,7 +1,5 @@
 """The states of a run: every way that observations can lead, by chance and by hand."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -212,11 +210,11 @@ def test_only_what_has_failed_or_was_cancelled_is_resumed() -> None:
 @pytest.mark.parametrize("content", [{}, {"status": "Running"}, {**RunState().to_json(), "status": "Odd"}])
 def test_a_damaged_state_is_no_state(content: dict[str, object]) -> None:
     """What lacks a part, or has a status that there is not, is refused."""
-    with pytest.raises(ValueError, match=r"Odd|no state"):
+    with pytest.raises(ValueError, match=r"Odd|it lacks"):
         RunState.from_json(content)
 
 
 def test_states_are_values() -> None:
     """Nobody changes one: each step makes a new one."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         RunState().attempt = 2  # type: ignore[misc]

@@ -212,4 +212,4 @@ def test_this_machine_stands_for_a_cluster(workspace: Workspace, tmp_path: Path)
     request = Request(Definition("a.py", target="c", nodes=2), tmp_path / "project")
     assert plan(request, workspace).target == cluster
     with pytest.raises(SubmissionRefused, match="3 nodes were asked for, and c has 2"):
-        plan(replace(request, definition=replace(request.definition, nodes=3)), workspace)
+        plan(replace(request, definition=request.definition.replace(nodes=3)), workspace)

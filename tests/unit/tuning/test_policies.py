@@ -17,8 +17,6 @@ from stoker_runs.tuning.policies import (
     TruncationSelection,
     best_of,
     due_interval,
-    policy_from_json,
-    policy_to_json,
     read_goal,
     verdict,
 )
@@ -182,7 +180,7 @@ def test_equals_are_kept(policy: Policy, value: float, count: int) -> None:
 @given(policies)
 def test_policies_are_kept_whole(policy: Policy) -> None:
     """Through JSON."""
-    assert policy_from_json(policy_to_json(policy)) == policy
+    assert type(policy).from_json(policy.to_json()) == policy
 
 
 @pytest.mark.parametrize(

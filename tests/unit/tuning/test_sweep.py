@@ -3,7 +3,6 @@
 import json
 import random
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,7 +54,7 @@ class World:
         self.running.append(child)
         self.most = max(self.most, len(self.running))
         child.attempt(1).mkdir()
-        child.write_state(replace(child.state(), status=Status.RUNNING))
+        child.write_state(child.state().replace(status=Status.RUNNING))
 
     def adopt(self, child: RunFolder) -> None:
         if child.id not in self.begun:
@@ -79,7 +78,7 @@ class World:
 
     def end(self, child: RunFolder, status: Status, reason: str = "") -> None:
         error = RunFailure("ScriptFailed", "ValueError: no") if status is Status.FAILED else None
-        child.write_state(replace(child.state(), status=status, reason=reason, error=error))
+        child.write_state(child.state().replace(status=status, reason=reason, error=error))
         self.running.remove(child)
 
     def ended(self, sweep: Sweep) -> RunState:

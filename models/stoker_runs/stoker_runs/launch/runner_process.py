@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final
@@ -422,7 +421,7 @@ class Runner:
             if now_s - began_s < (_COLLECT_UNREACHABLE_FOR_S if is_wanted else _COLLECT_FOR_S):
                 _LOG.warning("%s", error)
                 return _FAILING_LOOK_S
-            self.state = replace(self.state, reason=f"not all files came back: {error}")
+            self.state = self.state.replace(reason=f"not all files came back: {error}")
         if self.state.outcome is Status.COMPLETED:
             try:
                 self._register(self._folder)

@@ -11,15 +11,15 @@ keeps its GPUs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from stoker.errors import StokerError, SubmissionRefused
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
+from stoker_runs.records.serialization import Record
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
 
@@ -34,8 +34,7 @@ class Ask:
     gpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Record, frozen=True, rename={"since_ms": "since"}):
     """What a run holds, or waits for.
 
     Attributes:
@@ -46,15 +45,6 @@ class Held:
     since_ms: int
     cores: int
     gpus: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of its file."""
-        return {"run": self.run, "since": self.since_ms, "cores": self.cores, "gpus": list(self.gpus)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Held:
-        """Read what `to_json` has written."""
-        return cls(str(content["run"]), int(content["since"]), int(content["cores"]), tuple(content["gpus"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,8 +180,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     if container:
         target = target.in_containers()
     found = _asked_environment(request, workspace)
-    definition = replace(
-        request.definition,
+    definition = request.definition.replace(
         environment=found.asked.to_json(),
         container=container,
         variables={**found.variables, **request.definition.variables},
@@ -194,7 +193,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     capacity = target.capacity
     if capacity is not None:
         if definition.gpus is None:
-            definition = replace(definition, gpus=1 if capacity.gpus else 0)
+            definition = definition.replace(gpus=1 if capacity.gpus else 0)
         check_ask(Ask(definition.cores, definition.gpus or 0), capacity)
     return Plan(experiment, definition, target, found.file, found.content)
 

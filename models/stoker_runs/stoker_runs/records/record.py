@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import checked_name
+from stoker_runs.records.serialization import Record
 
 __all__ = [
     "INTERACTIVE",
@@ -35,8 +35,7 @@ _LONGEST_RUN_S: Final = 30 * 86_400.0
 """Default time limit of a run: the SDK's own default."""
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(Record, frozen=True):
     """A script and how to run it.
 
     Attributes:
@@ -65,7 +64,7 @@ class Definition:
     script: str
     arguments: tuple[str, ...] = ()
     target: str = "local"
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = {}
     nodes: int = 1
     processes_per_node: int = 1
     gpus: int | None = None
@@ -75,10 +74,10 @@ class Definition:
     grace_s: float = _DEFAULT_GRACE_S
     lost_after_s: float = _DEFAULT_LOST_AFTER_S
     communicator: str = "none"
-    variables: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, Any] = {}
+    inputs: Mapping[str, str] = {}
     resume_from: str = ""
-    container: Mapping[str, Any] = field(default_factory=dict)
+    container: Mapping[str, Any] = {}
 
     @property
     def processes(self) -> int:
@@ -88,35 +87,7 @@ class Definition:
     @property
     def target_name(self) -> str:
         """The target that its user has named: a cluster, where this machine stands for it."""
-        return self.variables.get(TARGET_VARIABLE, self.target)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the `definition` of `run.json`."""
-        return {
-            "script": self.script,
-            "arguments": list(self.arguments),
-            "target": self.target,
-            "environment": dict(self.environment),
-            "nodes": self.nodes,
-            "processes_per_node": self.processes_per_node,
-            "gpus": self.gpus,
-            "cores": self.cores,
-            "max_duration_s": self.max_duration_s,
-            "attempts": self.attempts,
-            "grace_s": self.grace_s,
-            "lost_after_s": self.lost_after_s,
-            "communicator": self.communicator,
-            "variables": dict(self.variables),
-            "inputs": dict(self.inputs),
-            "resume_from": self.resume_from,
-            "container": dict(self.container),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Definition:
-        """Inverse of `to_json`; keys of later versions are ignored."""
-        known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
-        return cls(**{**known, "arguments": tuple(known.get("arguments", ()))})
+        return str(self.variables.get(TARGET_VARIABLE, self.target))
 
 
 SCRIPT: Final = "script"
@@ -132,9 +103,8 @@ _ID: Final = re.compile(
 _RESERVED: Final = frozenset({"aux", "con", "nul", "prn", "latest", "all"})
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """The immutable facts about a run.
+class RunRecord(Record, frozen=True, rename={"created_ms": "created"}):
+    """The immutable facts about a run: the content of `run.json`.
 
     Attributes:
         id: `EXPERIMENT_UNIXTIME_8HEX`; a child of a sweep has `_N` behind that of its parent.
@@ -148,58 +118,19 @@ class RunRecord:
         sweep: What `stoker_runs.tuning.definition.Terms.to_json` gave; empty where it is no sweep.
     """
 
+    ADDED_LATER: ClassVar = frozenset({"sweep"})
+
     id: str
     experiment: str
     created_ms: int
     definition: Definition
     kind: str = SCRIPT
     snapshot: str = ""
-    data: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = {}
     parent: str = ""
-    properties: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    sweep: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `run.json`."""
-        return {
-            "id": self.id,
-            "experiment": self.experiment,
-            "created": self.created_ms,
-            "kind": self.kind,
-            "definition": self.definition.to_json(),
-            "snapshot": self.snapshot,
-            "data": dict(self.data),
-            "parent": self.parent,
-            "properties": dict(self.properties),
-            "tags": dict(self.tags),
-            "sweep": dict(self.sweep),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RunRecord:
-        """Inverse of `to_json`.
-
-        Raises:
-            ValueError: The content is not a run's record.
-        """
-        try:
-            return cls(
-                str(content["id"]),
-                str(content["experiment"]),
-                int(content["created"]),
-                Definition.from_json(content["definition"]),
-                str(content["kind"]),
-                str(content["snapshot"]),
-                dict(content["data"]),
-                str(content["parent"]),
-                dict(content["properties"]),
-                dict(content["tags"]),
-                # Records of before had none.
-                dict(content.get("sweep", {})),
-            )
-        except (LookupError, TypeError, AttributeError) as problem:
-            raise ValueError(f"this is no record of a run: {problem!r}") from problem
+    properties: Mapping[str, Any] = {}
+    tags: Mapping[str, Any] = {}
+    sweep: Mapping[str, Any] = {}
 
 
 def checked_experiment(name: str) -> str:

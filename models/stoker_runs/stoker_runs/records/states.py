@@ -11,9 +11,11 @@ expects. Terminal states never change by it. `resumed` implements the user's dec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from stoker_runs.records.serialization import Record
 
 __all__ = [
     "TERMINAL",
@@ -68,9 +70,8 @@ class FailureCode(StrEnum):
     """The runner itself failed; its log has details."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailure:
-    """The reason of a failure.
+class RunFailure(Record, frozen=True):
+    """The reason of a failure: the `error` of `state.json`.
 
     Attributes:
         code: One of `FailureCode`; later versions may add further ones.
@@ -82,26 +83,7 @@ class RunFailure:
     code: str
     message: str
     hint: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the `error` object of `state.json`."""
-        return {
-            "code": str(self.code),
-            "message": self.message,
-            "hint": self.hint,
-            "details": dict(self.details),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RunFailure:
-        """Inverse of `to_json`; missing entries are empty."""
-        return cls(
-            str(content.get("code", FailureCode.INTERNAL.value)),
-            str(content.get("message", "")),
-            str(content.get("hint", "")),
-            dict(content.get("details") or {}),
-        )
+    details: Mapping[str, Any] = {}
 
 
 class Status(StrEnum):
@@ -222,8 +204,11 @@ Observation = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(
+    Record,
+    frozen=True,
+    rename={"since_ms": "since", "submitted_ms": "submitted", "started_ms": "started", "ended_ms": "ended"},
+):
     """The content of `state.json`.
 
     Attributes:
@@ -254,49 +239,6 @@ class RunState:
     def is_terminal(self) -> bool:
         """Whether the run has ended."""
         return self.status in TERMINAL
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `state.json`."""
-        return {
-            "status": self.status.value,
-            "since": self.since_ms,
-            "attempt": self.attempt,
-            "attempts": self.attempts,
-            "reason": self.reason,
-            "submitted": self.submitted_ms,
-            "started": self.started_ms,
-            "ended": self.ended_ms,
-            "exit_status": self.exit_status,
-            "error": None if self.error is None else self.error.to_json(),
-            "outcome": self.outcome,
-            "ending": self.ending,
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RunState:
-        """Inverse of `to_json`.
-
-        Raises:
-            ValueError: The content is not a run's state.
-        """
-        try:
-            error, outcome = content["error"], content["outcome"]
-            return cls(
-                Status(content["status"]),
-                int(content["since"]),
-                int(content["attempt"]),
-                int(content["attempts"]),
-                str(content["reason"]),
-                int(content["submitted"]),
-                content["started"],
-                content["ended"],
-                content["exit_status"],
-                None if error is None else RunFailure.from_json(error),
-                None if outcome is None else Status(outcome),
-                str(content["ending"]),
-            )
-        except (LookupError, TypeError, AttributeError) as problem:
-            raise ValueError(f"this is no state of a run: {problem!r}") from problem
 
 
 def next_state(state: RunState, observation: Observation, now_ms: int) -> RunState:
@@ -340,7 +282,7 @@ def _on_the_way(
             if state.status not in {Status.NOT_STARTED, Status.QUEUED}:
                 return state
             if state.status is Status.QUEUED:
-                return replace(state, reason=reason)
+                return state.replace(reason=reason)
             return _moved(state, Status.QUEUED, now_ms, reason)
         case Granted():
             before, after = {Status.NOT_STARTED, Status.QUEUED}, Status.PREPARING
@@ -358,10 +300,10 @@ def _heard_of(state: RunState, observation: Seen | Unseen, now_ms: int) -> RunSt
         if state.status is Status.RUNNING:
             return state
         started_ms = state.started_ms or observation.started_ms or now_ms
-        return replace(_moved(state, Status.RUNNING, now_ms), started_ms=started_ms)
+        return _moved(state, Status.RUNNING, now_ms).replace(started_ms=started_ms)
     if state.status is Status.RUNNING:
         return _moved(state, Status.NOT_RESPONDING, now_ms, observation.reason)
-    return replace(state, reason=observation.reason)
+    return state.replace(reason=observation.reason)
 
 
 def _told_to_end(state: RunState, observation: CancelAsked | TimeUp, now_ms: int) -> RunState:
@@ -376,7 +318,7 @@ def _told_to_end(state: RunState, observation: CancelAsked | TimeUp, now_ms: int
             f"the run took longer than the {observation.limit_s:g} s that it was allowed",
             "allow it more with --max-duration",
         )
-    told = replace(state, ending=ending, error=error)
+    told = state.replace(ending=ending, error=error)
     if state.status in _WITHOUT_PROCESSES:
         return _finalizing(told, _outcome_of_ending(ending), now_ms, reason)
     return _moved(told, Status.CANCEL_REQUESTED, now_ms, reason)
@@ -388,19 +330,17 @@ def _over(state: RunState, observation: Ended | Lost | Refused, now_ms: int) -> 
         if state.status in _WITHOUT_PROCESSES:
             return state
         started_ms = state.started_ms or observation.started_ms
-        state = replace(state, exit_status=observation.exit_status, started_ms=started_ms)
+        state = state.replace(exit_status=observation.exit_status, started_ms=started_ms)
     if state.ending:
         return _finalizing(state, _outcome_of_ending(state.ending), now_ms, state.reason)
     if isinstance(observation, Lost) and state.status in _WITHOUT_PROCESSES:
         return state
     if isinstance(observation, Lost) and state.attempt < state.attempts:
         again = f"attempt {state.attempt} has ended: {observation.failure.message}"
-        return replace(
-            _moved(state, Status.QUEUED, now_ms, again), attempt=state.attempt + 1, started_ms=None
-        )
+        return _moved(state, Status.QUEUED, now_ms, again).replace(attempt=state.attempt + 1, started_ms=None)
     if observation.failure is None:
         return _finalizing(state, Status.COMPLETED, now_ms)
-    return _finalizing(replace(state, error=observation.failure), Status.FAILED, now_ms)
+    return _finalizing(state.replace(error=observation.failure), Status.FAILED, now_ms)
 
 
 def _outcome_of_ending(ending: str) -> Status:
@@ -408,13 +348,13 @@ def _outcome_of_ending(ending: str) -> Status:
 
 
 def _finalizing(state: RunState, outcome: Status, now_ms: int, reason: str = "") -> RunState:
-    return replace(_moved(state, Status.FINALIZING, now_ms, reason), outcome=outcome)
+    return _moved(state, Status.FINALIZING, now_ms, reason).replace(outcome=outcome)
 
 
 def _closed(state: RunState, now_ms: int) -> RunState:
     outcome = state.outcome or Status.FAILED
-    return replace(_moved(state, outcome, now_ms, state.reason), outcome=None, ended_ms=now_ms)
+    return _moved(state, outcome, now_ms, state.reason).replace(outcome=None, ended_ms=now_ms)
 
 
 def _moved(state: RunState, status: Status, now_ms: int, reason: str = "") -> RunState:
-    return replace(state, status=status, since_ms=now_ms, reason=reason)
+    return state.replace(status=status, since_ms=now_ms, reason=reason)

@@ -85,8 +85,7 @@ def create_child(
         number: Which child, from 0 up.
     """
     definition = record.definition
-    asked = replace(
-        definition,
+    asked = definition.replace(
         arguments=(*definition.arguments, *arguments_of(terms.parameters(number))),
         resume_from=terms.resumes(number) or definition.resume_from,
     )

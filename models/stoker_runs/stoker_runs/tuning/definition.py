@@ -13,18 +13,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from random import Random
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker_runs.records.serialization import Record
 from stoker_runs.tuning.policies import (
     Goal,
     NoTermination,
     Policy,
-    policy_from_json,
-    policy_to_json,
     read_goal,
 )
 
@@ -57,9 +55,8 @@ _LARGEST_LOG: Final = 700.0
 _DIGITS: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """One distribution.
+class Expression(Record, frozen=True, array_like=True):
+    """One distribution; a file has it as Azure writes it: the name, then the list of arguments.
 
     Attributes:
         kind: One of `KINDS`.
@@ -68,16 +65,6 @@ class Expression:
 
     kind: str
     arguments: tuple[Value, ...]
-
-    def to_json(self) -> list[Any]:
-        """Return it as Azure writes it: the name, then the list of arguments."""
-        return [self.kind, list(self.arguments)]
-
-    @classmethod
-    def from_json(cls, content: Sequence[Any]) -> Expression:
-        """Read what `to_json` has written."""
-        kind, arguments = content
-        return cls(str(kind), tuple(arguments))
 
     def __str__(self) -> str:
         return f"{self.kind}({', '.join(map(repr, self.arguments))})"
@@ -262,8 +249,7 @@ _BAYESIAN: Final = "bayesian"
 _GRID_LIMIT: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Sampler:
+class Sampler(Record, frozen=True):
     """A way to choose, and from what; made by `sampler`, which checks it.
 
     Attributes:
@@ -298,17 +284,6 @@ class Sampler:
             number, place = divmod(number, len(one.arguments))
             chosen[name] = one.arguments[place]
         return {name: chosen[name] for name in self.space}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads."""
-        space = {name: one.to_json() for name, one in self.space.items()}
-        return {"kind": self.kind, "space": space, "seed": self.seed}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Sampler:
-        """Read what `to_json` has written."""
-        space = {str(name): Expression.from_json(one) for name, one in content["space"].items()}
-        return cls(str(content["kind"]), space, int(content["seed"]))
 
 
 def new_seed() -> int:
@@ -353,8 +328,7 @@ def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:
 _MOST_RUNS: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(Record, frozen=True):
     """A child of an earlier sweep that goes on in this one.
 
     Attributes:
@@ -366,8 +340,7 @@ class Again:
     parameters: Mapping[str, Value]
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Record, frozen=True):
     """One sweep; made by `terms`, which checks it.
 
     Attributes:
@@ -385,10 +358,10 @@ class Terms:
     goal: Goal
     max_runs: int
     at_once: int
-    policy: Policy = field(default_factory=NoTermination)
+    policy: Policy = NoTermination()
     max_duration_s: float | None = None
-    warm_start: Sequence[str] = ()
-    again: Sequence[Again] = ()
+    warm_start: tuple[str, ...] = ()
+    again: tuple[Again, ...] = ()
 
     @property
     def total(self) -> int:
@@ -405,35 +378,6 @@ class Terms:
     def resumes(self, number: int) -> str:
         """Id of the run that a child goes on with; empty for none."""
         return self.again[number].run if number < len(self.again) else ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the `sweep` of `run.json`."""
-        return {
-            "sampler": self.sampler.to_json(),
-            "metric": self.metric,
-            "goal": self.goal.value,
-            "max_runs": self.max_runs,
-            "at_once": self.at_once,
-            "policy": policy_to_json(self.policy),
-            "max_duration_s": self.max_duration_s,
-            "warm_start": list(self.warm_start),
-            "again": [{"run": one.run, "parameters": dict(one.parameters)} for one in self.again],
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Terms:
-        """Read what `to_json` has written."""
-        return cls(
-            Sampler.from_json(content["sampler"]),
-            str(content["metric"]),
-            Goal(content["goal"]),
-            int(content["max_runs"]),
-            int(content["at_once"]),
-            policy_from_json(content["policy"]),
-            content["max_duration_s"],
-            tuple(content["warm_start"]),
-            tuple(Again(str(one["run"]), dict(one["parameters"])) for one in content["again"]),
-        )
 
 
 def terms(

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
 from typing import Any, Final
 
+import msgspec
+
 from stoker.errors import InvalidSettings
+from stoker_runs.records.serialization import Record
 
 __all__ = [
     "POLICIES",
@@ -31,9 +34,7 @@ __all__ = [
     "TruncationSelection",
     "best_of",
     "due_interval",
-    "policy_from_json",
     "policy_text",
-    "policy_to_json",
     "read_goal",
     "verdict",
 ]
@@ -85,8 +86,7 @@ def _check_intervals(evaluation_interval: int, delay_evaluation: int) -> None:
             raise InvalidSettings(f"{name} has to be a whole number from {least} up, and is {value!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class NoTermination:
+class NoTermination(Record, frozen=True, tag_field="name", tag="none"):
     """Nothing is ended early."""
 
     evaluation_interval: int = 1
@@ -98,8 +98,7 @@ class NoTermination:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Bandit:
+class Bandit(Record, frozen=True, tag_field="name", tag="bandit"):
     """Ends what is not within a slack of the best.
 
     Attributes:
@@ -112,8 +111,8 @@ class Bandit:
         InvalidSettings: Not exactly one slack is given, or a number is none.
     """
 
-    slack_factor: float | None = None
-    slack_amount: float | None = None
+    slack_factor: int | float | None = None
+    slack_amount: int | float | None = None
     evaluation_interval: int = 1
     delay_evaluation: int = 0
 
@@ -139,8 +138,7 @@ class Bandit:
         return there >= (best / ratio if best > 0 else best * ratio)
 
 
-@dataclass(frozen=True, slots=True)
-class MedianStopping:
+class MedianStopping(Record, frozen=True, tag_field="name", tag="median_stopping"):
     """Ends what is worse than the median of the others' running averages.
 
     Attributes:
@@ -163,8 +161,7 @@ class MedianStopping:
         return _best_until(run, interval, sign) >= median(averages)
 
 
-@dataclass(frozen=True, slots=True)
-class TruncationSelection:
+class TruncationSelection(Record, frozen=True, tag_field="name", tag="truncation_selection"):
     """Ends the worst part of those that have come as far.
 
     Of n children, the worst floor(n · percentage / 100) are; of equal ones at the border none is.
@@ -204,10 +201,8 @@ class TruncationSelection:
 
 Policy = NoTermination | Bandit | MedianStopping | TruncationSelection
 POLICIES: Final[Mapping[str, type[Policy]]] = {
-    "none": NoTermination,
-    "bandit": Bandit,
-    "median_stopping": MedianStopping,
-    "truncation_selection": TruncationSelection,
+    str(kind.__struct_config__.tag): kind
+    for kind in (NoTermination, Bandit, MedianStopping, TruncationSelection)
 }
 """All policies, by the names that files have."""
 
@@ -256,21 +251,7 @@ def _average_until(run: Curve, interval: int, sign: float) -> float:
 def policy_text(policy: Policy) -> str:
     """A policy with its settings, as the reason of what it ends has it."""
     unsaid = {("delay_evaluation", 0), ("exclude_finished_jobs", False)}
-    given = [one for one in asdict(policy).items() if one[1] is not None and one not in unsaid]
+    given = [
+        one for one in msgspec.structs.asdict(policy).items() if one[1] is not None and one not in unsaid
+    ]
     return f"{type(policy).__name__}({', '.join(f'{name}={value}' for name, value in given)})"
-
-
-def policy_to_json(policy: Policy) -> dict[str, Any]:
-    """Return what `policy_from_json` reads."""
-    name = next(name for name, kind in POLICIES.items() if isinstance(policy, kind))
-    return {"name": name, **asdict(policy)}
-
-
-def policy_from_json(content: Mapping[str, Any]) -> Policy:
-    """Read what `policy_to_json` has written.
-
-    Raises:
-        InvalidSettings: A number is none.
-    """
-    settings = {name: value for name, value in content.items() if name != "name"}
-    return POLICIES[str(content["name"])](**settings)

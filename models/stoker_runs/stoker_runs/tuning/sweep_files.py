@@ -166,7 +166,7 @@ def _policy(said: Any) -> Policy:
 def _made(kind: type[Policy], settings: Any) -> Policy:
     if not isinstance(settings, dict):
         raise InvalidSettings(f"the settings of {kind.__name__} have to be a mapping of names to values")
-    known = list(kind.__dataclass_fields__)
+    known = list(kind.__struct_fields__)
     for name in settings:
         if name not in known:
             near = get_close_matches(str(name), known, 1)

@@ -134,7 +134,7 @@ class Sweep:
     def _observed(self, observation: Observation, reason: str = "") -> None:
         following = next_state(self.state, observation, self._clock.now_ms())
         if reason:
-            following = replace(following, reason=reason)
+            following = following.replace(reason=reason)
         if following != self.state:
             self._folder.write_state(following)
             self.state = following
