@@ -40,10 +40,15 @@ import orjson
 from locust import FastHttpUser, LoadTestShape, User, constant, events, task
 
 from stoker.errors import OperatorError
-from stoker_bench.users.digits import classes_in_answer, read_digits
-from stoker_bench.users.pieces import PIECE_FORMS, read_pieces
-from stoker_bench.users.server_timing import stage_times_ms
-from stoker_bench.users.shapes import SHAPES, users_at
+from stoker_bench.users import (
+    PIECE_FORMS,
+    SHAPES,
+    classes_in_answer,
+    read_digits,
+    read_pieces,
+    stage_times_ms,
+    users_at,
+)
 from stoker_client import Client
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ It is described in server/docs/scheduling.md.
 
 import sys
 
-from stoker_bench.planning.plan_times import main
+from stoker_bench.laboratory.plan_times import main
 
 if __name__ == "__main__":
     sys.exit(main())

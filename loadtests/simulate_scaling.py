@@ -5,7 +5,7 @@ It is described in server/docs/autoscaling.md.
 
 import sys
 
-from stoker_bench.scaling.command import main
+from stoker_bench.scaling import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,18 +1,15 @@
-"""`make compare`: the same model and request through Stoker and through other servers, in one run.
-
-First an ONNX model, then an entry script for TensorFlow 1 (`stoker_bench.benches.compare_scripts`). For the model
-each contestant is started for its turn alone, since some servers spin while idle. Every slice lies right
-after one of the hand-written service, which stays up and idles at no cost: that pair gives the ratio.
-The virtual environments are built once, in .compare/.
-"""
+"""What a comparison found: Markdown tables for the README and JSON with every slice."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import secrets
+import statistics
 import sys
 import tempfile
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,26 +18,205 @@ import orjson
 from tqdm import tqdm
 
 from stoker.errors import OperatorError
-from stoker_bench.benches.compare_scripts import compare_scripts
+from stoker_bench.benches.lineup import Lineup
+from stoker_bench.benches.script_bench import classes_of, script_launch, trained_run
 from stoker_bench.contestants.baselines import HANDWRITTEN, handwritten_launch
-from stoker_bench.contestants.contest import Case
+from stoker_bench.contestants.contest import (
+    Case,
+    LoadedServer,
+    Slice,
+    check_answers,
+    disturbance,
+    ratio,
+    standing,
+)
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
-from stoker_bench.contestants.loaded_server import LoadedServer, check_answers
-from stoker_bench.contestants.peer_environments import build_environment
-from stoker_bench.contestants.peers import PEERS, SERVICES, Peer, Site
+from stoker_bench.contestants.peers import (
+    AZUREML,
+    GRAPH_SCRIPT_PEER,
+    PEERS,
+    SERVICES,
+    Peer,
+    Site,
+    build_environment,
+    graph_script_launch,
+)
 from stoker_bench.contestants.servers import RunningServer, ended_by_sigterm, stoker_launch
 from stoker_bench.generators.load_generator import pick_generator
-from stoker_bench.generators.scoring_request import random_rows
-from stoker_bench.networks.mlp import WIDTHS, Mlp, seeded_mlp
-from stoker_bench.reports.compare_report import Comparison, Entry
+from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
+from stoker_bench.networks.onnx_graphs import WIDTHS, Mlp, seeded_mlp
+from stoker_bench.reports import Bound, Report, describe_machine, figure, markdown, rows_per_s, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stoker_bench.contestants.servers import Launch
     from stoker_bench.generators.load_generator import LoadGenerator
+    from stoker_bench.generators.scoring_request import Dialect
 
-__all__ = ["compare", "main"]
+__all__ = ["Comparison", "Entry", "ScriptComparison", "compare", "compare_scripts", "main"]
+
+MEGA = 1e6
+
+
+@dataclass
+class Entry:
+    """One contestant and what was seen of it; the lists by connections run parallel, a slice a round."""
+
+    name: str
+    version: str
+    configuration: str
+    launch: Callable[[], Launch]
+    dialect: Dialect = DATA_LISTS
+    slices: dict[int, list[Slice]] = field(default_factory=dict)
+    yardsticks: dict[int, list[Slice]] = field(default_factory=dict)
+    """The hand-written service's slices right before `slices`."""
+    start_s: list[float] = field(default_factory=list)
+    """Seconds from starting the process to its first right answer, one a round."""
+    pss_bytes: list[int] = field(default_factory=list)
+    """Memory of the whole tree after its slices, one a round."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found."""
+
+    generator: str
+    seconds: int
+    rounds: int
+    entries: list[Entry]
+    yardstick: Entry
+
+    def table(self, connections: int) -> str:
+        """Return the Markdown table of one concurrency, the fastest first."""
+        headings = ["server", "how it was run", "× hand-written", "requests/s", "CPU µs/request"]
+        headings += ["p50 ms", "p99 ms", "PSS MB", "start-up s"]
+        ranked = sorted(self.entries, key=lambda entry: -(_times(entry, connections) or 0))
+        rows = [_cells(entry, connections) for entry in ranked]
+        rows.append(_cells(self.yardstick, connections))
+        return markdown(headings, rows)
+
+    def __str__(self) -> str:
+        machine = describe_machine()
+        told = (
+            f"One row of 784 floats as JSON a request, load by {self.generator} on the same "
+            f"{machine['cores']} cores ({machine['processor']}), Python {machine['python']}; "
+            f"medians of {self.rounds} rounds of {self.seconds} s, × = median ratio to the hand-written "
+            "service in the slice right before."
+        )
+        parts = [told]
+        for connections in self.yardstick.slices:
+            parts += [f"{connections} connections:", self.table(connections)]
+            parts += [
+                f"{entry.name} failed {errors:,} requests here, so its figures do not count."
+                for entry in self.entries
+                if (errors := standing(entry.slices[connections]).errors)
+            ]
+        every = [taken for entry in self.entries for slices in entry.slices.values() for taken in slices]
+        if disturbed := disturbance(every):
+            parts.append(disturbed)
+        return "\n\n".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return every slice, its yardstick and the ratios."""
+        return {
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": describe_machine(),
+            "generator": self.generator,
+            "seconds": self.seconds,
+            "rounds": self.rounds,
+            "servers": [_entry_json(entry) for entry in (*self.entries, self.yardstick)],
+        }
+
+
+def _times(entry: Entry, connections: int) -> float | None:
+    return ratio(lambda taken: taken.requests_per_s, entry.slices[connections], entry.yardsticks[connections])
+
+
+def _cells(entry: Entry, connections: int) -> list[str]:
+    medians = standing(entry.slices[connections])
+    figures = [_times(entry, connections), medians.requests_per_s, medians.cpu_us_per_request]
+    figures += [medians.p50_ms, medians.p99_ms]
+    figures += [statistics.median(entry.pss_bytes) / MEGA, statistics.median(entry.start_s)]
+    return [f"{entry.name} {entry.version}".strip(), entry.configuration, *map(figure, figures)]
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    cases = {
+        str(connections): {
+            "median": asdict(standing(slices)),
+            "times_handwritten": _times(entry, connections),
+            "slices": [asdict(taken) for taken in slices],
+            "handwritten_slices": [asdict(taken) for taken in entry.yardsticks[connections]],
+        }
+        for connections, slices in entry.slices.items()
+    }
+    facts = {"name": entry.name, "version": entry.version, "configuration": entry.configuration}
+    return {**facts, "start_s": entry.start_s, "pss_bytes": entry.pss_bytes, "connections": cases}
+
 
 ROW_SHAPE = (WIDTHS[0],)
+CONNECTIONS = 64
+LEAST_TIMES = 5
+SCRIPT_WARM_UP_S = 2
+WORKERS = (1, 2, 3)
+"""Azure's server starts so many processes; which number is best depends on the machine."""
+
+
+@dataclass
+class ScriptComparison(Report):
+    """What the comparison found; there is one case, and its first contestant is Stoker."""
+
+    def bounds(self) -> list[Bound]:
+        """Return the ratio to the peer at its best."""
+        found = []
+        for result in self.cases:
+            best = max(
+                (name for name in result.baselines if name.startswith(AZUREML)),
+                key=lambda name: standing(result.slices[name]).rows_per_s,
+            )
+            times = result.ratio(rows_per_s, best)
+            assert times is not None
+            found.append(Bound(f"requests/s over {best} ≥ {LEAST_TIMES}", times, times >= LEAST_TIMES))
+        return found
+
+
+def compare_scripts(
+    script: Path, run: Path, environments: Path, seconds: int, rounds: int
+) -> ScriptComparison:
+    """Run the comparison; every process started here has ended when this returns or raises.
+
+    Args:
+        script: Answers classes to rows of 784 floats.
+        run: Run folder of `stoker train mnist`; trained where there is none.
+        environments: Where the peer's virtual environment is, or is built.
+        seconds: Length of a slice.
+        rounds: Slices of each server.
+
+    Raises:
+        OperatorError: A server does not start or answers wrongly, or the environment cannot be built.
+    """
+    peer = GRAPH_SCRIPT_PEER
+    environment = build_environment(peer, environments)
+    generator = pick_generator()
+    with tempfile.TemporaryDirectory(prefix="stoker-compare-") as temporary, contextlib.ExitStack() as stack:
+        folder = Path(temporary)
+        site = Site(environment, trained_run(run), folder / "scratch")
+        site.scratch.mkdir()
+        lineup = Lineup(folder, stack, generator, ROW_SHAPE)
+        peers = [lineup.start(graph_script_launch(site, script, workers)) for workers in WORKERS]
+        launch = script_launch(script, site.model, folder / "workspace", "auto", name="Stoker")
+        servers = [lineup.start(launch, metrics=True), *peers]
+        say("checking answers")
+        classes = classes_of(site.model)
+        for server in servers:
+            check_answers(server, ROW_SHAPE, classes)
+            server.run(Case(CONNECTIONS), SCRIPT_WARM_UP_S)
+        subject = f"TensorFlow 1 entry script, {peer.package} {peer.version}"
+        result = lineup.contest(servers, Case(CONNECTIONS), seconds, rounds)
+        return ScriptComparison(generator.description, seconds, rounds, subject, [result])
+
+
 ENTRY_SCRIPT = "entry-script"
 RUN_FOLDER = "mnist-run"
 WARM_UP_S = 1

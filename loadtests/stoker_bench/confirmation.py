@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.profiling.profile import Confirmation, Question
 from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, post
-from stoker_bench.generators.http_caller import HTTP_OK
+from stoker_bench.generators.closed_loop import HTTP_OK
 from stoker_bench.generators.scoring_request import ScoringRequest
 from stoker_bench.gpu.poisson import PoissonOptions, highest_rate, run_poisson
 

@@ -25,23 +25,22 @@ import orjson
 from stoker.commands.terminal import number_option
 from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import PIECES_SCORE
-from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.contestants.servers import (
+    ProcessTree,
     RunningServer,
     deployment_launch,
     ended_by_sigterm,
     stoker_launch,
 )
-from stoker_bench.networks.mlp import seeded_mlp
-from stoker_bench.reports.tables import aligned, figure
-from stoker_bench.users.pieces import PIECE_FORMS
-from stoker_bench.users.shapes import SHAPES
+from stoker_bench.networks.onnx_graphs import seeded_mlp
+from stoker_bench.reports import aligned, figure
+from stoker_bench.users import PIECE_FORMS, SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stoker_bench.contestants.servers import Launch
-    from stoker_bench.users.pieces import PieceForm
+    from stoker_bench.users import PieceForm
 
 __all__ = ["LoadTest", "argument_parser", "main", "run_load_test", "summary"]
 
@@ -64,7 +63,7 @@ class LoadTest:
         key: Bearer key, or None.
         users: Users at the peak.
         seconds: Length of the test.
-        shape: One of `stoker_bench.users.shapes.SHAPES`.
+        shape: One of `stoker_bench.users.SHAPES`.
         rows: Rows a request.
         mnist_folder: Where MNIST's IDX files lie, or None for scikit-learn's digits.
         model: The ONNX file being served, to check the classes by, or None.

@@ -7,17 +7,15 @@ import orjson
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker_bench.agreement import bench as agreement_bench
-from stoker_bench.agreement.bench import AgreementOptions
+from stoker_bench import agreement
+from stoker_bench.agreement import AgreementOptions
 from stoker_bench.benches import bench as bench_module
-from stoker_bench.benches import body_bench, protocol_bench, script_bench
-from stoker_bench.benches.bench import BenchOptions
-from stoker_bench.benches.body_bench import BodyBenchOptions
-from stoker_bench.benches.protocol_bench import ProtocolBenchOptions
+from stoker_bench.benches import protocol_bench, script_bench
+from stoker_bench.benches.bench import BenchOptions, BenchReport
+from stoker_bench.benches.protocol_bench import BodyBenchOptions, ProtocolBenchOptions
 from stoker_bench.benches.script_bench import ScriptBenchOptions
 from stoker_bench.commands import bench
-from stoker_bench.reports.bench_report import BenchReport
-from stoker_bench.reports.report import Report
+from stoker_bench.reports import Report
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -41,8 +39,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(bench_module, "run_bench", pretend)
     monkeypatch.setattr(script_bench, "run_script_bench", pretend)
     monkeypatch.setattr(protocol_bench, "run_protocol_bench", pretend)
-    monkeypatch.setattr(agreement_bench, "run_agreement", pretend)
-    monkeypatch.setattr(body_bench, "run_body_bench", pretend)
+    monkeypatch.setattr(agreement, "run_agreement", pretend)
+    monkeypatch.setattr(protocol_bench, "run_body_bench", pretend)
     monkeypatch.delenv("STOKER_PRIMARY_KEY", raising=False)
     return options
 

@@ -14,8 +14,7 @@ from stoker.device.planner import BatchPolicy
 from stoker.simulation.scheduler import Planned
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import RowTable, Scheduler, row_tables, run
-from stoker_bench.laboratory.bounds import exact, fluid, has_exact
-from stoker_bench.laboratory.suite import BASELINES
+from stoker_bench.laboratory.suite import BASELINES, exact, fluid, has_exact
 
 MS = 1_000_000
 FEW = settings(STEADY, max_examples=25)

@@ -25,7 +25,7 @@ from stoker.settings.readers import settings_of
 from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser
 from stoker_bench.load import argument_parser as load_parser
-from stoker_bench.scaling.command import parser as simulation_parser
+from stoker_bench.scaling import parser as simulation_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"

@@ -9,33 +9,51 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import statistics
+import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import InvalidSettings
 from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.baselines import HANDWRITTEN, bare_launch, handwritten_launch, starlette_launch
-from stoker_bench.contestants.contest import Case
-from stoker_bench.contestants.loaded_server import check_answers
+from stoker_bench.contestants.baselines import (
+    BARE,
+    HANDWRITTEN,
+    STARLETTE,
+    bare_launch,
+    handwritten_launch,
+    starlette_launch,
+)
+from stoker_bench.contestants.contest import Case, check_answers, standing
+from stoker_bench.contestants.offline import NAME_PREFIX as OFFLINE
 from stoker_bench.contestants.offline import OfflineRuntime
-from stoker_bench.contestants.other_stoker import OTHER, other_launch
-from stoker_bench.contestants.servers import stoker_launch
-from stoker_bench.contestants.start_up import frontend_weight, measure_start_up
+from stoker_bench.contestants.servers import OTHER, RunningServer, other_launch, stoker_launch
 from stoker_bench.generators.load_generator import pick_generator
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows, scoring_request
 from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
-from stoker_bench.progress import say
-from stoker_bench.reports.bench_report import BenchReport
+from stoker_bench.reports import MEGA, Bound, Report, at_least, at_most, cpu_us, p50_ms, rows_per_s, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_bench.contestants.contest import Contestant
-    from stoker_bench.contestants.loaded_server import LoadedServer
+    from stoker_bench.contestants.contest import Contestant, LoadedServer
+    from stoker_bench.contestants.servers import ProcessTree
+    from stoker_bench.reports import CaseResult
 
-__all__ = ["BenchOptions", "run_bench"]
+__all__ = [
+    "FRAMEWORKS",
+    "BenchOptions",
+    "BenchReport",
+    "FrontendWeight",
+    "StartUp",
+    "frontend_weight",
+    "measure_start_up",
+    "run_bench",
+]
 
 WARM_UP_S = 1
 LARGE_REQUEST_CONNECTIONS = 4
@@ -158,3 +176,133 @@ def _check(contest: _Contest, options: BenchOptions) -> None:
             check_answers(server, contest.model.row_shape, contest.model.outputs)
     for server in (contest.stoker, *contest.others, *contest.baselines):
         server.run(Case(max(options.concurrency)), WARM_UP_S)
+
+
+@dataclass
+class BenchReport(Report):
+    """What a bench of a model found."""
+
+    start_up: StartUp | None = None
+    weight_after_load: FrontendWeight | None = None
+
+    def bounds(self) -> list[Bound]:
+        """Return the bounds whose figures this run has."""
+        found = [bound for result in self.cases for bound in _case_bounds(result)]
+        if self.start_up:
+            beyond_s = self.start_up.beyond_import_s
+            found.append(
+                Bound("seconds until ready beyond importing onnxruntime < 1.5", beyond_s, beyond_s < 1.5)
+            )
+        if self.weight_after_load:
+            rss_mb = self.weight_after_load.rss_bytes / MEGA
+            found.append(Bound("resident MB of a frontend after the load < 80", rss_mb, rss_mb < 80))
+            frameworks = len(self.weight_after_load.frameworks)
+            found.append(Bound("frameworks mapped by a frontend = 0", frameworks, frameworks == 0))
+        return found
+
+    def notes(self) -> list[str]:
+        """Return the line about the start-up."""
+        return [_start_up_line(self.start_up)] if self.start_up else []
+
+    def further(self) -> dict[str, Any]:
+        """Return start-up and weight."""
+        return {
+            "start_up": asdict(self.start_up) if self.start_up else None,
+            "frontend_after_load": asdict(self.weight_after_load) if self.weight_after_load else None,
+        }
+
+
+def _start_up_line(start_up: StartUp) -> str:
+    line = (
+        f"Start-up: ready after {start_up.ready_s:.2f} s; importing onnxruntime takes "
+        f"{start_up.import_s:.2f} s, so {start_up.beyond_import_s:.2f} s beyond it."
+    )
+    if weight := start_up.weight:
+        line += (
+            f"\nFrontends when ready: {weight.frontends}, at most {weight.rss_bytes / MEGA:.0f} MB resident "
+            f"({weight.pss_bytes / MEGA:.0f} MB PSS) each."
+        )
+    return line
+
+
+def _case_bounds(result: CaseResult) -> Iterator[Bound]:
+    at = f"at {result.case.title}"
+    if result.case.rows > 1:
+        offline = next((name for name in result.baselines if name.startswith(OFFLINE)), "")
+        yield from at_least(f"rows/s over {offline} ≥ 0.8 {at}", result.ratio(rows_per_s, offline), 0.8)
+    elif result.case.connections == 1:
+        yield from at_most(f"p50 over {BARE} ≤ 2 {at}", result.ratio(p50_ms, BARE), 2)
+    else:
+        for baseline, least in ((BARE, 0.9), (STARLETTE, 1.3), (HANDWRITTEN, 3)):
+            measured = result.ratio(rows_per_s, baseline)
+            yield from at_least(f"requests/s over {baseline} ≥ {least} {at}", measured, least)
+        yield from at_most(f"CPU per request over {BARE} ≤ 1.1 {at}", result.ratio(cpu_us, BARE), 1.1)
+        batch_rows = standing(result.slices[result.first]).mean_batch_rows
+        if batch_rows is not None:
+            yield Bound(f"mean batch > 4 {at}", batch_rows, batch_rows > 4)
+
+
+FRONTEND_COMMAND = "stoker.gateway"
+FRAMEWORKS = ("onnxruntime", "tensorflow")
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class FrontendWeight:
+    """The heaviest frontend process of a Stoker."""
+
+    frontends: int
+    rss_bytes: int
+    pss_bytes: int
+    frameworks: tuple[str, ...]
+    """Frameworks of which some frontend has a library mapped; none should."""
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """Medians over several starts, taken in turn with the import."""
+
+    ready_s: float
+    import_s: float
+    """Wall time of `python -c "import onnxruntime"`."""
+    weight: FrontendWeight | None
+    """Taken as soon as the server is ready, before any load."""
+
+    @property
+    def beyond_import_s(self) -> float:
+        """Seconds until ready that importing onnxruntime does not explain."""
+        return self.ready_s - self.import_s
+
+
+def frontend_weight(tree: ProcessTree) -> FrontendWeight | None:
+    """Weigh the frontends of a running Stoker; None where the tree has none."""
+    frontends = tree.named(FRONTEND_COMMAND)
+    if not frontends:
+        return None
+    memories = [tree.memory_of(pid) for pid in frontends]
+    mapped = {name for name in FRAMEWORKS for pid in frontends if tree.maps(pid, name)}
+    return FrontendWeight(
+        frontends=len(frontends),
+        rss_bytes=max(memory.rss_bytes for memory in memories),
+        pss_bytes=max(memory.pss_bytes for memory in memories),
+        frameworks=tuple(sorted(mapped)),
+    )
+
+
+def measure_start_up(model: Path, key: str, frontends: int | None) -> StartUp:
+    """Start and end Stoker several times on a free machine."""
+    ready_s, import_s, weight = [], [], None
+    for _ in range(REPEATS):
+        import_s.append(_import_seconds())
+        with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+            launch = stoker_launch(model, Path(folder, "workspace"), key, frontends)
+            with RunningServer(launch, Path(folder, "log")) as server:
+                ready_s.append(server.start_s)
+                weight = frontend_weight(server.tree)
+    return StartUp(statistics.median(ready_s), statistics.median(import_s), weight)
+
+
+def _import_seconds() -> float:
+    started_s = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import onnxruntime"], check=True, capture_output=True)
+    return time.perf_counter() - started_s

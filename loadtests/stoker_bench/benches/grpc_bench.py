@@ -6,39 +6,50 @@ One echo is a grpc.aio server's, the other a C++ one's, where this machine can b
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import secrets
+import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest, ModelInferResponse
 from stoker_bench.benches.lineup import Lineup
 from stoker_bench.contestants.contest import Case
-from stoker_bench.contestants.cpp_echo import CPP_ECHO, EchoNotBuilt, cpp_echo_launch
-from stoker_bench.contestants.other_stoker import OTHER, other_launch
-from stoker_bench.contestants.servers import HOST, Launch, free_port, stoker_launch
+from stoker_bench.contestants.servers import HOST, OTHER, Launch, free_port, other_launch, stoker_launch
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.grpc_call import answer_to
-from stoker_bench.generators.grpc_generator import pick_grpc_generator
+from stoker_bench.generators.grpc_generator import answer_to, pick_grpc_generator
 from stoker_bench.generators.scoring_request import Dialect, random_rows
 from stoker_bench.networks.served_model import given_model, seeded_model
-from stoker_bench.progress import say
-from stoker_bench.reports.report import Report, at_least, at_most, p50_ms, rows_per_s
+from stoker_bench.reports import Report, at_least, at_most, p50_ms, rows_per_s, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from stoker_bench.contestants.loaded_server import LoadedServer
+    from stoker_bench.contestants.contest import LoadedServer
     from stoker_bench.networks.served_model import ServedModel
-    from stoker_bench.reports.report import Bound, CaseResult
+    from stoker_bench.reports import Bound, CaseResult
 
-__all__ = ["ECHO", "GRPC", "GrpcBenchOptions", "GrpcReport", "echo_launch", "run_grpc_bench"]
+__all__ = [
+    "CPP_ECHO",
+    "ECHO",
+    "GRPC",
+    "EchoNotBuilt",
+    "GrpcBenchOptions",
+    "GrpcReport",
+    "cpp_echo_launch",
+    "cpp_echo_program",
+    "echo_launch",
+    "run_grpc_bench",
+]
 
 GRPC, ECHO = "gRPC", "bare grpc.aio echo"
 PATH = f"/{SERVICE}/ModelInfer"
@@ -178,3 +189,81 @@ def _check(scoring: Sequence[LoadedServer], echoes: Sequence[LoadedServer], mode
         request = echo.request(rows)
         if answer_to(request) != request.body:
             raise BenchedServerError(f"{echo.name} answered with something else than the request")
+
+
+CPP_ECHO: Final = "bare C++ echo"
+SOURCE: Final = Path(__file__).parents[1] / "contestants" / "baselines" / "grpc_echo.cpp"
+COMPILER, LIBRARIES_OF, LIBRARY = "c++", "pkg-config", "grpc++"
+INSTALL: Final = "install g++, pkg-config and libgrpc++-dev (Debian's names)"
+BUILD_TIMEOUT_S: Final = 300
+
+
+class EchoNotBuilt(BenchedServerError):
+    """This machine cannot build the echo; the message says what is missing."""
+
+    code = "echo_not_built"
+
+
+def cpp_echo_launch(path: str) -> Launch:
+    """Start the echo, for calls of a method's path; it is built where that has not been done yet.
+
+    Raises:
+        EchoNotBuilt: It cannot be.
+    """
+    port = free_port()
+    return Launch(CPP_ECHO, (str(cpp_echo_program()), f"{HOST}:{port}"), port, ready_path="", score_path=path)
+
+
+def cpp_echo_program() -> Path:
+    """Return the compiled echo, from the cache or built into it.
+
+    Raises:
+        EchoNotBuilt: The compiler or gRPC's library is missing, or the source does not compile.
+    """
+    for program in (COMPILER, LIBRARIES_OF):
+        if shutil.which(program) is None:
+            raise EchoNotBuilt(f"{program} is missing; {INSTALL}")
+    try:
+        flags = _output(LIBRARIES_OF, "--cflags", "--libs", LIBRARY).split()
+        version = _output(LIBRARIES_OF, "--modversion", LIBRARY) + _output(COMPILER, "--version")
+    except subprocess.CalledProcessError as error:
+        raise EchoNotBuilt(f"gRPC's library for C++ is missing; {INSTALL}") from error
+    command = [COMPILER, "-std=c++17", "-O2", str(SOURCE), *flags]
+    # Another source, compiler or library is another program.
+    key = hashlib.sha256("\0".join([SOURCE.read_text(), version, *flags]).encode()).hexdigest()
+    try:
+        folder = _cache()
+        program_file = folder / f"grpc-echo-{key[:16]}"
+        if not program_file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            _build(command, program_file)
+    except (OSError, RuntimeError) as error:
+        raise EchoNotBuilt(f"the cache for it cannot be written: {error}") from error
+    return program_file
+
+
+def _cache() -> Path:
+    """The folder for what is built; RuntimeError where the user has no home."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / "stoker-bench"
+
+
+def _build(command: list[str], program: Path) -> None:
+    """Compile beside the program's place, and move it there when it is whole: two benches may build it at once."""
+    with tempfile.TemporaryDirectory(prefix="building-", dir=program.parent) as folder:
+        built = Path(folder, program.name)
+        try:
+            _output(*command, "-o", str(built))
+        except subprocess.CalledProcessError as error:
+            told = next(
+                (line for line in error.stderr.splitlines() if "error" in line), "it said nothing of it"
+            )
+            raise EchoNotBuilt(f"{COMPILER} does not compile it: {told.strip()}") from error
+        except subprocess.TimeoutExpired as error:
+            raise EchoNotBuilt(f"{COMPILER} did not compile it within {BUILD_TIMEOUT_S} s") from error
+        built.replace(program)
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=BUILD_TIMEOUT_S)
+    return done.stdout.strip()

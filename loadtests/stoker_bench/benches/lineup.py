@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from stoker_bench.contestants.contest import run_in_turns
-from stoker_bench.contestants.loaded_server import LoadedServer
+from stoker_bench.contestants.contest import LoadedServer, run_in_turns
 from stoker_bench.contestants.servers import RunningServer, tree_behind
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
-from stoker_bench.progress import say
-from stoker_bench.reports.report import CaseResult
+from stoker_bench.reports import CaseResult, say
 
 if TYPE_CHECKING:
     import contextlib

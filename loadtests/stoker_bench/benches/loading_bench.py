@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING, Any
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
 from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case
-from stoker_bench.contestants.loaded_server import check_answers
+from stoker_bench.contestants.contest import Case, check_answers
 from stoker_bench.contestants.servers import HOST, post, stoker_launch
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import pick_generator
 from stoker_bench.networks.served_model import given_model, seeded_model
-from stoker_bench.progress import say
-from stoker_bench.reports.report import Report
+from stoker_bench.reports import Report, say
 
 if TYPE_CHECKING:
-    from stoker_bench.contestants.contest import Slice
-    from stoker_bench.contestants.loaded_server import LoadedServer
+    from stoker_bench.contestants.contest import LoadedServer, Slice
 
 __all__ = ["LOADING", "QUIET", "LoadingBenchOptions", "LoadingReport", "run_loading_bench"]
 

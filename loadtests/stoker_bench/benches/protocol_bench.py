@@ -7,25 +7,45 @@ import secrets
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case, standing
-from stoker_bench.contestants.loaded_server import check_answers
+from stoker_bench.contestants.contest import Case, check_answers, standing
 from stoker_bench.contestants.offline import RUNTIME, OfflineRuntime
-from stoker_bench.contestants.servers import stoker_launch
+from stoker_bench.contestants.servers import OTHER, other_launch, stoker_launch
 from stoker_bench.generators.load_generator import pick_generator
-from stoker_bench.generators.scoring_request import binary_open_inference
+from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, binary_open_inference, random_rows
+from stoker_bench.networks.onnx_graphs import (
+    IMAGE_SHAPE,
+    TOKEN_SHAPE,
+    averages,
+    jpeg,
+    sums,
+    tokens_json,
+    write_averages,
+    write_sums,
+)
 from stoker_bench.networks.served_model import given_model, seeded_model
-from stoker_bench.progress import say
-from stoker_bench.reports.report import Report, at_least, rows_per_s
+from stoker_bench.reports import Report, at_least, rows_per_s, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from stoker_bench.reports.report import Bound, CaseResult
+    import numpy as np
+    from numpy.typing import NDArray
 
-__all__ = ["BINARY", "JSON_SCORE", "ProtocolBenchOptions", "ProtocolReport", "run_protocol_bench"]
+    from stoker_bench.reports import Bound, CaseResult
+
+__all__ = [
+    "BINARY",
+    "JSON_SCORE",
+    "BodyBenchOptions",
+    "BodyReport",
+    "ProtocolBenchOptions",
+    "ProtocolReport",
+    "run_body_bench",
+    "run_protocol_bench",
+]
 
 BINARY, JSON_SCORE = "binary v2", "JSON /score"
 INFER_PATH = "/v2/models/bench/infer"
@@ -100,4 +120,119 @@ def run_protocol_bench(options: ProtocolBenchOptions) -> ProtocolReport:
             report.cases.append(
                 lineup.contest([binary, score, *runtimes], large, options.seconds, options.rounds)
             )
+        return report
+
+
+_IMAGES: Final = Dialect(jpeg, DATA_LISTS.decode, lambda _: {"Content-Type": "image/jpeg"})
+_TOKENS: Final = Dialect(tokens_json, DATA_LISTS.decode)
+
+
+class _Kind(NamedTuple):
+    """What is benched.
+
+    Attributes:
+        model: What the report calls it.
+        write: Makes its ONNX file.
+        row_shape: Shape of the random rows of which requests are made.
+        dialect: Makes a request of one.
+        outputs: What the model answers to rows [n, *row_shape].
+        options: Of `stoker serve`.
+        connections: One case each.
+        least: What the server has to reach of what one process does without it; None where HTTP costs more than that.
+    """
+
+    model: str
+    write: Callable[[], bytes]
+    row_shape: tuple[int, ...]
+    dialect: Dialect
+    outputs: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    options: tuple[str, ...]
+    connections: tuple[int, ...]
+    least: float | None
+
+
+_KINDS: Final = {
+    "images": _Kind(
+        "means of the channels of JPEGs of 224 × 224",
+        write_averages, IMAGE_SHAPE, _IMAGES, averages, ("--image", "size=224x224"), (16,), 0.5,
+    ),
+    "tokens": _Kind(
+        "sums of 128 token ids and their mask, sizes free",
+        write_sums, TOKEN_SHAPE, _TOKENS, sums, (), (64, 1), None,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BodyBenchOptions:
+    """What `stoker bench --images` or `--tokens` was asked for; see its help texts."""
+
+    bodies: Literal["images", "tokens"]
+    seconds: int = 3
+    rounds: int = 5
+    concurrency: tuple[int, ...] = ()
+    frontends: int | None = None
+    against: Path | None = None
+
+
+@dataclass
+class BodyReport(Report):
+    """What a bench of other bodies found.
+
+    Attributes:
+        least: See `_Kind`.
+    """
+
+    least: float | None = None
+
+    def bounds(self) -> list[Bound]:
+        """Return the bounds whose figures this run has."""
+        return [bound for result in self.cases for bound in self._case_bounds(result)]
+
+    def _case_bounds(self, result: CaseResult) -> Iterator[Bound]:
+        if self.least is None:
+            return
+        alone = (name for name in result.baselines if name != OTHER)
+        best = max(alone, key=lambda name: standing(result.slices[name]).rows_per_s)
+        text = f"requests/s of {result.first} over {best} ≥ {self.least} at {result.case.title}"
+        yield from at_least(text, result.ratio(rows_per_s, best), self.least)
+
+
+def run_body_bench(options: BodyBenchOptions) -> BodyReport:
+    """Run all cases and return the report; every process started here has ended when this returns or raises.
+
+    Raises:
+        OperatorError: The server does not start or answers wrongly, or a load generator fails.
+    """
+    kind, generator = _KINDS[options.bodies], pick_generator()
+    connections = options.concurrency or kind.connections
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
+        folder = Path(temporary)
+        model, body = folder / "model.onnx", folder / "body"
+        model.write_bytes(kind.write())
+        body.write_bytes(kind.dialect.encode(random_rows(1, kind.row_shape)))
+        report = BodyReport(
+            generator.description, options.seconds, options.rounds, kind.model, least=kind.least
+        )
+        lineup = Lineup(folder, stack, generator, kind.row_shape)
+        launch = stoker_launch(
+            model,
+            folder / "workspace",
+            secrets.token_urlsafe(32),
+            options.frontends,
+            options=kind.options,
+        )
+        stoker = lineup.start(launch, kind.dialect, metrics=True)
+        servers = [stoker]
+        if options.against:
+            other = other_launch(options.against, model, folder, options.frontends, kind.options)
+            servers.append(lineup.start(other, kind.dialect))
+        say("checking answers")
+        for server in servers:
+            check_answers(server, kind.row_shape, kind.outputs, max_rows=1)
+            server.run(Case(max(connections)), WARM_UP_S)
+        alone = stack.enter_context(OfflineRuntime(model, 1, body, options.bodies))
+        for each in connections:
+            case = Case(each)
+            report.cases.append(lineup.contest([*servers, alone], case, options.seconds, options.rounds))
         return report

@@ -9,31 +9,50 @@ from __future__ import annotations
 import contextlib
 import secrets
 import statistics
+import subprocess
+import sys
 import tempfile
+import timeit
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import simdjson
+
+from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.merging import MergedCalls, split
+from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, merge, row_count
 from stoker_bench.benches.lineup import Lineup
-from stoker_bench.benches.merge_cost import measure_merge_cost
-from stoker_bench.contestants.contest import Case, standing
+from stoker_bench.contestants.contest import Case, check_answers, standing
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE, ONNX_SCORE
-from stoker_bench.contestants.loaded_server import check_answers
 from stoker_bench.contestants.servers import stoker_launch
+from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import pick_generator
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
-from stoker_bench.networks.mlp import WIDTHS
-from stoker_bench.networks.trained_run import classes_of, trained_run
-from stoker_bench.progress import say
-from stoker_bench.reports.report import Bound, Report
-from stoker_bench.reports.tables import aligned, figure
+from stoker_bench.networks.onnx_graphs import WIDTHS
+from stoker_bench.networks.served_model import given_model
+from stoker_bench.reports import Bound, Report, aligned, figure, say
 
 if TYPE_CHECKING:
-    from stoker_bench.benches.merge_cost import MergeCost
-    from stoker_bench.contestants.loaded_server import LoadedServer
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from stoker_bench.contestants.contest import LoadedServer
     from stoker_bench.contestants.servers import Launch
 
-__all__ = ["ScriptBenchOptions", "ScriptReport", "run_script_bench", "script_launch"]
+__all__ = [
+    "MergeCost",
+    "ScriptBenchOptions",
+    "ScriptReport",
+    "Step",
+    "classes_of",
+    "measure_merge_cost",
+    "run_script_bench",
+    "script_launch",
+    "trained_run",
+]
 
 ROW_SHAPE = (WIDTHS[0],)
 WARM_UP_S = 1
@@ -145,3 +164,143 @@ def _check(servers: list[LoadedServer], run: Path, options: ScriptBenchOptions) 
     for server in servers:
         check_answers(server, ROW_SHAPE, classes)
         server.run(Case(max(options.concurrency)), WARM_UP_S)
+
+
+REPEATS: Final = 7
+CALLS: Final = 100
+REQUEST_ID: Final = b"7c0c7a5e-0d3f-4f0e-9a52-0f6c5f1f3a10"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on the path of a request.
+
+    Attributes:
+        name: What is done.
+        side: Which process does it.
+        merging: Whether it is done for merging alone; the others every entry script's request takes.
+        us: Microseconds a request.
+    """
+
+    name: str
+    side: str
+    merging: bool
+    us: float
+
+
+@dataclass(frozen=True)
+class MergeCost:
+    """The steps for requests of one size.
+
+    Attributes:
+        body_bytes: Size of each body.
+        requests: Requests in a merged call.
+        steps: What Stoker does.
+    """
+
+    body_bytes: int
+    requests: int
+    steps: tuple[Step, ...]
+
+    @property
+    def merging_us(self) -> float:
+        """What merging adds."""
+        return sum(step.us for step in self.steps if step.merging)
+
+    @property
+    def envelope_us(self) -> float:
+        """What every request of an entry script costs besides."""
+        return sum(step.us for step in self.steps if not step.merging)
+
+
+def measure_merge_cost(body: bytes, requests: int) -> MergeCost:
+    """Measure the steps for so many requests of one row.
+
+    Args:
+        body: `{"data": [row]}`.
+        requests: Requests in a merged call.
+
+    Raises:
+        ValueError: The body cannot be merged with others.
+    """
+    parser = simdjson.Parser()
+    if row_count(parser, body) != 1:
+        raise ValueError("a body of other than one row cannot be merged here")
+    request = ScriptRequest(REQUEST_ID, body, rows=1)
+    packed, batch = request.pack(), [request] * requests
+    calls = ScriptCalls(_run)
+    merged = MergedCalls(calls, key="data", max_rows=requests)
+    answer = ScriptAnswer(b"[7]", exec_ns=1)
+    packed_answer, result, rows = answer.pack(), [7] * requests, [1] * requests
+    bodies = [body] * requests
+    steps = (
+        Step("count the rows", "frontend", merging=True, us=_us(lambda: row_count(parser, body))),
+        Step("pack the request", "frontend", merging=False, us=_us(request.pack)),
+        Step("unpack the request", "device", merging=False, us=_us(lambda: ScriptRequest.unpack(packed))),
+        Step(
+            "find what may be merged",
+            "device",
+            merging=True,
+            us=_us(lambda: list(merged.companies(batch)), requests),
+        ),
+        Step("merge the bodies", "device", merging=True, us=_us(lambda: merge(bodies), requests)),
+        Step("split the result", "device", merging=True, us=_us(lambda: split(result, rows), requests)),
+        Step("encode the answer", "device", merging=False, us=_us(lambda: calls.encode([7], 1))),
+        Step("pack the answer", "device", merging=False, us=_us(answer.pack)),
+        Step(
+            "unpack the answer", "frontend", merging=False, us=_us(lambda: ScriptAnswer.unpack(packed_answer))
+        ),
+    )
+    return MergeCost(len(body), requests, steps)
+
+
+def _run(raw_data: str) -> None:
+    """Stand for a script that is never called."""
+    del raw_data
+
+
+def _us(step: Callable[[], object], requests: int = 1) -> float:
+    """Return microseconds a request, the best of several tries: what disturbs a try only makes it longer."""
+    calls = max(1, CALLS // requests)
+    step()
+    return min(timeit.repeat(step, number=calls, repeat=REPEATS)) / calls / requests * 1e6
+
+
+EPOCHS = 2
+"""Enough that classes are far apart; how well the model reads digits does not matter here."""
+ONNX_FILE = "model.onnx"
+NEEDED = ("model/mnist-tf.model.meta", ONNX_FILE, "sample_input.json")
+
+
+def trained_run(folder: Path) -> Path:
+    """Return the run folder of `stoker train mnist`, after a short training if there is none.
+
+    Raises:
+        BenchedServerError: The folder is something else, or the training failed.
+    """
+    if not folder.exists():
+        say("training the model")
+        command = [sys.executable, "-m", "stoker.cli", "train", "mnist", "--network", "mlp"]
+        command += ["--epochs", str(EPOCHS), "--output", str(folder)]
+        trained = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if trained.returncode:
+            raise BenchedServerError(f"stoker train failed: {trained.stdout.strip()}")
+    if missing := [name for name in NEEDED if not (folder / name).exists()]:
+        raise BenchedServerError(
+            f"{folder} has no {missing[0]}: it is not the run folder of `stoker train mnist`; "
+            "name one, or a folder that does not exist yet"
+        )
+    return folder
+
+
+def classes_of(run: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """Return what an entry script must answer: rows [n, 784] to classes [n, 1], by the run's ONNX model."""
+    model = given_model(run / ONNX_FILE)
+
+    def classes(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        found: NDArray[np.int64] = model.outputs(rows).argmax(axis=1)
+        return found[:, None].astype(np.float32)
+
+    return classes

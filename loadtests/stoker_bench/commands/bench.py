@@ -12,7 +12,7 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install, onnx_missing
 
 if TYPE_CHECKING:
-    from stoker_bench.reports.report import Report
+    from stoker_bench.reports import Report
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -192,7 +192,7 @@ def _report(args: argparse.Namespace) -> Report:
     from stoker_bench.benches.script_bench import ScriptBenchOptions, run_script_bench
 
     if args.agreement:
-        from stoker_bench.agreement.bench import AgreementOptions, run_agreement
+        from stoker_bench.agreement import AgreementOptions, run_agreement
 
         return run_agreement(AgreementOptions(**_given(args, "agreement", *_AGREEMENT_OPTIONS)))
     if args.uri is None and find_spec("onnxruntime") is None:
@@ -215,7 +215,7 @@ def _report(args: argparse.Namespace) -> Report:
 
 
 def _body_report(args: argparse.Namespace) -> Report:
-    from stoker_bench.benches.body_bench import BodyBenchOptions, run_body_bench
+    from stoker_bench.benches.protocol_bench import BodyBenchOptions, run_body_bench
 
     bodies: Literal["images", "tokens"] = "images" if args.images else "tokens"
     if args.images and find_spec("PIL") is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from stoker.simulation.workload import Curve, Requests
     from stoker.simulation.world import Outcome
 
-__all__ = ["SUMMARY", "add_arguments", "facts_of", "mean", "not_taken", "run", "table"]
-
+__all__ = ["SUMMARY", "add_arguments", "draw", "facts_of", "mean", "not_taken", "run", "table"]
 
 # What has become of simulated requests, as lines of a table.
 
@@ -247,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
     """
     rows = list(_chosen(args))
     if args.plot is not None:
-        from stoker_bench.laboratory.pictures import draw
+        from stoker_bench.commands.simulate import draw
 
         draw(args.plot, rows)
     if args.json:
@@ -282,7 +281,7 @@ def _suite(seeds: Sequence[int], admission: Admission, *, bounds: bool) -> Itera
 
 
 def _bounds(drawn: Sequence[Requests], curve: Curve) -> dict[str, object]:
-    from stoker_bench.laboratory.bounds import exact, fluid, has_exact
+    from stoker_bench.laboratory.suite import exact, fluid, has_exact
 
     return {
         "fluid": mean(fluid(requests, curve) for requests in drawn),
@@ -311,7 +310,7 @@ def _admission(args: argparse.Namespace) -> Admission:
 
 
 def _neighbours(args: argparse.Namespace) -> Iterator[dict[str, object]]:
-    from stoker_bench.laboratory.neighbours import beside
+    from stoker_bench.laboratory.suite import beside
 
     curve = _curve(args)
     loads = (0.0, *args.load)
@@ -341,7 +340,7 @@ def _replay(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     requests, models = read_requests(args.replay, args.target_ms)
     told: dict[str, object] = {"model": "all"}
     if args.caller_rows_per_s is not None:
-        from stoker_bench.laboratory.limits import let_in
+        from stoker_bench.laboratory.suite import let_in
 
         sent = int(requests.rows.sum())
         requests = let_in(requests, args.caller_rows_per_s, args.caller_burst_s)
@@ -451,3 +450,42 @@ def _curve(args: argparse.Namespace) -> Curve:
         most,
         (*below, most) if buckets else (),
     )
+
+
+def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Plot a table of loads.
+
+    Args:
+        path: The file; its suffix determines the format.
+        rows: The table.
+
+    Raises:
+        InvalidSettings: The table has no loads, the file cannot be written, or a package is missing.
+    """
+    if not rows or "load" not in rows[0]:
+        raise InvalidSettings("only loads can be drawn: leave --plot out with --suite and --replay")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidSettings(
+            "--plot needs matplotlib, which comes with the extra training; install that, or leave --plot out"
+        ) from None
+    loads = [row["load"] for row in rows]
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    goodput, latency, use = figure.subplots(1, 3)
+    goodput.plot(loads, [row["load"] * row["in time"] for row in rows], marker="o")
+    goodput.plot(loads, [min(1.0, load) for load in loads], linestyle=":", color="grey")
+    goodput.set_title("in time, of what the device does in full batches")
+    for name in ("p50 ms", "p99 ms"):
+        latency.plot(loads, [row[name] for row in rows], marker="o", label=name)
+    latency.legend()
+    latency.set_title("time to answers")
+    use.plot(loads, [row["busy"] for row in rows], marker="o")
+    use.set_title("part of the time in which it computes")
+    for axes in (goodput, latency, use):
+        axes.set_xlabel("load")
+        axes.set_ylim(bottom=0)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(f"{path} cannot be written: {error}") from error

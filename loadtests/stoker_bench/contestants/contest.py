@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import re
 import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urljoin
+
+import numpy as np
+
+from stoker_bench.contestants.servers import get, machine_busy_s, post
+from stoker_bench.errors import BenchedServerError
+from stoker_bench.generators.scoring_request import random_rows, scoring_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Case", "Contestant", "Slice", "disturbance", "ratio", "run_in_turns", "standing"]
+    from numpy.typing import NDArray
+
+    from stoker_bench.contestants.servers import ProcessTree
+    from stoker_bench.generators.load_generator import LoadGenerator
+    from stoker_bench.generators.scoring_request import Dialect, ScoringRequest
+
+__all__ = [
+    "Case",
+    "Clocks",
+    "Contestant",
+    "LoadedServer",
+    "Slice",
+    "check_answers",
+    "disturbance",
+    "ratio",
+    "run_in_turns",
+    "standing",
+]
 
 LEAD_IN_S = 1
 NOTABLE_FOREIGN_CORES = 0.1
@@ -123,3 +152,173 @@ def disturbance(slices: Iterable[Slice]) -> str | None:
         f"Other processes kept {statistics.mean(known):.1f} cores busy meanwhile, so these figures are "
         "not those of a free machine."
     )
+
+
+HTTP_OK = 200
+CHECKED_REQUESTS, CHECKING_CALLERS = 24, 8
+TOLERANCE = 1e-3
+BATCH_SUM = re.compile(rb"^stoker_batch_rows_sum(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+BATCH_COUNT = re.compile(rb"^stoker_batch_rows_count(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """CPU seconds of the server, of the load generators that have ended, and of the whole machine."""
+
+    wall_s: float
+    server_s: float | None
+    load_s: float
+    machine_s: float
+
+    @classmethod
+    def read(cls, tree: ProcessTree | None) -> Clocks:
+        """Read them now; the server's are not known without its processes."""
+        children = os.times()
+        return cls(
+            wall_s=time.monotonic(),
+            server_s=tree.cpu_s() if tree else None,
+            load_s=children.children_user + children.children_system,
+            machine_s=machine_busy_s(),
+        )
+
+    def since(self, earlier: Clocks) -> Clocks:
+        """Return what has passed since an earlier reading."""
+        server_s = None
+        if self.server_s is not None and earlier.server_s is not None:
+            server_s = self.server_s - earlier.server_s
+        return Clocks(
+            self.wall_s - earlier.wall_s,
+            server_s,
+            self.load_s - earlier.load_s,
+            self.machine_s - earlier.machine_s,
+        )
+
+    @property
+    def foreign_cores(self) -> float | None:
+        """For a difference of two readings: cores that others kept busy; None for an unknown server."""
+        if self.server_s is None:
+            return None
+        return max(0.0, self.machine_s - self.server_s - self.load_s) / self.wall_s
+
+
+class LoadedServer:
+    """A running server under closed-loop load."""
+
+    def __init__(
+        self,
+        name: str,
+        uri: str,
+        generator: LoadGenerator,
+        dialect: Dialect,
+        row_shape: tuple[int, ...],
+        *,
+        tree: ProcessTree | None = None,
+        key: str | None = None,
+        metrics_path: str | None = None,
+    ) -> None:
+        self.name = name
+        self.uri = uri
+        self.tree = tree
+        self.dialect = dialect
+        self.key = key
+        self._generator = generator
+        self._row_shape = row_shape
+        self._metrics_path = metrics_path
+
+    def run(self, case: Case, seconds: int) -> Slice:
+        """Take a turn; the CPU time is that of the server's whole tree, its idle time included."""
+        request = self.request(random_rows(case.rows, self._row_shape))
+        batches = self._batches(request.host, request.port)
+        before = Clocks.read(self.tree)
+        figures = self._generator.run(request, case.connections, seconds)
+        spent = Clocks.read(self.tree).since(before)
+        cpu_us = None
+        if spent.server_s is not None and figures.requests:
+            cpu_us = spent.server_s * 1e6 / figures.requests
+        return Slice(
+            rows_per_s=figures.requests_per_s * case.rows,
+            requests_per_s=figures.requests_per_s,
+            errors=figures.errors,
+            p50_ms=figures.p50_ms,
+            p99_ms=figures.p99_ms,
+            cpu_us_per_request=cpu_us,
+            foreign_cores=spent.foreign_cores,
+            mean_batch_rows=mean_batch_rows(batches, self._batches(request.host, request.port)),
+        )
+
+    def speaking(self, name: str, path: str, dialect: Dialect) -> LoadedServer:
+        """Return the same server under another name, asked at another path in another dialect."""
+        other = copy.copy(self)
+        other.name, other.dialect = name, dialect
+        other.uri = urljoin(self.uri, path)
+        return other
+
+    def request(self, rows: NDArray[np.float32]) -> ScoringRequest:
+        """Return the request that scores some rows."""
+        return scoring_request(self.uri, self.dialect.encode(rows), self.key, self.dialect.headers(rows))
+
+    def _batches(self, host: str, port: int) -> tuple[float, float] | None:
+        if self._metrics_path is None:
+            return None
+        status, page = get(host, port, self._metrics_path, self.key)
+        return batch_totals(page) if status == HTTP_OK else None
+
+
+def batch_totals(metrics_page: bytes) -> tuple[float, float] | None:
+    """Return the rows and the count of all batches so far, summed over models, from a Prometheus page."""
+    rows, counts = BATCH_SUM.findall(metrics_page), BATCH_COUNT.findall(metrics_page)
+    return (sum(map(float, rows)), sum(map(float, counts))) if counts else None
+
+
+def mean_batch_rows(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    """Return the mean rows a batch between two readings of the totals, None where it cannot be known."""
+    if before is None or after is None or after[1] == before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def _is_close(outputs: NDArray[np.float64], wanted: NDArray[np.float32]) -> bool:
+    return bool(np.abs(outputs - wanted).max() <= TOLERANCE)
+
+
+def check_answers(
+    server: LoadedServer,
+    row_shape: tuple[int, ...],
+    expected: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None,
+    max_rows: int = 3,
+    close: Callable[[NDArray[np.float64], NDArray[np.float32]], bool] = _is_close,
+) -> None:
+    """Score distinct rows from several callers at once and compare each answer with what it must be.
+
+    Args:
+        server: The server to ask.
+        row_shape: Shape of one row.
+        expected: rows [n, ...] to outputs [n, outputs]; None where only status and shape can be checked.
+        max_rows: The requests have 1 to so many rows.
+        close: Whether outputs are near enough to what they must be.
+
+    Raises:
+        BenchedServerError: If an answer is not 200, has the wrong shape or the wrong values.
+    """
+
+    def score(number: int) -> None:
+        rows = random_rows(1 + number % max_rows, row_shape, seed=number)
+        request = server.request(rows)
+        status, body = post(request.host, request.port, request.path, request.body, request.headers)
+        if not status:
+            raise BenchedServerError(f"{server.name} gave no answer at {server.uri}; is it running there?")
+        if status != HTTP_OK:
+            raise BenchedServerError(f"{server.name} answered {status}: {body[:200]!r}")
+        try:
+            outputs = server.dialect.decode(body, len(rows))
+        except ValueError as error:
+            raise BenchedServerError(f"{server.name} answered {body[:200]!r}: {error}") from error
+        if expected is None:
+            return
+        wanted = expected(rows)
+        if outputs.shape != wanted.shape or not close(outputs, wanted):
+            raise BenchedServerError(f"{server.name} answered {outputs[0][:4]} …, not {wanted[0][:4]} …")
+
+    with ThreadPoolExecutor(CHECKING_CALLERS) as callers:
+        for _ in callers.map(score, range(CHECKED_REQUESTS)):
+            pass

@@ -5,10 +5,15 @@ The services themselves lie in loadtests/peers.
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
 from stoker_bench.contestants.servers import HOST, Launch, free_port
 from stoker_bench.generators.scoring_request import DATA_LISTS, OPEN_INFERENCE
@@ -18,7 +23,16 @@ if TYPE_CHECKING:
 
     from stoker_bench.generators.scoring_request import Dialect
 
-__all__ = ["AZUREML", "GRAPH_SCRIPT_PEER", "PEERS", "SERVICES", "Peer", "Site", "graph_script_launch"]
+__all__ = [
+    "AZUREML",
+    "GRAPH_SCRIPT_PEER",
+    "PEERS",
+    "SERVICES",
+    "Peer",
+    "Site",
+    "build_environment",
+    "graph_script_launch",
+]
 
 SERVICES = Path(__file__).resolve().parents[2] / "peers"
 """The folder of the peers' services; it is in the repository, not in the wheel."""
@@ -181,3 +195,30 @@ GRAPH_SCRIPT_PEER = Peer(
     purpose="tensorflow",
 )
 """The server that the entry scripts come from, with the TensorFlow that they need."""
+
+
+def build_environment(peer: Peer, environments: Path) -> Path:
+    """Return the peer's virtual environment, built if it is not there with just these requirements.
+
+    Raises:
+        OperatorError: If uv is missing or cannot install them.
+    """
+    environment = environments / peer.folder
+    stamp = environment / "requirements.txt"
+    wanted = "\n".join(peer.requirements) + "\n"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return environment
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if uv is None:
+        raise OperatorError("uv is needed to build the peers' environments; `make install` brings it")
+    print(f"compare: building the environment of {peer.folder} …", file=sys.stderr, flush=True)
+    python = environment / "bin" / "python"
+    for command in (
+        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(environment)],
+        [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), *peer.requirements],
+    ):
+        built = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if built.returncode:
+            raise OperatorError(f"{' '.join(command[:3])} failed for {peer.folder}: {built.stderr.strip()}")
+    stamp.write_text(wanted)
+    return environment

@@ -1,4 +1,4 @@
-"""Servers on the loopback: started in a session of their own, awaited until ready, ended whole."""
+"""What a server costs: CPU time and memory of all of its processes."""
 
 from __future__ import annotations
 
@@ -11,34 +11,207 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
+import psutil
 import yaml
 
-from stoker_bench.contestants.process_tree import ProcessTree, serving_roots
+from stoker.errors import InvalidSettings
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import scoring_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
     from types import FrameType, TracebackType
 
 __all__ = [
     "HOST",
+    "OTHER",
     "Launch",
+    "Memory",
+    "ProcessTree",
     "RunningServer",
+    "check_python",
     "deployment_launch",
     "ended_by_sigterm",
     "free_port",
     "get",
+    "listening_processes",
+    "machine_busy_s",
+    "other_launch",
     "post",
+    "serving_roots",
     "stoker_launch",
     "tree_behind",
     "uvicorn_launch",
 ]
+
+KILL_TIMEOUT_S, KILL_POLL_S = 5.0, 0.005
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one process or a sum over several."""
+
+    pss_bytes: int
+    """Proportional set size: a page shared by n processes counts 1/n in each."""
+    rss_bytes: int
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.pss_bytes + other.pss_bytes, self.rss_bytes + other.rss_bytes)
+
+
+class ProcessTree:
+    """One or more root processes with all of their descendants, and whoever shares the roots' sessions.
+
+    A server that this package starts leads a session of its own, so that children which outlived their
+    parent are still found.
+    """
+
+    def __init__(self, *roots: int) -> None:
+        self.roots = roots
+
+    def pids(self) -> list[int]:
+        """Return the living processes of the tree, zombies included, in ascending order."""
+        return sorted(process.pid for process in self.processes())
+
+    def processes(self) -> frozenset[psutil.Process]:
+        """Return the same as objects that are equal only if the process is the same, whoever has its pid later."""
+        members: set[psutil.Process] = set()
+        for process in _processes():
+            if process not in members and (process.pid in self.roots or _session(process.pid) in self.roots):
+                members.add(process)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    members.update(process.children(recursive=True))
+        return frozenset(members)
+
+    def kill(self, earlier: frozenset[psutil.Process] = frozenset()) -> None:
+        """SIGKILL the tree's processes, and those of `earlier` that live on outside it; await their end."""
+        doomed = self.processes() | earlier
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        give_up_s = time.monotonic() + KILL_TIMEOUT_S
+        # Not psutil.wait_procs: of a child of this process it would take the exit code that Popen has to tell.
+        while any(map(_runs, doomed)) and time.monotonic() < give_up_s:
+            time.sleep(KILL_POLL_S)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that the tree has used; meaningful as a difference.
+
+        Time of children that ended and were waited for is in it, so a process that ends between two
+        readings loses nothing.
+        """
+        total_s = 0.0
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total_s += times.user + times.system + times.children_user + times.children_system
+        return total_s
+
+    def memory(self) -> Memory:
+        """Return the summed memory of all processes.
+
+        Raises:
+            psutil.AccessDenied: If a process belongs to another user.
+        """
+        total = Memory(0, 0)
+        for pid in self.pids():
+            total += self.memory_of(pid)
+        return total
+
+    def named(self, command_part: str) -> list[int]:
+        """Return the processes whose command line contains `command_part`."""
+        return sorted(process.pid for process in self.processes() if command_part in _command_line(process))
+
+    def maps(self, pid: int, library_part: str) -> bool:
+        """Tell whether the process has mapped a file with `library_part` in its name."""
+        try:
+            mapped = psutil.Process(pid).memory_maps()
+        except psutil.NoSuchProcess:
+            return False
+        return any(library_part in Path(each.path).name for each in mapped)
+
+    def memory_of(self, pid: int) -> Memory:
+        """Return the memory of one process; zero once it has ended."""
+        try:
+            memory = psutil.Process(pid).memory_full_info()
+        except psutil.NoSuchProcess:
+            return Memory(0, 0)
+        return Memory(memory.pss, memory.rss)
+
+
+def machine_busy_s() -> float:
+    """Return the CPU seconds that all processes of the machine have used, stolen time included."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+
+
+def listening_processes(port: int) -> list[int]:
+    """Return the processes of this machine that hold a socket listening on the TCP port.
+
+    Each is asked for its own: of a socket that several hold, psutil's list for the whole machine names one.
+    """
+    return sorted(process.pid for process in _processes() if _listens(process, port))
+
+
+def serving_roots(port: int) -> list[int]:
+    """Return the processes at the top of the server that listens on the port.
+
+    From a listening process this climbs to its `stoker serve`, so that the device processes are in the tree.
+    """
+    roots = {_top(psutil.Process(pid)) for pid in listening_processes(port)}
+    return sorted(root.pid for root in roots if root.parent() not in roots)
+
+
+def _top(process: psutil.Process) -> psutil.Process:
+    while (parent := process.parent()) is not None and _is_stoker_serve(_command_line(parent)):
+        process = parent
+    return process
+
+
+def _is_stoker_serve(command_line: str) -> bool:
+    return "stoker" in command_line and " serve" in command_line
+
+
+def _processes() -> Iterator[psutil.Process]:
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
+def _session(pid: int) -> int | None:
+    """The session of a process, which psutil does not tell."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    try:
+        sockets = process.net_connections("tcp")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)
+
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 120.0
@@ -250,3 +423,58 @@ def _exchange(
         return 0, b""
     finally:
         connection.close()
+
+
+OTHER: Final = "other Stoker"
+# Neither the folder nor the path of the bench: a Stoker that is found there is the one that is benched.
+_SAFE_PATH: Final = "-P"
+_NO_PATH: Final = {"PYTHONPATH": ""}
+
+
+def other_launch(
+    python: Path, model: Path, folder: Path, frontends: int | None = None, options: Sequence[str] = ()
+) -> Launch:
+    """Start `stoker serve MODEL` of the environment that has this Python, with a key of its own.
+
+    Args:
+        python: The environment's Python.
+        model: The model's file.
+        folder: Where its workspace goes.
+        frontends: Frontend processes; None leaves that to it.
+        options: Further options of the command.
+
+    Raises:
+        InvalidSettings: See `check_python`.
+    """
+    check_python(python)
+    key, workspace = secrets.token_urlsafe(32), folder / "other-workspace"
+    launch = stoker_launch(model, workspace, key, frontends, name=OTHER, options=options)
+    return replace(
+        launch,
+        command=(str(python), _SAFE_PATH, *launch.command[1:]),
+        environment={**launch.environment, **_NO_PATH},
+    )
+
+
+def check_python(python: Path) -> None:
+    """Find out whether this Python has a Stoker.
+
+    Raises:
+        InvalidSettings: It has none, or is no Python.
+    """
+    try:
+        tried = subprocess.run(
+            [python, _SAFE_PATH, "-c", "import stoker.cli"],
+            env={**os.environ, **_NO_PATH},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise InvalidSettings(
+            f"--against {python}: {error.strerror}; it takes the Python of an environment, such as "
+            "../before/.venv/bin/python"
+        ) from error
+    if tried.returncode:
+        (*_, reason) = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
+        raise InvalidSettings(f"--against {python}: that environment has no Stoker ({reason})")

@@ -1,26 +1,165 @@
-"""A closed-loop HTTP load generator: `python -m stoker_bench.generators.closed_loop`.
-
-It is used where wrk is not installed. Each connection sends the same bytes again as soon as its answer is complete;
-figures go to stdout as JSON.
-"""
+"""A connection that a load generator holds: made anew whenever the server ends or refuses it."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import resource
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
 
+import httptools
 import numpy as np
 import orjson
 import uvloop
 
-from stoker_bench.generators.http_caller import HttpCaller, allow_many_connections, is_success
-from stoker_bench.generators.kept_connection import keep_connected
 from stoker_bench.generators.load_generator import LoadFigures, figures_of
 
-__all__ = ["closed_loop", "main"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = [
+    "HTTP_OK",
+    "HttpCaller",
+    "KeptConnection",
+    "allow_many_connections",
+    "closed_loop",
+    "is_success",
+    "keep_connected",
+    "main",
+]
+
+RECONNECT_DELAY_S: Final = 0.02
+
+
+class KeptConnection(asyncio.Protocol):
+    """One connection of `keep_connected`.
+
+    Attributes:
+        lost: Done once the connection has ended.
+    """
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        del exc
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+
+async def keep_connected(
+    host: str,
+    port: int,
+    make: Callable[[], KeptConnection],
+    refused: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Hold one connection until cancelled, with a new one whenever the server ends it.
+
+    Args:
+        host: Where the server listens.
+        port: Where it listens.
+        make: Makes the protocol of each connection.
+        refused: Hears of each connection that could not be made: when it was tried, by `time.monotonic`.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        tried_s = time.monotonic()
+        try:
+            _, connection = await loop.create_connection(make, host, port)
+        except OSError:
+            refused(tried_s)
+            await asyncio.sleep(RECONNECT_DELAY_S)
+            continue
+        try:
+            await connection.lost
+        finally:
+            connection.abort()
+
+
+HTTP_OK, HTTP_REDIRECTS = 200, 300
+
+
+def is_success(status: int) -> bool:
+    """Tell whether a status is one of 2xx."""
+    return HTTP_OK <= status < HTTP_REDIRECTS
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open files as far as the system lets it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class HttpCaller(KeptConnection):
+    """One connection with at most one request under way; what follows from an answer is its subclasses'.
+
+    Attributes:
+        awaiting: Whether a request is under way.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parser = httptools.HttpResponseParser(self)
+        self.awaiting = False
+
+    def opened(self) -> None:
+        """Hear that requests can be sent."""
+
+    def answered(self, status: int, kept: bool) -> None:
+        """Hear of a whole answer, and whether the connection takes another request."""
+
+    def dropped(self) -> None:
+        """Hear that the connection ended while a request was under way."""
+
+    def send(self, request: bytes) -> None:
+        """Send a whole request."""
+        self.awaiting = True
+        self._transport.write(request)
+
+    def send_parts(self, parts: Iterable[bytes | memoryview]) -> None:
+        """Send a whole request that lies in several places."""
+        self.awaiting = True
+        self._transport.writelines(parts)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        super().connection_made(transport)
+        self.opened()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._transport.abort()
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self.awaiting = False
+        kept = self._parser.should_keep_alive()
+        if not kept:
+            self._transport.close()
+        self.answered(self._parser.get_status_code(), kept)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        if self.awaiting:
+            self.dropped()
+        super().connection_lost(exc)
 
 
 class _Tally:

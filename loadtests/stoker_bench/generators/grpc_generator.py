@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import grpc
 import numpy as np
 import orjson
 
-from stoker_bench.generators.grpc_call import answer_to
+from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import GeneratorError, LoadFigures, figures_of, output_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from stoker_bench.generators.load_generator import LoadGenerator
     from stoker_bench.generators.scoring_request import ScoringRequest
 
-__all__ = ["H2Load", "OwnGrpcGenerator", "h2load_figures", "pick_grpc_generator"]
+__all__ = ["H2Load", "OwnGrpcGenerator", "answer_to", "h2load_figures", "pick_grpc_generator"]
 
 PREFIX_BYTES: Final = 5
 """What gRPC puts before each message: whether it is compressed, and its length."""
@@ -176,3 +177,23 @@ def _callers_gone(
     waited_s = np.minimum(since_s + latencies_s, end_s) - np.maximum(since_s, begin_s)
     gone = connections - float(waited_s.clip(0).sum()) / (end_s - begin_s)
     return round(gone) if gone > connections * NOTABLE_SHARE else 0
+
+
+CALL_TIMEOUT_S: Final = 30
+
+
+def answer_to(request: ScoringRequest) -> bytes:
+    """Make a call whose message is the request's body, and return the message of its answer.
+
+    Raises:
+        BenchedServerError: The call ended with another status than OK.
+    """
+    metadata = [(name.lower(), value) for name, value in request.headers.items()]
+    with grpc.insecure_channel(f"{request.host}:{request.port}") as channel:
+        try:
+            answer: bytes = channel.unary_unary(request.path)(
+                request.body, metadata=metadata, timeout=CALL_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise BenchedServerError(f"{request.uri} answered {error}") from error
+    return answer

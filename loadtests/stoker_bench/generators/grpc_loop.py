@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 import uvloop
 
-from stoker_bench.generators.kept_connection import KeptConnection, keep_connected
+from stoker_bench.generators.closed_loop import KeptConnection, keep_connected
 from stoker_bench.generators.load_generator import LoadFigures
 
 __all__ = ["closed_loop", "main"]

@@ -16,34 +16,35 @@ from stoker.errors import OperatorError
 from stoker.gpu.devices import choose_device
 from stoker.gpu.nvml import describe_driver
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.http_caller import allow_many_connections
+from stoker_bench.generators.closed_loop import allow_many_connections
 from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import random_rows
 from stoker_bench.gpu.ceiling import CeilingOptions, measure_ceiling
-from stoker_bench.gpu.faults import FaultOptions, MemoryShortage, kill_run, shortage_run
-from stoker_bench.gpu.memory import MemoryOptions, memory_run
+from stoker_bench.gpu.faults import (
+    FaultOptions,
+    MemoryOptions,
+    MemoryShortage,
+    kill_run,
+    memory_run,
+    shortage_run,
+)
 from stoker_bench.gpu.models import NETWORKS, ModelMaker
 from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
 from stoker_bench.gpu.server import BODIES, GpuServer, ServingOptions, takes
 from stoker_bench.gpu.serving import measure_served
-from stoker_bench.progress import say
-from stoker_bench.reports.machine import describe_machine
-from stoker_bench.reports.report import at_least, at_most
-from stoker_bench.reports.tables import UNKNOWN, aligned, figure
+from stoker_bench.reports import UNKNOWN, aligned, at_least, at_most, describe_machine, figure, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from stoker.deployment import Device
     from stoker_bench.gpu.ceiling import Ceiling
-    from stoker_bench.gpu.faults import KillRun
-    from stoker_bench.gpu.memory import MemoryRun
-    from stoker_bench.gpu.models import GpuModel, Network
+    from stoker_bench.gpu.faults import KillRun, MemoryRun
+    from stoker_bench.gpu.models import GpuModel, Network, Precision, WireDtype
     from stoker_bench.gpu.poisson import PoissonSearch
     from stoker_bench.gpu.server import Body
     from stoker_bench.gpu.serving import Served
-    from stoker_bench.gpu.variants import Precision, WireDtype
-    from stoker_bench.reports.report import Bound
+    from stoker_bench.reports import Bound
 
 __all__ = [
     "PARTS",

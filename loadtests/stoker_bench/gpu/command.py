@@ -13,11 +13,9 @@ import orjson
 from stoker.errors import InvalidSettings, OperatorError
 from stoker_bench.contestants.servers import ended_by_sigterm
 from stoker_bench.gpu.bench import PARTS, GpuBench, GpuBenchOptions
-from stoker_bench.gpu.loadgen import PACKAGE
-from stoker_bench.gpu.models import NETWORKS
-from stoker_bench.gpu.poisson import PoissonOptions
+from stoker_bench.gpu.models import NETWORKS, PRECISIONS, WIRE_DTYPES
+from stoker_bench.gpu.poisson import PACKAGE, PoissonOptions
 from stoker_bench.gpu.server import BODIES
-from stoker_bench.gpu.variants import PRECISIONS, WIRE_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,13 +21,11 @@ import numpy as np
 import orjson
 import uvloop
 
-from stoker_bench.generators.http_caller import HttpCaller, allow_many_connections, is_success
-from stoker_bench.generators.kept_connection import keep_connected
-from stoker_bench.gpu.arrivals import Schedule
-from stoker_bench.gpu.loadgen import LoadGen
+from stoker_bench.generators.closed_loop import HttpCaller, allow_many_connections, is_success, keep_connected
+from stoker_bench.gpu.poisson import LoadGen, Schedule
 
 if TYPE_CHECKING:
-    from stoker_bench.gpu.arrivals import Arrivals, Query
+    from stoker_bench.gpu.poisson import Arrivals, Query
 
 __all__ = ["main", "poisson_loop"]
 

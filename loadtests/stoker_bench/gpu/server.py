@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 import numpy as np
 import yaml
 
-from stoker_bench.contestants.loaded_server import LoadedServer, batch_totals, check_answers
+from stoker_bench.contestants.contest import LoadedServer, batch_totals, check_answers
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port, get, post
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import OwnGenerator

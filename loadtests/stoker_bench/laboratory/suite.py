@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from heapq import heappop, heappush
+from typing import Final, Literal
 
 import numpy as np
 
 from stoker.device.arbiter import Arbiter
 from stoker.device.planner import BatchPolicy, Offer
+from stoker.keys.buckets import Bucket
 from stoker.settings import choices
+from stoker.settings.choices import Admission
 from stoker.simulation.scheduler import AdmissionControl, Planned, Untargeted
 from stoker.simulation.workload import CURVES, Curve, Jitter, Requests, Stream, joined
 from stoker.simulation.world import Batch, Outcome, RowTable, Scheduler, row_tables, run
@@ -24,15 +27,20 @@ __all__ = [
     "Clipper",
     "Clockwork",
     "Fifo",
+    "Neighbours",
     "Nexus",
     "Shared",
     "Symphony",
     "Workload",
+    "beside",
+    "exact",
+    "fluid",
+    "has_exact",
+    "let_in",
     "simulate",
     "simulate_load",
     "simulate_requests",
 ]
-
 
 # Simulates several models that share a device: the planner of each, and the arbiter between them.
 
@@ -401,3 +409,200 @@ def _simulate_alone(
 
 def _jitter(seed: int, hiccups: float) -> Jitter:
     return Jitter(np.random.default_rng(seed + 1), hiccups=hiccups)
+
+
+Neighbours = Literal["callers", "tiers"]
+
+_OTHERS: Final = 5
+_EACH: Final = 0.1
+_HIGH: Final = 0.3
+_LOW_TARGETS: Final = 10
+"""The low tier's target as a multiple of the high tier's."""
+
+
+def beside(
+    kind: Neighbours,
+    curve: Curve,
+    policy: BatchPolicy,
+    target_ms: float,
+    loads: Sequence[float],
+    seconds: float,
+    seeds: Sequence[int],
+    admission: Admission = "target",
+) -> Iterator[dict[str, object]]:
+    """Simulate five callers of load 0.1 beside a caller of each load, or a high tier of load 0.3 beside a low tier.
+
+    Args:
+        kind: Which of the two cases.
+        curve: The batch times.
+        policy: The batching policy.
+        target_ms: The latency target; ten times as long for the low tier.
+        loads: Loads of the neighbour, relative to the throughput of full batches; 0 for no neighbour.
+        seconds: Duration of the arrivals.
+        seeds: Random seeds.
+        admission: Which requests are admitted.
+
+    Yields:
+        For each load the share of the others' rows in time, that of the worst of them, their latency, and the
+        neighbour's share of the device time.
+    """
+    peak = curve.peak_rows_per_s
+    if kind == "callers":
+        others = [Stream(_EACH * peak, target_ms, caller=2 + number) for number in range(_OTHERS)]
+        neighbour = Stream(peak, target_ms, caller=1)
+    else:
+        others = [Stream(_HIGH * peak, target_ms, tier=0)]
+        neighbour = Stream(peak, _LOW_TARGETS * target_ms, tier=2)
+    for load in loads:
+        outcomes = []
+        for seed in seeds:
+            chance = np.random.default_rng(seed)
+            # The others' requests are the same for every load of the neighbour.
+            parts = [stream.draw(seconds, chance) for stream in others]
+            if load:
+                parts.append(_times(neighbour, load).draw(seconds, chance))
+            requests = joined(parts)
+            outcomes.append(simulate_requests(curve, policy, requests, 1, seed, admission=admission))
+        yield {"neighbour": load} | _facts(outcomes, others, neighbour)
+
+
+def _times(stream: Stream, load: float) -> Stream:
+    return Stream(load * stream.rows_per_s, stream.target_ms, tier=stream.tier, caller=stream.caller)
+
+
+def _facts(outcomes: Sequence[Outcome], others: Sequence[Stream], neighbour: Stream) -> dict[str, object]:
+    in_time, worst, took_ms, had = [], [], [], []
+    for outcome in outcomes:
+        asked = outcome.requests
+        theirs = (asked.caller != neighbour.caller) | (asked.tier != neighbour.tier)
+        answered = outcome.done_ns <= asked.at_ns + asked.target_ns
+        in_time.append(float(asked.rows[theirs & answered].sum() / asked.rows[theirs].sum()))
+        worst.append(min(outcome.in_time(caller=other.caller, tier=other.tier) for other in others))
+        done = theirs & (outcome.done_ns < outcome.end_ns + 1)
+        took_ms.append((outcome.done_ns - asked.at_ns)[done] / 1e6)
+        rows = asked.rows[outcome.done_ns <= outcome.end_ns].sum()
+        had.append(float(asked.rows[~theirs & (outcome.done_ns <= outcome.end_ns)].sum() / max(1, rows)))
+    everyone_ms = np.concatenate(took_ms)
+    return {
+        "in time": round(sum(in_time) / len(in_time), 4),
+        "worst": round(min(worst), 4),
+        "p50 ms": round(float(np.quantile(everyone_ms, 0.5)), 2),
+        "p99 ms": round(float(np.quantile(everyone_ms, 0.99)), 2),
+        "neighbour's part": round(sum(had) / len(had), 3),
+    }
+
+
+def let_in(requests: Requests, rows_per_s: float, burst_s: float) -> Requests:
+    """Filter requests by a quota of rows per second for each caller, as enforced by one frontend.
+
+    Args:
+        requests: All requests; those beyond the quota are refused and not retried.
+        rows_per_s: The quota.
+        burst_s: Number of seconds of the quota that a caller may use at once.
+    """
+    buckets: dict[int, Bucket] = {}
+    drawn: dict[int, int] = {}
+    taken = np.zeros(len(requests.at_ns), bool)
+    columns = (requests.at_ns.tolist(), requests.rows.tolist(), requests.caller.tolist())
+    for place, (at_ns, rows, caller) in enumerate(zip(*columns, strict=True)):
+        bucket = buckets.get(caller)
+        if bucket is None:
+            bucket = buckets[caller] = Bucket(rows_per_s, burst_s, 0, at_ns)
+        bucket.update(at_ns, drawn.get(caller, 0))
+        if not bucket.wait_ns(rows):
+            bucket.draw(rows)
+            drawn[caller] = drawn.get(caller, 0) + rows
+            taken[place] = True
+    return dataclasses.replace(
+        requests,
+        **{field.name: getattr(requests, field.name)[taken] for field in dataclasses.fields(requests)},
+    )
+
+
+_STEPS: Final = 200
+_UNREACHED: Final = -(1 << 30)
+
+
+def fluid(requests: Requests, curve: Curve) -> float:
+    """Upper bound of the share of rows answered in time, with rows and batches divisible at will.
+
+    Each row takes its share of the time of the most efficient batch, and rows are processed in order of their due
+    times, which is optimal.
+
+    Args:
+        requests: The requests for all models, which share one curve.
+        curve: The batch times.
+    """
+    row_ns = min(curve.batch_ns(rows) / rows for rows in range(1, curve.max_batch_rows + 1))
+    due_ns = (requests.at_ns + requests.target_ns).tolist()
+    waiting: list[tuple[int, float]] = []
+    now_ns, done_ns = 0.0, 0.0
+    at_ns = requests.at_ns.tolist()
+    until = (*at_ns[1:], float("inf"))
+    for begins_ns, until_ns, due, rows in zip(at_ns, until, due_ns, requests.rows.tolist(), strict=True):
+        now_ns = max(now_ns, begins_ns)
+        heappush(waiting, (due, rows * row_ns))
+        while waiting and now_ns < until_ns:
+            first_due, work_ns = heappop(waiting)
+            spent_ns = min(work_ns, first_due - now_ns, until_ns - now_ns)
+            if spent_ns <= 0:
+                continue
+            now_ns += spent_ns
+            done_ns += spent_ns
+            if work_ns > spent_ns and first_due > now_ns:
+                heappush(waiting, (first_due, work_ns - spent_ns))
+    return float(done_ns / row_ns / max(1, requests.rows.sum()))
+
+
+def has_exact(requests: Requests) -> bool:
+    """Whether `exact` applies: requests of one row each, for one model, with one target."""
+    one_row = bool((requests.rows == 1).all()) and not requests.model.any()
+    return one_row and len(set(requests.target_ns.tolist())) <= 1
+
+
+def exact(requests: Requests, curve: Curve, step_ns: int | None = None) -> float:
+    """The share of rows answered in time by the optimal sequence of batches.
+
+    Dynamic programming over the time at which the device is free and the number of leading rows that are gone: a
+        batch of
+    *n* takes *n* consecutive rows that have arrived and are in time; rows before them are lost.
+
+    Args:
+        requests: Requests for which `has_exact` is true.
+        curve: The batch times.
+        step_ns: The step of the time grid; times are rounded in favour of the bound. None is a two hundredth of a
+            full batch. If all times are multiples of the step, the bound is attained.
+    """
+    costs = np.array([curve.batch_ns(rows) for rows in range(1, curve.max_batch_rows + 1)])
+    step_ns = min(curve.full_ns // _STEPS if step_ns is None else step_ns, int(costs[0]))
+    lasts = (costs // step_ns).tolist()
+    at_ns = requests.at_ns
+    due_ns = at_ns + requests.target_ns
+    if not len(at_ns):
+        return 0.0
+    # By step modulo the ring's length, and by the number of leading rows that are gone: the most rows answered.
+    ring = np.full((lasts[-1] + 1, len(at_ns) + 1), _UNREACHED, np.int32)
+    steps = np.arange(int(due_ns[-1]) // step_ns + 1)
+    come = at_ns.searchsorted((steps + 1) * step_ns).tolist()
+    # By step and longest batch: the number of leading rows gone for states that end at the step.
+    gone = [0] * lasts[-1]
+    ring[0, 0] = 0
+    most = 0
+    for step, last in enumerate(come):
+        now, after = ring[step % len(ring)], ring[(step + 1) % len(ring)]
+        first_rows = due_ns.searchsorted(step * step_ns + costs).tolist()
+        begin = gone[step]
+        gone.append(first_rows[0])
+        # A state with fewer rows gone may drop more of them.
+        best = np.maximum.accumulate(now[begin : last + 1])
+        most = max(most, int(best[-1]))
+        now[begin : last + 1] = _UNREACHED
+        waits = slice(first_rows[0], last + 1)
+        np.maximum(after[waits], best[first_rows[0] - begin :], out=after[waits])
+        for rows, (first, lasting) in enumerate(zip(first_rows, lasts, strict=True), 1):
+            stop = last - rows + 1
+            if first >= stop:
+                break
+            ends = ring[(step + lasting) % len(ring)][first + rows : stop + rows]
+            np.maximum(ends, best[first - begin : stop - begin] + rows, out=ends)
+    return max(most, int(ring.max())) / len(at_ns)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.networks.mlp import INPUT_NAME, WIDTHS, seeded_mlp
+from stoker_bench.networks.onnx_graphs import INPUT_NAME, WIDTHS, seeded_mlp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker_bench.agreement.bench import AgreementReport, LightRun, Run
+from stoker_bench.agreement import AgreementReport, LightRun, Run
 
 
 def run(**figures: Any) -> Run:

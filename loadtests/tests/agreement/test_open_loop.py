@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker_bench.agreement.bench import Answers
+from stoker_bench.agreement import Answers
 
 
 def test_answers_are_counted_by_what_became_of_them() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stoker.simulation.workload import Jitter
-from stoker_bench.agreement.bench import CURVE, Expected, simulated
-from stoker_bench.gpu.arrivals import arrival_times_s
+from stoker_bench.agreement import CURVE, Expected, simulated
+from stoker_bench.gpu.poisson import arrival_times_s
 
 
 def expected(load: float, way_ms: float = 0.0) -> Expected:

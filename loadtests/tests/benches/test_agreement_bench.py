@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stoker_bench.agreement.bench import LIGHT_LOADS, LOADS, AgreementOptions, run_agreement
-from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.agreement import LIGHT_LOADS, LOADS, AgreementOptions, run_agreement
+from stoker_bench.contestants.servers import ProcessTree
 
 
 def test_a_bench_of_agreement() -> None:

@@ -8,20 +8,19 @@ from loadtests.tests.one_request import OneRequest
 
 from stoker_bench.benches import bench
 from stoker_bench.benches.bench import BenchOptions, run_bench
-from stoker_bench.contestants import start_up
 from stoker_bench.contestants.baselines import BARE, HANDWRITTEN, STARLETTE
 from stoker_bench.contestants.contest import Case
 from stoker_bench.contestants.offline import NAME_PREFIX, OfflineRuntime
-from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import ProcessTree
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
-from stoker_bench.networks.mlp import seeded_mlp
+from stoker_bench.networks.onnx_graphs import seeded_mlp
 
 
 def test_bench_starts_checks_loads_and_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stoker and all baselines answer rightly, every case has all contestants, and nothing is left running."""
     monkeypatch.setattr(bench, "pick_generator", OneRequest)
-    monkeypatch.setattr(start_up, "REPEATS", 1)
+    monkeypatch.setattr(bench, "REPEATS", 1)
     # Servers of other tests may be children of this process too.
     before = set(ProcessTree(os.getpid()).pids())
     report = run_bench(BenchOptions(seconds=0, rounds=1, concurrency=(2,), rows=5))

@@ -7,11 +7,11 @@ from typing import Literal
 import pytest
 from loadtests.tests.one_request import OneRequest
 
-from stoker_bench.benches import body_bench
-from stoker_bench.benches.body_bench import BodyBenchOptions, BodyReport, run_body_bench
+from stoker_bench.benches import protocol_bench
+from stoker_bench.benches.protocol_bench import BodyBenchOptions, BodyReport, run_body_bench
 from stoker_bench.contestants.contest import Case, Slice
-from stoker_bench.contestants.other_stoker import OTHER
-from stoker_bench.reports.report import CaseResult
+from stoker_bench.contestants.servers import OTHER
+from stoker_bench.reports import CaseResult
 
 
 @pytest.mark.parametrize(("least", "met"), [(0.5, [False]), (0.4, [True]), (None, [])])
@@ -27,8 +27,8 @@ def test_bench_of_other_bodies(
     bodies: Literal["images", "tokens"], alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers are what the model gives; another Stoker, and what reads the body alone, take their turns."""
-    monkeypatch.setattr(body_bench, "pick_generator", OneRequest)
-    monkeypatch.setattr(body_bench, "WARM_UP_S", 0)
+    monkeypatch.setattr(protocol_bench, "pick_generator", OneRequest)
+    monkeypatch.setattr(protocol_bench, "WARM_UP_S", 0)
     against = Path(sys.executable)
     report = run_body_bench(BodyBenchOptions(bodies, seconds=0, rounds=1, concurrency=(1,), against=against))
     (result,) = report.cases

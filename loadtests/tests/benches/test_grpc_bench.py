@@ -13,16 +13,22 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest
 from stoker_bench.benches import grpc_bench
-from stoker_bench.benches.grpc_bench import ECHO, GRPC, GrpcBenchOptions, GrpcReport, run_grpc_bench
+from stoker_bench.benches.grpc_bench import (
+    CPP_ECHO,
+    ECHO,
+    GRPC,
+    EchoNotBuilt,
+    GrpcBenchOptions,
+    GrpcReport,
+    run_grpc_bench,
+)
 from stoker_bench.commands import bench
 from stoker_bench.contestants.baselines.grpc_echo import echo_server
 from stoker_bench.contestants.contest import Case, Slice
-from stoker_bench.contestants.cpp_echo import CPP_ECHO, EchoNotBuilt
-from stoker_bench.contestants.process_tree import ProcessTree
-from stoker_bench.contestants.servers import Launch
+from stoker_bench.contestants.servers import Launch, ProcessTree
 from stoker_bench.generators.grpc_generator import OwnGrpcGenerator
 from stoker_bench.generators.grpc_loop import closed_loop
-from stoker_bench.reports.report import CaseResult
+from stoker_bench.reports import CaseResult
 
 PATH = f"/{SERVICE}/ModelInfer"
 SECONDS = 1.0

@@ -2,16 +2,16 @@
 
 import pytest
 
-from stoker_bench.benches import merge_cost
-from stoker_bench.benches.merge_cost import measure_merge_cost
+from stoker_bench.benches import script_bench
+from stoker_bench.benches.script_bench import measure_merge_cost
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
 
 
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take no time for good figures."""
-    monkeypatch.setattr(merge_cost, "REPEATS", 1)
-    monkeypatch.setattr(merge_cost, "CALLS", 1)
+    monkeypatch.setattr(script_bench, "REPEATS", 1)
+    monkeypatch.setattr(script_bench, "CALLS", 1)
 
 
 def test_every_step_has_its_cost_and_merging_its_own() -> None:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from stoker_bench import load
-from stoker_bench.users.pieces import PIECE_FORMS, PieceForm
+from stoker_bench.users import PIECE_FORMS, PieceForm
 
 
 @pytest.mark.skipif(find_spec("locust") is None, reason="locust comes with stoker-bench[load]")

@@ -12,7 +12,7 @@ from stoker_bench.benches.protocol_bench import (
     run_protocol_bench,
 )
 from stoker_bench.contestants.contest import Case, Slice
-from stoker_bench.reports.report import CaseResult
+from stoker_bench.reports import CaseResult
 
 
 def rates(**rows_per_s: float) -> dict[str, list[Slice]]:

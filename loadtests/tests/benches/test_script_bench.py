@@ -6,14 +6,19 @@ from pathlib import Path
 import pytest
 from loadtests.tests.one_request import OneRequest
 
-from stoker_bench.benches import merge_cost, script_bench
-from stoker_bench.benches.merge_cost import MergeCost, Step
-from stoker_bench.benches.script_bench import ScriptBenchOptions, ScriptReport, run_script_bench
+from stoker_bench.benches import script_bench
+from stoker_bench.benches.script_bench import (
+    MergeCost,
+    ScriptBenchOptions,
+    ScriptReport,
+    Step,
+    run_script_bench,
+)
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.entry_scripts import ONNX_SCORE
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
-from stoker_bench.networks.mlp import seeded_mlp
-from stoker_bench.reports.report import CaseResult
+from stoker_bench.networks.onnx_graphs import seeded_mlp
+from stoker_bench.reports import CaseResult
 
 
 def case(mean_batch_rows: float) -> CaseResult:
@@ -51,7 +56,7 @@ def test_bench_serves_each_script_in_every_way(tmp_path: Path, monkeypatch: pyte
     """All servers answer rightly, each with its own batching, and merging was proved by the sample."""
     monkeypatch.setattr(script_bench, "pick_generator", OneRequest)
     monkeypatch.setattr(script_bench, "WARM_UP_S", 0)
-    monkeypatch.setattr(merge_cost, "CALLS", 1)
+    monkeypatch.setattr(script_bench, "CALLS", 1)
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
     (run / "model" / "mnist-tf.model.meta").touch()

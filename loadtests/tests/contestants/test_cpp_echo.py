@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker_bench.contestants import cpp_echo
-from stoker_bench.contestants.cpp_echo import CPP_ECHO, EchoNotBuilt, cpp_echo_launch, cpp_echo_program
+from stoker_bench.benches import grpc_bench
+from stoker_bench.benches.grpc_bench import CPP_ECHO, EchoNotBuilt, cpp_echo_launch, cpp_echo_program
 from stoker_bench.contestants.servers import RunningServer
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.grpc_call import answer_to
+from stoker_bench.generators.grpc_generator import answer_to
 from stoker_bench.generators.scoring_request import ScoringRequest
 
 PATH = "/any.Service/Method"
@@ -34,7 +34,7 @@ def test_messages_of_any_method_come_back(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also empty ones and those of several frames, one after the other."""
-    monkeypatch.setattr(cpp_echo, "cpp_echo_program", lambda: program)
+    monkeypatch.setattr(grpc_bench, "cpp_echo_program", lambda: program)
     launch = cpp_echo_launch(PATH)
     assert (launch.name, launch.uri) == (CPP_ECHO, f"http://127.0.0.1:{launch.port}{PATH}")
     with RunningServer(launch, tmp_path / "log"):
@@ -46,7 +46,7 @@ def test_a_call_that_fails_is_an_error(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a message above gRPC's limit of 4 MiB, say; its status is told."""
-    monkeypatch.setattr(cpp_echo, "cpp_echo_program", lambda: program)
+    monkeypatch.setattr(grpc_bench, "cpp_echo_program", lambda: program)
     launch = cpp_echo_launch(PATH)
     with (
         RunningServer(launch, tmp_path / "log"),
@@ -58,7 +58,7 @@ def test_a_call_that_fails_is_an_error(
 def test_what_is_built_is_kept(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler is not asked again, until source or library are others; nothing else lies in the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(program.parents[1]))
-    monkeypatch.setattr(cpp_echo, "_build", lambda *_: pytest.fail("it was there"))
+    monkeypatch.setattr(grpc_bench, "_build", lambda *_: pytest.fail("it was there"))
     assert cpp_echo_program() == program
     assert list(program.parent.iterdir()) == [program]
 

@@ -8,10 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from stoker_bench.contestants.contest import Case
-from stoker_bench.contestants.loaded_server import LoadedServer, batch_totals, check_answers, mean_batch_rows
-from stoker_bench.contestants.process_tree import ProcessTree
-from stoker_bench.contestants.servers import HOST, free_port
+from stoker_bench.contestants.contest import Case, LoadedServer, batch_totals, check_answers, mean_batch_rows
+from stoker_bench.contestants.servers import HOST, ProcessTree, free_port
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures
 from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest, binary_open_inference

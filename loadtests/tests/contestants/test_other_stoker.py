@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker_bench.contestants.other_stoker import OTHER, check_python, other_launch
+from stoker_bench.contestants.servers import OTHER, check_python, other_launch
 
 
 def test_the_other_stoker_is_that_of_its_python(tmp_path: Path) -> None:

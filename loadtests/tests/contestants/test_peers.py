@@ -7,8 +7,15 @@ import pytest
 
 from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
-from stoker_bench.contestants.peer_environments import build_environment
-from stoker_bench.contestants.peers import GRAPH_SCRIPT_PEER, PEERS, SERVICES, Peer, Site, graph_script_launch
+from stoker_bench.contestants.peers import (
+    GRAPH_SCRIPT_PEER,
+    PEERS,
+    SERVICES,
+    Peer,
+    Site,
+    build_environment,
+    graph_script_launch,
+)
 
 ALL = (*PEERS, GRAPH_SCRIPT_PEER)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker_bench.contestants.process_tree import (
+from stoker_bench.benches.bench import FrontendWeight, frontend_weight
+from stoker_bench.contestants.servers import (
+    HOST,
     Memory,
     ProcessTree,
     listening_processes,
     machine_busy_s,
     serving_roots,
 )
-from stoker_bench.contestants.servers import HOST
-from stoker_bench.contestants.start_up import FrontendWeight, frontend_weight
 
 PAGE = resource.getpagesize()
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")

@@ -8,9 +8,19 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from stoker_bench.contestants.servers import HOST, free_port
-from stoker_bench.gpu.faults import FaultOptions, recovery_s, summarise_kill
-from stoker_bench.gpu.memory import MemoryRun, MemorySample
-from stoker_bench.gpu.timeline import NO_ANSWER, NO_CONNECTION, Answer, TimedLoad, told, wait_for
+from stoker_bench.gpu.faults import (
+    NO_ANSWER,
+    NO_CONNECTION,
+    Answer,
+    FaultOptions,
+    MemoryRun,
+    MemorySample,
+    TimedLoad,
+    recovery_s,
+    summarise_kill,
+    told,
+    wait_for,
+)
 
 REQUEST = (b"POST / HTTP/1.1\r\ncontent-length: 4\r\n\r\n", memoryview(b"rows"))
 

@@ -12,10 +12,8 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.gpu.command import _network_of
-from stoker_bench.gpu.models import ModelMaker, as_sent
-from stoker_bench.gpu.variants import PRECISIONS, WIRE_DTYPES, variant
-from stoker_bench.networks.mlp import seeded_mlp
-from stoker_bench.networks.mnist_cnn import mnist_cnn
+from stoker_bench.gpu.models import PRECISIONS, WIRE_DTYPES, ModelMaker, as_sent, variant
+from stoker_bench.networks.onnx_graphs import mnist_cnn, seeded_mlp
 
 TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "uint8": "tensor(uint8)"}
 

@@ -12,9 +12,18 @@ import pytest
 from stoker_bench.contestants.servers import HOST
 from stoker_bench.generators.load_generator import GeneratorError
 from stoker_bench.generators.scoring_request import scoring_request
-from stoker_bench.gpu.arrivals import Query, Schedule, arrival_times_s
-from stoker_bench.gpu.loadgen import LoadGen, loadgen_version, percentile_ms
-from stoker_bench.gpu.poisson import PoissonSearch, confirmed_rate, highest_rate, together
+from stoker_bench.gpu.poisson import (
+    LoadGen,
+    PoissonSearch,
+    Query,
+    Schedule,
+    arrival_times_s,
+    confirmed_rate,
+    highest_rate,
+    loadgen_version,
+    percentile_ms,
+    together,
+)
 from stoker_bench.gpu.poisson_loop import poisson_loop
 
 REQUEST = scoring_request(f"http://{HOST}:1/score", b"{}").http_bytes

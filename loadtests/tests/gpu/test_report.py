@@ -33,12 +33,10 @@ from stoker_bench.gpu.ceiling import (
     _repeat_steps,
     measure_ceiling,
 )
-from stoker_bench.gpu.faults import KillRun, MemoryShortage
-from stoker_bench.gpu.memory import MemoryRun, MemorySample
+from stoker_bench.gpu.faults import KillRun, MemoryRun, MemorySample, MemoryShortage
 from stoker_bench.gpu.models import GpuModel
 from stoker_bench.gpu.poisson import PoissonRun, PoissonSearch
-from stoker_bench.gpu.serving import Served
-from stoker_bench.gpu.watch import GpuFigures, GpuWatch, gpu_figures, process_memory_bytes
+from stoker_bench.gpu.serving import GpuFigures, GpuWatch, Served, gpu_figures, process_memory_bytes
 
 MODEL = "resnet50 fp16, uint8 input"
 SMALL = BatchFigures(1, "bound", 500, 400, 0.1, 2.0, 0.01)

@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from stoker_bench.networks.mlp import INPUT_NAME, OUTPUT_NAME, WIDTHS, seeded_mlp
+from stoker_bench.networks.onnx_graphs import INPUT_NAME, OUTPUT_NAME, WIDTHS, seeded_mlp
 
 
 @pytest.mark.parametrize("rows", [1, 7])

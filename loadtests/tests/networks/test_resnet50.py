@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from stoker_bench.gpu.variants import variant
+from stoker_bench.gpu.models import variant
 from stoker_bench.networks.resnet50 import INPUT_NAME, ROW_SHAPE, resnet50, seeded_weights, weight_shapes
 
 PARAMETERS = 25_636_712

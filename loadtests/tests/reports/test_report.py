@@ -3,13 +3,12 @@
 import orjson
 import pytest
 
+from stoker_bench.benches.bench import BenchReport, FrontendWeight, StartUp
+from stoker_bench.compare import Comparison, Entry
 from stoker_bench.contestants.baselines import BARE, HANDWRITTEN, STARLETTE
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.offline import NAME_PREFIX
-from stoker_bench.contestants.start_up import FrontendWeight, StartUp
-from stoker_bench.reports.bench_report import BenchReport
-from stoker_bench.reports.compare_report import Comparison, Entry
-from stoker_bench.reports.report import CaseResult
+from stoker_bench.reports import CaseResult
 
 
 def taken(rows_per_s: float, **figures: float) -> Slice:

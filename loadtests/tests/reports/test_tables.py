@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker_bench.reports.tables import aligned, figure, markdown
+from stoker_bench.reports import aligned, figure, markdown
 
 
 @pytest.mark.parametrize(

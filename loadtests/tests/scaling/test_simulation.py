@@ -7,9 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from stoker_bench.scaling.command import TRACES, main, rules_for, simulate, table
-from stoker_bench.scaling.fleet import STEP_S, Fleet, Model
-from stoker_bench.scaling.rules import Fixed, Horizontal, Knative
+from stoker_bench.scaling import (
+    STEP_S,
+    TRACES,
+    Fixed,
+    Fleet,
+    Horizontal,
+    Knative,
+    Model,
+    main,
+    rules_for,
+    simulate,
+    table,
+)
 from stoker_cluster.scaling import ScalingPolicy
 
 MODEL = Model(start_s=2, drain_s=1)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from stoker_bench.users.pieces import PiecesSeen, read_pieces
+from stoker_bench.users import PiecesSeen, read_pieces
 from stoker_client import ModelFailed
 
 FAILED = ModelFailed("it failed (error id 12ab)", status=500, code="model_failed")

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from stoker.errors import OperatorError
-from stoker_bench.users import digits
-from stoker_bench.users.digits import classes_in_answer, read_digits
-from stoker_bench.users.server_timing import stage_times_ms
-from stoker_bench.users.shapes import SHAPES, Shape, users_at
+from stoker_bench import users
+from stoker_bench.users import SHAPES, Shape, classes_in_answer, read_digits, stage_times_ms, users_at
 
 
 def test_ramp_rises_in_equal_steps_to_the_peak() -> None:
@@ -83,6 +81,6 @@ def test_folder_without_mnist_is_refused(tmp_path) -> None:
 
 def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> None:
     """Their reader is of another distribution; how to install it is said."""
-    monkeypatch.setattr(digits, "find_spec", lambda _: None)
+    monkeypatch.setattr(users, "find_spec", lambda _: None)
     with pytest.raises(OperatorError, match=r"^the users' digits are read by stoker-training; install "):
         read_digits(None)

@@ -20,12 +20,12 @@ HANDWRITTEN = "hand-written service"
 
 def bare_launch() -> Launch:
     """Start the bare ASGI app that reads the body and answers a constant."""
-    return uvicorn_launch(BARE, "stoker_bench.contestants.baselines.bare:app")
+    return uvicorn_launch(BARE, "stoker_bench.contestants.baselines.constants:bare_app")
 
 
 def starlette_launch() -> Launch:
     """Start the same constant behind a Starlette route."""
-    return uvicorn_launch(STARLETTE, "stoker_bench.contestants.baselines.starlette_constant:app")
+    return uvicorn_launch(STARLETTE, "stoker_bench.contestants.baselines.constants:starlette_app")
 
 
 def handwritten_launch(model: Path) -> Launch:

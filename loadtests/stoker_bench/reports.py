@@ -1,21 +1,103 @@
-"""The report of one bench: tables for people, JSON for machines, and the bounds that Stoker sets itself."""
+"""Reports of benches: tables for people, JSON for machines, and the bounds that Stoker sets itself."""
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker_bench.contestants.contest import disturbance, ratio, standing
-from stoker_bench.reports.machine import describe_machine
-from stoker_bench.reports.tables import aligned, figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from stoker_bench.contestants.contest import Case, Slice
 
-__all__ = ["MEGA", "Bound", "CaseResult", "Report", "at_least", "at_most", "cpu_us", "p50_ms", "rows_per_s"]
+__all__ = [
+    "MEGA",
+    "UNKNOWN",
+    "Bound",
+    "CaseResult",
+    "Report",
+    "aligned",
+    "at_least",
+    "at_most",
+    "cpu_us",
+    "describe_machine",
+    "figure",
+    "markdown",
+    "p50_ms",
+    "rows_per_s",
+    "say",
+]
+
+UNKNOWN = "–"
+WHOLE_FROM, TENTHS_FROM = 100, 10
+
+
+def figure(value: float | None) -> str:
+    """Return a figure with three significant digits or so, thousands grouped; a dash for None."""
+    if value is None:
+        return UNKNOWN
+    if abs(value) >= WHOLE_FROM:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= TENTHS_FROM else f"{value:.2f}"
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first column is flush left and whose other columns are flush right."""
+    widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(len(headings))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = cells
+        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        return "  ".join([first.ljust(widths[0]), *padded]).rstrip()
+
+    return "\n".join([line(headings), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the same table in Markdown."""
+
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    rule = line(["---", *["---:"] * (len(headings) - 1)])
+    return "\n".join([line(headings), rule, *map(line, rows)])
+
+
+PACKAGES = ("stoker", "uvicorn", "uvloop", "httptools", "starlette", "orjson", "pysimdjson", "numpy")
+RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
+
+
+def describe_machine() -> dict[str, str | int]:
+    """Return the processor, the cores that this process may use, Python's and the packages' versions."""
+    facts: dict[str, str | int] = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES + RUNTIMES:
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return facts
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
 
 MEGA = 1e6
 
@@ -222,3 +304,8 @@ def p50_ms(taken: Slice) -> float | None:
 
 def _p99_ms(taken: Slice) -> float | None:
     return taken.p99_ms
+
+
+def say(what: str) -> None:
+    """Tell the operator what the bench does now."""
+    print(f"bench: {what} …", file=sys.stderr, flush=True)

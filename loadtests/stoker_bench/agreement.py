@@ -19,22 +19,19 @@ from stoker.device.planner import BatchPolicy, ServiceTimes
 from stoker.simulation.scheduler import AdmissionControl, Planned
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, row_tables, run
-from stoker_bench.contestants.loaded_server import Clocks
+from stoker_bench.contestants.contest import Clocks
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, deployment_launch, get, post
-from stoker_bench.generators.http_caller import HTTP_OK
+from stoker_bench.generators.closed_loop import HTTP_OK
 from stoker_bench.generators.load_generator import outputs_of
 from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest
 from stoker_bench.gpu.poisson import DRAIN_S, loop_command
 from stoker_bench.laboratory.replay import learned_curve
-from stoker_bench.progress import say
-from stoker_bench.reports.report import Bound, Report, at_most
-from stoker_bench.reports.tables import aligned, figure
+from stoker_bench.reports import Bound, Report, aligned, at_most, figure, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
 
 __all__ = [
     "CURVE",
@@ -50,7 +47,6 @@ __all__ = [
     "run_open_loop",
     "simulated",
 ]
-
 
 # What the simulator makes of the very arrivals that a server had.
 

@@ -1,1 +1,0 @@
-"""Whether a server does what the simulator says: `stoker bench --agreement`."""

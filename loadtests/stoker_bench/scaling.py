@@ -1,0 +1,508 @@
+"""Pods of a model on a GPU each, as a fluid: rows come at random, wait, and are done as fast as full batches are."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from stoker_cluster.scaling import PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
+
+__all__ = [
+    "STEP_S",
+    "TRACES",
+    "Fixed",
+    "Fleet",
+    "Horizontal",
+    "Knative",
+    "Model",
+    "Outcome",
+    "Rule",
+    "Stoker",
+    "Trace",
+    "main",
+    "parser",
+    "rules_for",
+    "simulate",
+    "table",
+]
+
+STEP_S: Final = 0.25
+_SECOND: Final = round(1 / STEP_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What one pod does, and what is promised of it.
+
+    Attributes:
+        fixed_s, row_s: The time of a batch of b rows is `fixed_s + b * row_s`.
+        batch_rows: Most rows in a batch.
+        queue_s: How much work may wait in a pod before it refuses rows.
+        limit_s: How long a row may take; longer, or refused, is a miss.
+        start_s: From a pod that is wanted to a ready one.
+        drain_s: How long a pod that goes keeps its GPU.
+    """
+
+    fixed_s: float = 0.003
+    row_s: float = 0.0005
+    batch_rows: int = 256
+    queue_s: float = 1.0
+    limit_s: float = 0.25
+    start_s: float = 15.0
+    drain_s: float = 10.0
+
+    @property
+    def capacity_rows_s(self) -> float:
+        """Rows that full batches do in a second."""
+        return self.batch_rows / (self.fixed_s + self.batch_rows * self.row_s)
+
+    def batch_s(self, rows_s: np.ndarray) -> np.ndarray:
+        """The time of the batches that come of so many rows a second: as many gather as come while one runs."""
+        spare = np.maximum(1 - rows_s * self.row_s, 1e-9)
+        rows = np.clip(rows_s * self.fixed_s / spare, 1.0, self.batch_rows)
+        return np.asarray(self.fixed_s + rows * self.row_s)
+
+
+class Fleet:
+    """The pods, and what they have seen.
+
+    Attributes:
+        replicas: How many there are to be.
+        rows, missed: Rows that have come, and those of them that were late or refused.
+        pod_s: Seconds of GPUs that pods had, from the moment when they were wanted to their end.
+        asked: Rows that came to each ready pod within the last second.
+        backlog: Rows that wait in each.
+        refused: Rows that each has refused so far.
+    """
+
+    def __init__(self, model: Model, replicas: int, random: np.random.Generator) -> None:
+        """Begin with ready pods."""
+        self.model, self._random = model, random
+        self.replicas = replicas
+        self.rows = self.missed = 0.0
+        self.pod_s = 0.0
+        self.now_s = 0.0
+        self.backlog = np.zeros(replicas)
+        self.refused = np.zeros(replicas)
+        self._recent = np.zeros((_SECOND, replicas))
+        self._starting: list[float] = []
+        self._draining: list[float] = []
+
+    @property
+    def ready(self) -> int:
+        """How many pods get rows."""
+        return len(self.backlog)
+
+    @property
+    def asked(self) -> np.ndarray:
+        """Rows that came to each pod within the last second."""
+        return np.asarray(self._recent.sum(axis=0))
+
+    @property
+    def in_flight(self) -> np.ndarray:
+        """Rows that each pod holds: those that wait, and those that come while a batch runs."""
+        asked = np.minimum(self.asked, self.model.capacity_rows_s)
+        return np.asarray(self.backlog + asked * 1.5 * self.model.batch_s(asked))
+
+    def scale(self, replicas: int) -> None:
+        """Have so many pods from now on: those that start go first, then those in which the least waits."""
+        more = replicas - self.replicas
+        self.replicas = replicas
+        if more > 0:
+            self._starting += [self.now_s + self.model.start_s] * more
+            return
+        unborn = min(-more, len(self._starting))
+        if unborn:
+            del self._starting[-unborn:]
+        gone = -more - unborn
+        if gone:
+            order = np.argsort(self.backlog, kind="stable")
+            self._draining += [self.now_s + self.model.drain_s] * gone
+            self._keep(np.sort(order[gone:]))
+
+    def step(self, pods_asked: float) -> None:
+        """Let a quarter of a second go by, with as much asked as this many pods can do at most."""
+        self._arrive_pods()
+        model, capacity = self.model, self.model.capacity_rows_s * STEP_S
+        mean = pods_asked * capacity / max(1, self.ready)
+        come = self._random.poisson(mean, self.ready).astype(float)
+        self._recent = np.vstack((self._recent[1:], come))
+        waiting = self.backlog + come
+        refused = np.maximum(0.0, waiting - capacity - model.queue_s * model.capacity_rows_s)
+        wait_s = self.backlog / model.capacity_rows_s
+        # Half a batch until the next one leaves, and a whole one until it is done.
+        late = wait_s + 1.5 * model.batch_s(come / STEP_S) > model.limit_s
+        self.backlog = np.maximum(0.0, waiting - refused - capacity)
+        self.refused += refused
+        self.rows += float(come.sum())
+        self.missed += float(np.where(late, come, refused).sum())
+        self.now_s += STEP_S
+        self._draining = [end_s for end_s in self._draining if end_s > self.now_s]
+        self.pod_s += STEP_S * (self.ready + len(self._starting) + len(self._draining))
+
+    def _arrive_pods(self) -> None:
+        born = sum(at_s <= self.now_s for at_s in self._starting)
+        if born:
+            self._starting = self._starting[born:]
+            self.backlog = np.concatenate((self.backlog, np.zeros(born)))
+            self.refused = np.concatenate((self.refused, np.zeros(born)))
+            self._recent = np.hstack((self._recent, np.zeros((_SECOND, born))))
+
+    def _keep(self, places: np.ndarray) -> None:
+        self.backlog, self.refused = self.backlog[places], self.refused[places]
+        self._recent = self._recent[:, places]
+
+
+_PERCENT: Final = 100
+
+
+class Rule(Protocol):
+    """Looks at the pods once a second."""
+
+    def look(self, fleet: Fleet) -> int:
+        """Return how many pods there are to be from now on."""
+        ...
+
+
+@dataclass
+class Fixed:
+    """As many as the highest peak needs, all the time."""
+
+    replicas: int
+
+    def look(self, fleet: Fleet) -> int:
+        """Return that number."""
+        del fleet
+        return self.replicas
+
+
+class Stoker:
+    """`stoker_cluster.scaling`, with the loads of the pods as they are at each look."""
+
+    def __init__(self, policy: ScalingPolicy) -> None:
+        self._policy = policy
+        self._state = ScalingState()
+        self._next_s = 0.0
+
+    def look(self, fleet: Fleet) -> int:
+        """Return what the policy says."""
+        if fleet.now_s < self._next_s:
+            return fleet.replicas
+        self._next_s = fleet.now_s + period_s(self._policy, fleet.ready)
+        loads = ((fleet.asked + fleet.backlog) / fleet.model.capacity_rows_s).tolist()
+        refused = fleet.refused.astype(int).tolist()
+        said = {
+            str(number): PodLoad(load, count, fleet.now_s)
+            for number, (load, count) in enumerate(zip(loads, refused, strict=True))
+        }
+        decision = decide(Pods(fleet.replicas, said.keys(), said), fleet.now_s, self._state, self._policy)
+        self._state = decision.state
+        return decision.replicas
+
+
+@dataclass
+class Horizontal:
+    """A HorizontalPodAutoscaler on a metric of the pods, which is scraped: `autoscaling/v2` of Kubernetes 1.36.
+
+    Attributes:
+        policy: The bounds and the target.
+        utilization: Whether the metric is the share of time in which the GPU computes, instead of `stoker_load`.
+        down_window_s: `stabilizationWindowSeconds` down; up it is 0.
+        down_share, down_period_s: What a policy down allows: this share of the pods in this time.
+        scrape_s, sync_s: How often the metric is scraped, and how often the autoscaler looks.
+    """
+
+    policy: ScalingPolicy
+    utilization: bool = False
+    down_window_s: float = 300
+    down_share: float = 1.0
+    down_period_s: float = 15
+    scrape_s: float = 15
+    sync_s: float = 15
+    _scraped: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    _sums: deque[tuple[float, float]] = field(default_factory=deque)
+    _wanted: deque[tuple[float, int]] = field(default_factory=deque)
+    _removed: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def look(self, fleet: Fleet) -> int:
+        """Return what it says at its own times, and what there is at others."""
+        if fleet.now_s % self.scrape_s == 0:
+            self._scraped = self._metric(fleet)
+        if not len(self._scraped) or (fleet.now_s + self.scrape_s / 2) // 1 % self.sync_s:
+            return fleet.replicas
+        wanted = min(self.policy.max_replicas, max(self.policy.min_replicas, self._desired(fleet)))
+        return self._stabilized(fleet, wanted)
+
+    def _metric(self, fleet: Fleet) -> np.ndarray:
+        model, asked = fleet.model, fleet.asked
+        if not self.utilization:
+            return np.asarray((asked + fleet.backlog) / model.capacity_rows_s)
+        batch_s = model.batch_s(asked)
+        rows = np.maximum((batch_s - model.fixed_s) / model.row_s, 1)
+        return np.asarray(np.minimum(1.0, asked / rows * batch_s))
+
+    def _desired(self, fleet: Fleet) -> int:
+        """`ceil(pods * metric / target)`, with pods that are not ready yet as idle, and a tolerance of a tenth."""
+        target = self.policy.target_percent / _PERCENT
+        metrics = self._scraped[: fleet.ready]
+        starting = fleet.replicas - len(metrics)
+        ratio = float(metrics.mean()) / target
+        pods = len(metrics)
+        if ratio > 1 and starting:
+            pods += starting
+            ratio = float(metrics.sum()) / pods / target
+            if ratio < 1:
+                return fleet.replicas
+        if abs(ratio - 1) <= 0.1:
+            return fleet.replicas
+        return math.ceil(ratio * pods)
+
+    def _stabilized(self, fleet: Fleet, wanted: int) -> int:
+        now_s, replicas = fleet.now_s, fleet.replicas
+        self._wanted.append((now_s, wanted))
+        while self._wanted[0][0] < now_s - self.down_window_s:
+            self._wanted.popleft()
+        if wanted > replicas:
+            return min(wanted, max(2 * replicas, replicas + 4))
+        wanted = min(replicas, max(number for _, number in self._wanted))
+        while self._removed and self._removed[0][0] <= now_s - self.down_period_s:
+            self._removed.popleft()
+        before = replicas + sum(count for _, count in self._removed)
+        allowed = before - max(1, math.floor(before * self.down_share))
+        lower = max(wanted, min(replicas, allowed))
+        if lower < replicas:
+            self._removed.append((now_s, replicas - lower))
+        return lower
+
+
+@dataclass
+class Knative:
+    """Its pod autoscaler: what it counts over 60 s, or over 6 s in a panic; looks every 2 s.
+
+    Attributes:
+        policy: The bounds and the target.
+        most: Requests in flight that a pod may have, or requests a second; the target is a share of it.
+        by_rate: Whether requests a second count, instead of those in flight.
+    """
+
+    policy: ScalingPolicy
+    most: float
+    by_rate: bool = False
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=60))
+    _panic_until_s: float = -1.0
+    _panic_pods: int = 0
+
+    def look(self, fleet: Fleet) -> int:
+        """Return what it says."""
+        # Its proxy lets ten times as many wait as run; more are refused, and not seen.
+        counted = fleet.asked if self.by_rate else np.minimum(fleet.in_flight, 11 * self.most)
+        self._seen.append(float(counted.sum()))
+        if fleet.now_s % 2:
+            return fleet.replicas
+        target = self.most * self.policy.target_percent / _PERCENT
+        seen = list(self._seen)
+        ready = max(1, fleet.ready)
+        stable, panic = (
+            min(1000 * ready, max(ready // 2, math.ceil(sum(part) / len(part) / target)))
+            for part in (seen, seen[-6:])
+        )
+        if panic >= 2 * ready:
+            self._panic_until_s = fleet.now_s + 60
+        if fleet.now_s < self._panic_until_s:
+            self._panic_pods = max(self._panic_pods, panic)
+            wanted = self._panic_pods
+        else:
+            self._panic_pods = 0
+            wanted = stable
+        return min(self.policy.max_replicas, max(self.policy.min_replicas, wanted))
+
+
+# Rows that arrive, second by second: seeded, so that each run has the same.
+
+
+Trace = Callable[[int, np.random.Generator], np.ndarray]
+"""From seconds and randomness to what is asked in each second, as pods that are fully at work: `float64[seconds]`."""
+
+
+def steps(seconds: int, random: np.random.Generator) -> np.ndarray:
+    """From 1 pod to 14, every ten minutes up or down."""
+    del random
+    return np.where(np.arange(seconds) // 600 % 2, 14.0, 0.6)
+
+
+def noise(seconds: int, random: np.random.Generator) -> np.ndarray:
+    """Around 200 pods, and no trend: fluctuations of 8 percent that last a minute."""
+    around = np.zeros(seconds)
+    for second in range(1, seconds):
+        around[second] = around[second - 1] * (1 - 1 / 60) + random.normal(0, 0.08 * np.sqrt(2 / 60))
+    return np.maximum(1.0, 200 * (1 + around))
+
+
+def day(seconds: int, random: np.random.Generator) -> np.ndarray:
+    """A day of 30 to 420 pods in the time of the trace, with bursts of half as much again that last two minutes."""
+    phase = np.arange(seconds) / seconds * 2 * np.pi
+    base = 225 - 195 * np.cos(phase)
+    for begin in random.integers(0, seconds, size=max(1, seconds // 600)):
+        base[begin : begin + 120] *= 1.5
+    return base
+
+
+def bursts(seconds: int, random: np.random.Generator) -> np.ndarray:
+    """30 pods, and bursts at any time: of many sizes up to 600 pods, there within 5 s, gone after a minute or so."""
+    asked = np.full(seconds, 30.0)
+    at = np.arange(seconds)
+    for begin in random.integers(0, seconds, size=max(1, seconds // 150)):
+        height = min(600.0, 20 * (1 + random.pareto(1.0)))
+        lasts_s = random.exponential(60)
+        since = at - begin
+        asked += (
+            height * np.clip(since / 5, 0, 1) * np.exp(-np.maximum(0, since - 5) / lasts_s) * (since >= 0)
+        )
+    return np.asarray(np.minimum(700.0, asked))
+
+
+def crowd(seconds: int, random: np.random.Generator) -> np.ndarray:
+    """From 50 pods to 700 within 20 s, a third of the way in, and back over some minutes: all come at once."""
+    del random
+    since = np.arange(seconds) - seconds // 3
+    return np.asarray(50 + 650 * np.clip(since / 20, 0, 1) * np.exp(-np.maximum(0, since - 120) / 300))
+
+
+TRACES: Final[dict[str, Trace]] = {
+    function.__name__: function for function in (steps, noise, day, bursts, crowd)
+}
+"""All of them, by name."""
+
+
+# A rule on a trace, and what came of it.
+
+
+_HOUR_S: Final = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        missed_percent: Rows that were late or refused, of all.
+        gpu_hours: Of pods that start, serve and drain.
+        most: The most pods at a time.
+        ups, downs: How often there were to be more, and fewer.
+    """
+
+    missed_percent: float
+    gpu_hours: float
+    most: int
+    ups: int
+    downs: int
+
+
+def simulate(
+    rule: Rule, asked: np.ndarray, model: Model, target: float, random: np.random.Generator
+) -> Outcome:
+    """Let a rule choose the pods of a trace.
+
+    Args:
+        rule: It looks once a second.
+        asked: What is asked in each second, as pods that are fully at work.
+        model: What a pod does.
+        target: The load of pods at the beginning.
+        random: For arrivals.
+    """
+    fleet = Fleet(model, max(1, math.ceil(asked[0] / target)), random)
+    most, ups, downs = fleet.replicas, 0, 0
+    for pods_asked in asked.tolist():
+        for _ in range(round(1 / STEP_S)):
+            fleet.step(pods_asked)
+        before, wanted = fleet.replicas, rule.look(fleet)
+        if wanted != before:
+            fleet.scale(wanted)
+            ups += wanted > before
+            downs += wanted < before
+            most = max(most, wanted)
+    return Outcome(100 * fleet.missed / max(1.0, fleet.rows), fleet.pod_s / _HOUR_S, most, ups, downs)
+
+
+_HEAD: Final = (
+    "| trace | rule | missed | GPU hours | most GPUs | changes up, down |\n|---|---|---|---|---|---|"
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(
+        prog="simulate_scaling.py",
+        description="Rules that choose the number of pods, on bursty traces: late or refused rows, and GPU hours.",
+    )
+    made.add_argument("--seconds", type=int, default=1800, help="of each trace (default %(default)s)")
+    made.add_argument("--seed", type=int, default=1, help="of arrivals and bursts (default %(default)s)")
+    made.add_argument("--target", type=int, default=70, help="wanted load in percent (default %(default)s)")
+    made.add_argument("--gpus", type=int, default=1000, help="most pods (default %(default)s)")
+    made.add_argument(
+        "--start-s", type=float, default=Model().start_s, help="until a pod is ready (default %(default)s)"
+    )
+    made.add_argument(
+        "--traces", nargs="+", choices=TRACES, default=list(TRACES), help="which (default: all)"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, a trace after the other."""
+    args = parser().parse_args(argv)
+    model = Model(start_s=args.start_s)
+    policy = ScalingPolicy(1, args.gpus, args.target)
+    sys.stdout.write(f"{_HEAD}\n")
+    for line in table(args.traces, args.seconds, args.seed, model, policy):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def table(
+    traces: Sequence[str], seconds: int, seed: int, model: Model, policy: ScalingPolicy
+) -> Iterator[str]:
+    """Yield a line for each rule on each trace; the same seed gives the same lines."""
+    target = policy.target_percent / _PERCENT
+    for trace in traces:
+        asked = TRACES[trace](seconds, np.random.default_rng(seed))
+        for name, rule in rules_for(policy, model, float(asked.max())).items():
+            outcome = simulate(rule, asked, model, target, np.random.default_rng(seed))
+            yield _line(trace, name, outcome)
+
+
+def rules_for(policy: ScalingPolicy, model: Model, peak: float) -> dict[str, Rule]:
+    """Return the rules by what they are called; `peak` is what is asked at most, in pods."""
+    target = policy.target_percent / _PERCENT
+    return {
+        "all the time as the peak needs": Fixed(min(policy.max_replicas, math.ceil(peak / target))),
+        "stoker autoscale": Stoker(policy),
+        "HPA on stoker_load, as rendered": Horizontal(
+            policy, down_window_s=60, down_share=0.1, down_period_s=60
+        ),
+        "HPA on stoker_load, its defaults": Horizontal(policy),
+        "HPA on GPU utilisation": Horizontal(policy, utilization=True),
+        "Knative on concurrency": Knative(policy, _concurrency(model, target)),
+        "Knative on requests a second": Knative(policy, model.capacity_rows_s, by_rate=True),
+    }
+
+
+def _concurrency(model: Model, target: float) -> float:
+    """The limit of requests in flight by which Knative's target is that load: somebody has tried it out."""
+    rows_s = np.array(target * model.capacity_rows_s)
+    return float(rows_s * 1.5 * model.batch_s(rows_s)) / target
+
+
+def _line(trace: str, rule: str, outcome: Outcome) -> str:
+    return (
+        f"| {trace} | {rule} | {outcome.missed_percent:.2f} % | {outcome.gpu_hours:.1f} | {outcome.most} | "
+        f"{outcome.ups}, {outcome.downs} |"
+    )

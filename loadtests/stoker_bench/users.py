@@ -1,0 +1,190 @@
+"""The users of load tests: the digits that they send, how many they are, and how they read answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from stoker.errors import OperatorError
+from stoker.system.extras import how_to_install
+from stoker_client import StokerClientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "PIECE_FORMS",
+    "SHAPES",
+    "Digits",
+    "PieceForm",
+    "PiecesSeen",
+    "Shape",
+    "classes_in_answer",
+    "read_digits",
+    "read_pieces",
+    "stage_times_ms",
+    "users_at",
+]
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images and what they show.
+
+    Attributes:
+        rows: float32 [n, 784] in 0..1, white on black, row by row.
+        labels: int64 [n], 0..9.
+        source: Where they come from, in words.
+    """
+
+    rows: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    source: str
+
+
+def read_digits(mnist_folder: Path | None) -> Digits:
+    """Read MNIST's test images (t10k-*, gzip or raw) from a folder, or scikit-learn's digits without one.
+
+    Raises:
+        OperatorError: If the folder lacks a file, or the training module or scikit-learn is not installed.
+    """
+    if find_spec("stoker_training") is None:
+        raise OperatorError(f"the users' digits are read by stoker-training; {how_to_install('training')}")
+    if mnist_folder is None:
+        return _bundled()
+    from stoker_training.digits import read_mnist_part
+
+    images, labels = read_mnist_part(mnist_folder, "t10k")
+    rows = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+    return Digits(rows, labels.astype(np.int64), "MNIST's test images")
+
+
+def _bundled() -> Digits:
+    from stoker_training.digits import bundled_digits
+
+    try:
+        rows, labels = bundled_digits()
+    except ImportError as error:
+        raise OperatorError(
+            "scikit-learn's digits are not here: install scikit-learn, "
+            "or give MNIST's IDX files with --mnist-dir FOLDER"
+        ) from error
+    return Digits(rows, labels, "scikit-learn's digits, 8x8 enlarged to 28x28 (not MNIST)")
+
+
+def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:
+    """Return the class of each row from an answer: classes themselves, or outputs whose largest one tells it.
+
+    Args:
+        answer: The parsed JSON: a list, or an object whose first value is one.
+        rows: How many rows were sent.
+
+    Raises:
+        ValueError: If the answer is neither.
+    """
+    if isinstance(answer, dict):
+        answer = next(iter(answer.values()), None)
+    try:
+        values = np.asarray(answer, dtype=np.float64)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    if values.ndim == 0 or len(values) != rows:
+        raise ValueError(f"an answer of shape {list(values.shape)} to {rows} rows")
+    if values.ndim == 1:
+        return values.astype(np.int64)
+    classes: NDArray[np.int64] = values.reshape(rows, -1).argmax(axis=1)
+    return classes
+
+
+PieceForm = Literal["lines", "events"]
+"""Lines of JSON, or server-sent events."""
+PIECE_FORMS: tuple[PieceForm, ...] = get_args(PieceForm)
+
+
+@dataclass(frozen=True)
+class PiecesSeen:
+    """What came of one answer.
+
+    Attributes:
+        count: Pieces.
+        first_s: Seconds from the request until the first one was there; None without any.
+        end_s: Seconds until the end, or until it failed.
+        complaint: What was wrong with it; None if it was right. It has no ids in it, so equal ones can be counted.
+    """
+
+    count: int
+    first_s: float | None
+    end_s: float
+    complaint: str | None
+
+
+def read_pieces(pieces: Iterable[object], clock: Callable[[], float]) -> PiecesSeen:
+    """Read an answer of the client to its end.
+
+    Args:
+        pieces: Its iterator; the request is sent when the first piece is asked for.
+        clock: Seconds.
+    """
+    began_s = clock()
+    count, first_s, complaint = 0, None, None
+    try:
+        for _ in pieces:
+            count += 1
+            if first_s is None:
+                first_s = clock() - began_s
+        if not count:
+            complaint = "no pieces"
+    except StokerClientError as error:
+        complaint = type(error).__name__ + (" behind pieces" if count else "")
+    return PiecesSeen(count, first_s, clock() - began_s, complaint)
+
+
+def stage_times_ms(header: str) -> dict[str, float]:
+    """Return milliseconds by stage from a value such as `parse;dur=0.12, compute;dur=1.5`.
+
+    Entries without a readable duration are left out.
+    """
+    times = {}
+    for entry in header.split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key.strip().lower() == "dur":
+                try:
+                    times[name] = float(value.strip().strip('"'))
+                except ValueError:
+                    continue
+    return times
+
+
+Shape = Literal["steady", "ramp", "spike"]
+SHAPES: tuple[Shape, ...] = get_args(Shape)
+
+RAMP_STEPS = 10
+SPIKE_BASE = 0.1
+SPIKE_BEGIN, SPIKE_END = 1 / 3, 2 / 3
+
+
+def users_at(shape: Shape, elapsed_s: float, duration_s: float, peak_users: int) -> int | None:
+    """Return the number of users after `elapsed_s` seconds, None once the test is over.
+
+    steady: all users from the start. ramp: ten equal steps up to all users. spike: a tenth of the users, all of
+    them during the middle third, then a tenth again, to see how the server recovers.
+    """
+    if elapsed_s >= duration_s:
+        return None
+    progress = elapsed_s / duration_s
+    match shape:
+        case "steady":
+            users = float(peak_users)
+        case "ramp":
+            users = peak_users * (int(progress * RAMP_STEPS) + 1) / RAMP_STEPS
+        case "spike":
+            users = float(peak_users) if SPIKE_BEGIN <= progress < SPIKE_END else peak_users * SPIKE_BASE
+    return max(1, round(users))

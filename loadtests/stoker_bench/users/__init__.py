@@ -1,1 +1,0 @@
-"""What locust's users send, and how they read the answers."""
