@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.device.batch_sizes import timed_first
 from stoker.device.planner import BatchPolicy, ServiceTimes
-from stoker.simulation.scheduler import AdmissionControl, Planned
+from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, row_tables, run
 from stoker_bench.contestants.contest import Clocks
@@ -93,7 +93,7 @@ def simulated(
     (table,) = row_tables(requests, 1)
     policy = BatchPolicy(curve.max_batch_rows, target_ms=target_ms, late="refuse")
     admission = AdmissionControl(policy, np.random.default_rng(count).random)
-    planned = Planned(table, policy, times=_first_times(curve), admission=admission)
+    planned = PlannedScheduler(table, policy, times=_first_times(curve), admission=admission)
     done_ns = run(requests, [curve], [table], planned, jitter).done_ns
     ready_ms = np.where(done_ns < NEVER_NS, (done_ns - at_ns) / 1e6, np.inf)
     took_ms = ready_ms + way_ms

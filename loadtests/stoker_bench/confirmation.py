@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.profiling.profile import Confirmation, Question
+from stoker.profiling.profile import Confirmation, LoadTest
 from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, post
 from stoker_bench.generators.closed_loop import HTTP_OK
 from stoker_bench.generators.scoring_request import ScoringRequest
@@ -33,7 +33,7 @@ _START_S: Final = 4.0
 
 
 def confirm(
-    deployment: dict[str, Any], question: Question, seconds: float, folder: Path, workspace: Path
+    deployment: dict[str, Any], question: LoadTest, seconds: float, folder: Path, workspace: Path
 ) -> Confirmation:
     """Start a server with a deployment, and find out which load it bears.
 
@@ -64,7 +64,7 @@ def confirm(
 
 
 def _searched(
-    request: ScoringRequest, question: Question, options: PoissonOptions, run_s: float
+    request: ScoringRequest, question: LoadTest, options: PoissonOptions, run_s: float
 ) -> Confirmation:
     runs: list[PoissonRun] = []
 

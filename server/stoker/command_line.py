@@ -53,45 +53,45 @@ _SHORTAGES: Final = {
 """Advice on shortages of the machine, by errno."""
 
 
-def run(arguments: Sequence[str] | None, begins: Callable[[], None]) -> int:
+def run(arguments: Sequence[str] | None, on_start: Callable[[], None]) -> int:
     """Run the command line; returns the exit code.
 
     Args:
         arguments: The arguments after `stoker`; None for those of the process.
-        begins: Called when the subcommand is known, before it runs.
+        on_start: Called when the subcommand is known, before it runs.
     """
     open_standard_streams()
     # Before any command imports NumPy.
     limit_library_threads(os.environ)
-    arguments = _joined(sys.argv[1:] if arguments is None else arguments)
+    arguments = _join_sort_option(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     name, workspace, code = "stoker", None, 0
     try:
         with flushed_output():
-            args = _read(arguments)
+            args = _parse(arguments)
             name, workspace = f"stoker {args.command}", getattr(args, "workspace", None)
-            begins()
+            on_start()
             code = int(args.run(args))
     except StokerError as error:
-        _complain(f"{name}: {error}")
+        _print_error(f"{name}: {error}")
         return int(getattr(error, "exit_code", 1))
     except BrokenPipeError:
         # The reader of a pipe, such as `head`, has closed it; the exit code of the command stays.
         return code
     except OSError as error:
-        return _told(error, name, workspace)
+        return _report_os_error(error, name, workspace)
     return code
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print an error, which may quote what is in a file of somebody else's."""
     from stoker.system.logs import escaped_lines
 
     sys.stderr.write(f"{escaped_lines(text)}\n")
 
 
-def _read(arguments: Sequence[str]) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; ends the process for help and for usage errors."""
     parser = _parser(arguments)
     if arguments and arguments[0].startswith("-") and not parser.has_option(arguments[0]):
@@ -103,7 +103,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def _told(error: OSError, name: str, workspace: Path | None) -> int:
+def _report_os_error(error: OSError, name: str, workspace: Path | None) -> int:
     """Report an error of the system that the operator can fix; returns the exit code.
 
     Raises:
@@ -115,7 +115,7 @@ def _told(error: OSError, name: str, workspace: Path | None) -> int:
     if error.filename is not None:
         # The operator has named a file or folder that cannot be used.
         advice = _advice(workspace, str(error.filename))
-        _complain(f"{name}: {error.strerror}: {error.filename}{advice}")
+        _print_error(f"{name}: {error.strerror}: {error.filename}{advice}")
         return _NO_SUCH_USE
     if not _has_current_folder():
         sys.stderr.write(f"{name}: the current folder has been removed; change to another one\n")
@@ -149,7 +149,7 @@ class _Parser(argparse.ArgumentParser):
         super()._check_value(action, value)
 
 
-def _joined(arguments: Sequence[str]) -> list[str]:
+def _join_sort_option(arguments: Sequence[str]) -> list[str]:
     """Join `--sort -NAME` into one word, because argparse takes values with a leading dash for options."""
     joined: list[str] = []
     for word in arguments:

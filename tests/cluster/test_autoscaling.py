@@ -122,7 +122,7 @@ def test_a_step_of_load_is_followed_with_the_rights_of_its_account(
 def test_its_account_may_do_nothing_else(own_cluster: Cluster, namespace: str) -> None:
     """Not to its own Deployment, and not to anything else of the namespace."""
     deployment = ClusterDeployment(own_cluster, "digits", namespace)
-    assert deployment.look().replicas == 1
+    assert deployment.read_state().replicas == 1
     assert deployment.merge_lease({"spec": {"holderIdentity": "somebody"}})
     others = ClusterDeployment(own_cluster, "digits-autoscaler", namespace)
     for refused in (others.look, others.lease, lambda: own_cluster.list("v1", "Secret", namespace)):
@@ -146,7 +146,7 @@ def test_the_command_of_its_pod_holds_the_lease_and_lets_it_go(
         process.terminate()
         assert process.wait(30) == 0
     assert "holderIdentity" not in own.lease()["spec"]
-    assert own.look().replicas == 1
+    assert own.read_state().replicas == 1
 
 
 def own_cluster_pod(control_plane: ControlPlane, namespace: str) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def test_pods_that_are_marked_go_first(cluster: Cluster, control_plane: ControlP
     assert deployment.scale(8, 1)
     until(control_plane, namespace, 8, 8)
     # Addresses are of endpoints, which follow the pods.
-    wait_until(lambda: len(deployment.look().addresses) == 8, "all pods have addresses")
-    names = sorted(deployment.look().addresses)
+    wait_until(lambda: len(deployment.read_state().addresses) == 8, "all pods have addresses")
+    names = sorted(deployment.read_state().addresses)
     deployment.mark([names[1], names[3], names[6]], [])
     deployment.mark([], [names[3]])
     assert not deployment.scale(6, 7), "somebody else has changed it"
@@ -189,10 +189,10 @@ def test_without_an_api_server_everything_stays(cluster: Cluster, namespace: str
 
     pods = Shared()
     own = Autoscaler("digits", deployment, pods, Leadership("test"))
-    asyncio.run(own.look())
+    asyncio.run(own.step())
     pods.load = 14.0
     deployment.look = gone  # type: ignore[method-assign]
-    asyncio.run(own.look())
+    asyncio.run(own.step())
     assert looked().replicas == 1
 
 
@@ -245,9 +245,9 @@ def test_a_step_of_load_on_a_thousand_nodes(thousand: ControlPlane, monkeypatch:
 
     async def look(times: int) -> None:
         for _ in range(times):
-            await own.look()
+            await own.step()
             clock.now_s += 1
-            history.append(deployment.look().replicas)
+            history.append(deployment.read_state().replicas)
 
     asyncio.run(look(600))
     assert set(history) == {20}

@@ -48,7 +48,7 @@ def test_a_router_comes_goes_and_may_see_endpoints_alone(
     (tmp_path / "ca.crt").write_bytes((TLS / "localhost.crt").read_bytes())
     place = urlsplit(control_plane.uri)
     reader = PodSliceReader(str(place.hostname), int(place.port or 0), tmp_path)
-    found = asyncio.run(EndpointSlices(reader, "digits-servers", ("",)).look())
+    found = asyncio.run(EndpointSlices(reader, "digits-servers", ("",)).find_servers())
     assert sorted(server.ready for server in found[""]) == [True, True]
     with pytest.raises(OSError, match="answers 403"):
         asyncio.run(reader.endpoint_slices("default", "kubernetes"))

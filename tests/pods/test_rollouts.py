@@ -65,7 +65,7 @@ def test_six_of_eight_pods_are_taken_away_without_a_lost_request(
 async def look_until(own: Autoscaler, clock: Clock, loads: PodLoads, ended: Callable[[], bool]) -> None:
     """Have an autoscaler look once a second of its clock, of which the machine takes less or more."""
     while not ended():
-        await own.look()
+        await own.step()
         clock.now_s += 1
     await loads.close()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device.planner import BatchPolicy
-from stoker.simulation.scheduler import Planned
+from stoker.simulation.scheduler import PlannedScheduler
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import RowTable, Scheduler, row_tables, run
 from stoker_bench.laboratory.suite import BASELINES, exact, fluid, has_exact
@@ -72,7 +72,7 @@ def test_no_scheduler_exceeds_the_bounds(curve: Curve, pauses_ms: list[int], tar
     # On a coarse grid it is rounded in favour of the bound.
     assert exact(requests, curve, 3 * MS) >= best - 1e-9
     policy = BatchPolicy(curve.max_batch_rows)
-    for scheduler in (lambda table, _: Planned(table, policy), *BASELINES.values()):
+    for scheduler in (lambda table, _: PlannedScheduler(table, policy), *BASELINES.values()):
         assert simulated(requests, curve, scheduler) <= best + 1e-9
 
 
@@ -94,6 +94,7 @@ def test_no_large_requests_exceed_the_fluid_bound(
     requests = requests_of(pauses_ms, target_ms, rows)
     policy = BatchPolicy(curve.max_batch_rows)
     assert (
-        simulated(requests, curve, lambda table, _: Planned(table, policy)) <= fluid(requests, curve) + 1e-9
+        simulated(requests, curve, lambda table, _: PlannedScheduler(table, policy))
+        <= fluid(requests, curve) + 1e-9
     )
     assert has_exact(requests) == (rows == 1)

@@ -7,7 +7,7 @@ import pytest
 from tests.closed_loop import ClosedLoop
 
 from stoker.device.planner import BatchPolicy
-from stoker.simulation.scheduler import AdmissionControl, Planned
+from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
 from stoker.simulation.workload import CURVES, Jitter, Stream
 from stoker.simulation.world import Outcome, row_tables, run
 
@@ -30,7 +30,7 @@ def outcome(load: float, *, admitted: bool) -> tuple[Outcome, int]:
     (table,) = row_tables(requests, 1)
     policy = BatchPolicy(CURVE.max_batch_rows)
     admission = AdmissionControl(policy, lambda: 0.0)
-    planned = Planned(table, policy, admission=admission if admitted else None)
+    planned = PlannedScheduler(table, policy, admission=admission if admitted else None)
     return run(requests, [CURVE], [table], planned, Jitter(np.random.default_rng(102))), admission.refused
 
 

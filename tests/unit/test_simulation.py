@@ -11,7 +11,7 @@ from tests.puppets import STEADY
 
 from stoker.cli import main
 from stoker.device.planner import BatchPolicy, ServiceTimes
-from stoker.simulation.scheduler import Planned
+from stoker.simulation.scheduler import PlannedScheduler
 from stoker.simulation.workload import CURVES, Curve, Jitter, Pattern, Requests, Stream, joined
 from stoker.simulation.world import row_tables, run
 from stoker_bench.laboratory.suite import SCHEDULERS, SUITE, Shared, simulate, simulate_load
@@ -269,7 +269,7 @@ def test_lower_tiers_make_nobody_late_by_more_than_a_block(
             times.learn(count, curve.batch_ns(count))
     policy = BatchPolicy(curve.max_batch_rows, tier_block_ms=block_ms, tier_floor=0)
     steady = Jitter(np.random.default_rng(1), spread=0, hiccups=0)
-    planned = Planned(tables[0], policy, times=times)
+    planned = PlannedScheduler(tables[0], policy, times=times)
     assert run(requests, [curve], tables, planned, steady).in_time(tier=0) == 1
 
 

@@ -16,7 +16,7 @@ from stoker.device.planner import BatchPolicy, Offer
 from stoker.keys.buckets import Bucket
 from stoker.settings import choices
 from stoker.settings.choices import Admission
-from stoker.simulation.scheduler import AdmissionControl, Planned, Untargeted
+from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler, UntargetedScheduler
 from stoker.simulation.workload import CURVES, Curve, Jitter, Requests, Stream, joined
 from stoker.simulation.world import Batch, Outcome, RowTable, Scheduler, row_tables, run
 
@@ -64,7 +64,7 @@ class Shared:
         admits: bool = False,
     ) -> None:
         self._models = [
-            Planned(table, policy, admission=AdmissionControl(policy) if admits else None)
+            PlannedScheduler(table, policy, admission=AdmissionControl(policy) if admits else None)
             for table, policy in zip(tables, policies, strict=True)
         ]
         names = [str(number) for number in range(len(tables))]
@@ -308,11 +308,11 @@ SUITE: Final[Mapping[str, Workload]] = {
 
 
 def _planned(table: RowTable, curve: Curve) -> Scheduler:
-    return Planned(table, _policy(curve))
+    return PlannedScheduler(table, _policy(curve))
 
 
 def _untargeted(table: RowTable, curve: Curve) -> Scheduler:
-    return Untargeted(table, _policy(curve))
+    return UntargetedScheduler(table, _policy(curve))
 
 
 def _policy(curve: Curve) -> BatchPolicy:
@@ -402,7 +402,9 @@ def _simulate_alone(
     admission: choices.Admission,
 ) -> Outcome:
     (table,) = row_tables(requests, 1)
-    planned = Planned(table, policy, admission=AdmissionControl(policy) if admission == "target" else None)
+    planned = PlannedScheduler(
+        table, policy, admission=AdmissionControl(policy) if admission == "target" else None
+    )
     outcome = run(requests, [curve], [table], planned, _jitter(seed, hiccups))
     return dataclasses.replace(outcome, refused_rows=planned.refused_rows)
 

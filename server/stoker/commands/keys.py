@@ -32,8 +32,8 @@ __all__ = ["SUMMARY", "add_arguments", "add_caller_actions", "chosen_keyring", "
 # The actions of `stoker keys` for named keys: add, list, set and remove callers.
 
 
-_ALWAYS_TOLD: Final = ("models", "expires")
-_MOST_TOLD: Final = 20
+_ALWAYS_SHOWN: Final = ("models", "expires")
+_MOST_SHOWN: Final = 20
 _UNLIMITED: Final = 0.0
 _MOST_A_SECOND: Final = number_option(float, 0.001, 1e12)
 _LIMITS: Final = {
@@ -120,7 +120,7 @@ def _add(args: argparse.Namespace) -> int:
     sys.stderr.write(
         f"The key of {args.caller} is valid, in running servers too. Only its hash is kept: it is not shown again.\n"
     )
-    _tell_of_unknown_models(args)
+    _warn_of_unknown_models(args)
     return 0
 
 
@@ -136,7 +136,7 @@ def _list(args: argparse.Namespace) -> int:
         said = [
             f"{name} {_text(value, none='never' if name == 'expires' else 'any')}"
             for name, value in shown.items()
-            if name != "name" and (value is not None or name in _ALWAYS_TOLD)
+            if name != "name" and (value is not None or name in _ALWAYS_SHOWN)
         ]
         sys.stdout.write(f"{terms.name}  {', '.join(said)}\n")
     return 0
@@ -151,7 +151,7 @@ def _set(args: argparse.Namespace) -> int:
         )
     terms = _book(args).change(args.caller, changes)
     sys.stderr.write(f"The key of {terms.name} is changed, in running servers too.\n")
-    _tell_of_unknown_models(args)
+    _warn_of_unknown_models(args)
     return 0
 
 
@@ -190,7 +190,7 @@ def _models(text: str) -> frozenset[str] | None:
     return frozenset(checked_service(name.strip()) for name in text.split(","))
 
 
-def _tell_of_unknown_models(args: argparse.Namespace) -> None:
+def _warn_of_unknown_models(args: argparse.Namespace) -> None:
     """Say which of the models that a key is to open nobody has heard of: one may be misspelt.
 
     None of them is refused. A key can be made before its model: models come by `stoker serve` of any path, by polled
@@ -209,7 +209,7 @@ def _tell_of_unknown_models(args: argparse.Namespace) -> None:
 
 def _some(names: frozenset[str]) -> str:
     """The first names, and how many more there are."""
-    first = sorted(names)[:_MOST_TOLD]
+    first = sorted(names)[:_MOST_SHOWN]
     more = len(names) - len(first)
     return ", ".join(first) + (f", and {more} more" if more else "")
 

@@ -266,7 +266,7 @@ def _register(args: argparse.Namespace) -> int:
     from stoker.settings.names import checked_name
 
     checked_name(args.name)
-    origin = _take_from_run(args)
+    origin = _resolve_run_file(args)
     detected = detect(args.path, args.framework)
 
     def check(signature: dict[str, Any]) -> None:
@@ -309,7 +309,7 @@ def _register(args: argparse.Namespace) -> int:
     return 0
 
 
-def _take_from_run(args: argparse.Namespace) -> dict[str, str]:
+def _resolve_run_file(args: argparse.Namespace) -> dict[str, str]:
     """Make the path that of a run's file, if a run is named; returns what the version says of where it came from."""
     from stoker.settings.workspace import Workspace
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from stoker.profiling.profile import Confirmation, Measured
-    from stoker.profiling.search import Expected, Found
+    from stoker.profiling.search import Estimate, SearchResult
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         found = find_settings(
             measured, Load(args.target_ms, args.rows), lambda done, of: _show(bar, done, of)
         )
-    confirmed: list[tuple[Expected, Confirmation]] = []
+    confirmed: list[tuple[Estimate, Confirmation]] = []
     if args.confirm:
         confirmed = _confirm(args, measured, found, until_s)
     chosen = _best(found, confirmed)
@@ -179,15 +179,15 @@ def _check_bench() -> None:
 
 
 def _confirm(
-    args: argparse.Namespace, measured: Measured, found: Found, until_s: float
-) -> list[tuple[Expected, Confirmation]]:
+    args: argparse.Namespace, measured: Measured, found: SearchResult, until_s: float
+) -> list[tuple[Estimate, Confirmation]]:
     """Load a server with each of the best settings, as far as the time allows; with the best in any case."""
-    from stoker.profiling.profile import Question, deployment_of, only_model
+    from stoker.profiling.profile import LoadTest, deployment_of, only_model
     from stoker.settings.workspace import Workspace
 
     confirm = require_extension("bench").confirm
     todo = list(dict.fromkeys([*found.ranked[:_CONFIRMED], found.default]))
-    done: list[tuple[Expected, Confirmation]] = []
+    done: list[tuple[Estimate, Confirmation]] = []
     request = measured.facts["request"]
     headers = request["headers"]
     with tempfile.TemporaryDirectory(prefix="stoker-profile-") as folder, _bar("confirming", "") as bar:
@@ -200,7 +200,7 @@ def _confirm(
             content = deployment_of(args.model, args.config, args.device, args.target_ms, expected.candidate)
             alone = only_model(content, args.model, args.config)
             registered = "registered" in alone["models"][0]
-            question = Question(
+            question = LoadTest(
                 request["path"], headers, measured.body, args.rows, args.target_ms, expected.load_rows_per_s
             )
             place = Path(folder, str(number))
@@ -211,7 +211,7 @@ def _confirm(
     return done
 
 
-def _best(found: Found, confirmed: list[tuple[Expected, Confirmation]]) -> Expected:
+def _best(found: SearchResult, confirmed: list[tuple[Estimate, Confirmation]]) -> Estimate:
     """The choice: the first in the order of the search among those that bear about the most."""
     most = max((real.load_rows_per_s for _, real in confirmed), default=0.0)
     good = [expected for expected, real in confirmed if real.load_rows_per_s >= _AS_GOOD * most]
@@ -221,13 +221,13 @@ def _best(found: Found, confirmed: list[tuple[Expected, Confirmation]]) -> Expec
 def _report(
     args: argparse.Namespace,
     measured: Measured,
-    found: Found,
-    confirmed: list[tuple[Expected, Confirmation]],
-    chosen: Expected,
+    found: SearchResult,
+    confirmed: list[tuple[Estimate, Confirmation]],
+    chosen: Estimate,
 ) -> dict[str, Any]:
     real = dict(confirmed)
 
-    def told(expected: Expected) -> dict[str, Any]:
+    def told(expected: Estimate) -> dict[str, Any]:
         confirmation = real.get(expected)
         return expected.to_json() | {
             "confirmed": None

@@ -26,7 +26,7 @@ from stoker.commands.running_server import (
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.logs import escaped, escaped_json
-from stoker.wire.row_files import told_of_counted_names
+from stoker.wire.row_files import warn_of_numbered_header
 from stoker_run.trees import files_below
 
 if TYPE_CHECKING:
@@ -451,7 +451,7 @@ def _rows_from_csv(path: Path) -> NDArray[np.float64]:
     except ValueError:
         lines = lines[1:]
     else:
-        if lines and (told := told_of_counted_names(path, lines[0])):
+        if lines and (told := warn_of_numbered_header(path, lines[0])):
             sys.stderr.write(f"stoker score: {escaped(told)}\n")
     if not any(line.strip() for line in lines):
         raise ValueError("it has no rows")

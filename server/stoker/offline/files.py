@@ -25,10 +25,10 @@ from stoker_run.trees import files_below
 
 __all__ = [
     "Columns",
-    "Done",
     "Piece",
     "Record",
     "Shard",
+    "ShardResult",
     "find_files",
     "format_for",
     "pieces_of",
@@ -254,7 +254,7 @@ _READ_ROWS: Final = 4096
 
 
 @dataclass(slots=True)
-class Done:
+class ShardResult:
     """What a shard has done.
 
     Attributes:
@@ -274,7 +274,7 @@ def score_files(
     kind: str | None,
     options: Mapping[str, Any],
     progress: Callable[[int], object],
-) -> Done:
+) -> ShardResult:
     """Score what a shard has to of some files.
 
     Args:
@@ -292,7 +292,7 @@ def score_files(
         raise InvalidSettings(
             f"the rows of {predictor.deployment.name} see each other; say with --batch-rows how many make one request"
         )
-    done = Done()
+    done = ShardResult()
     for piece in pieces_of(find_files(inputs, FORMATS), shard, unit, count_rows):
         model = f"{predictor.deployment.name}:{predictor.deployment.version}"
         record = Record.of(piece, model, predictor.fingerprint, {**options, "format": kind})

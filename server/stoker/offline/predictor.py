@@ -17,7 +17,7 @@ from stoker.deployment import Deployment
 from stoker.device.lifecycle import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, quoted_names
 from stoker.isolation.difference import finite_rows
-from stoker.offline.choosing import chosen, device_here, enter_script, load_here
+from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
 from stoker.offline.rows import Feeds, Ragged, RowBatches, ScriptBodies, failure_of
 from stoker.runtimes.base import RowFailure
 from stoker.tensors import Signature, TensorInfo
@@ -358,7 +358,7 @@ class Predictor:
     and returns the same kind of table. Any number of rows may come: they are cut into batches as the model allows
     it. All calls run one after the other, on a thread of its own.
 
-    A GPU is chosen as `stoker serve` does it, and the process is confined to it by `CUDA_VISIBLE_DEVICES`. An entry
+    A GPU is chosen as by `stoker serve`, and the process is confined to it by `CUDA_VISIBLE_DEVICES`. An entry
     script makes the process its own: the working directory and Azure's variables become the script's, so a process
     has one script.
 
@@ -396,7 +396,7 @@ class Predictor:
             raise InvalidSettings(f"threads has to be a whole number from 1 up, not {threads!r}")
         self._keep = (keep,) if isinstance(keep, str) else tuple(keep)
         self._leases = ExitStack()
-        deployed = chosen(model, workspace, config, settings, self._leases)
+        deployed = find_model(model, workspace, config, settings, self._leases)
         self.deployment: Deployment = dataclasses.replace(deployed, threads=threads or deployed.threads)
         """The loaded version and its settings."""
         self.fingerprint = deployed.fingerprint
@@ -501,7 +501,9 @@ class Predictor:
         return self._thread.submit(function).result()
 
     def _load(self, device: str) -> LoadedModel:
-        loaded = self._thread.submit(lambda: load_here(self.deployment, device_here(self.deployment, device)))
+        loaded = self._thread.submit(
+            lambda: load_model(self.deployment, enter_model_device(self.deployment, device))
+        )
         limit_s = self.deployment.load_timeout_s
         try:
             return loaded.result(limit_s)

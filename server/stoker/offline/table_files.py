@@ -14,7 +14,7 @@ import orjson
 
 from stoker.errors import InvalidSettings
 from stoker.system.extras import how_to_install
-from stoker.wire.row_files import told_of_counted_names
+from stoker.wire.row_files import warn_of_numbered_header
 
 __all__ = ["FORMATS", "count_rows", "pyarrow_for", "read_lines", "read_tables"]
 
@@ -177,7 +177,7 @@ def _csv(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
         return
     header = 0 if _has_header(file) else None
     # Of several shards the one that scores the line tells of it.
-    if header is None and start == 0 and (told := told_of_counted_names(file, _first_line(file))):
+    if header is None and start == 0 and (told := warn_of_numbered_header(file, _first_line(file))):
         logger.warning("%s", told)
     skipped = range(1 if header == 0 else 0, start + (1 if header == 0 else 0))
     count = None if stop is None else stop - start

@@ -29,7 +29,7 @@ from stoker.device.first_times import batch_inputs
 from stoker.device.lifecycle import LoadedModel, fork
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
 from stoker.isolation.samples import find_sample_feeds, first_rows
-from stoker.offline.choosing import chosen, device_here, enter_script, load_here
+from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
 from stoker.offline.rows import ScriptBodies
 from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
 from stoker.scripts.batching import find_sample
@@ -180,7 +180,7 @@ _MOST_TIMES: Final = 64
 _BESIDE_PART: Final = 0.3
 """The share of the measuring time for concurrent batches."""
 
-Tell = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 Batches = Callable[[Runtime, int], Callable[[], object]]
 
 
@@ -211,30 +211,30 @@ class Order:
         return json.dumps(asdict(self))
 
 
-def measure(order: Order, tell: Tell, leases: ExitStack, clock_ns: Callable[[], int]) -> dict[str, Any]:
+def measure(order: Order, report: Report, leases: ExitStack, clock_ns: Callable[[], int]) -> dict[str, Any]:
     """Load the model and time its batches, alone and beside another one, in nanoseconds.
 
     Raises:
         OperatorError: The model cannot be loaded, or there is no sample request.
     """
-    tell({"step": "loading"})
+    report({"step": "loading"})
     # Batch settings depend on whether there is a target, so the model is loaded with the one it will have.
     settings = {**order.settings, "target_ms": order.target_ms}
-    deployment = chosen(order.model, order.workspace, order.config, settings, leases)
-    tell({"step": f"loading {deployment.name}", "load_timeout_s": deployment.load_timeout_s})
+    deployment = find_model(order.model, order.workspace, order.config, settings, leases)
+    report({"step": f"loading {deployment.name}", "load_timeout_s": deployment.load_timeout_s})
     if deployment.framework == "script":
         enter_script(deployment)
     where = deployment.devices[0] if order.device == "auto" else order.device
-    device = device_here(deployment, where)
-    loaded = load_here(deployment, device)
-    tell({"step": "measuring"})
+    device = enter_model_device(deployment, where)
+    loaded = load_model(deployment, device)
+    report({"step": "measuring"})
     request = request_of(loaded, deployment, order.rows)
     begin = batches_of(loaded, deployment, request)
-    alone = _alone(begin, loaded, order, tell, clock_ns)
+    alone = _alone(begin, loaded, order, report, clock_ns)
     beside: list[tuple[int, int]] = []
     forks = isinstance(loaded.runtime, ForkingRuntime)
     if forks:
-        tell({"step": "two at once"})
+        report({"step": "two at once"})
         beside = _beside(begin, loaded, deployment.name, alone, order.seconds * _BESIDE_PART, clock_ns)
     return {
         "name": deployment.name,
@@ -251,11 +251,11 @@ def measure(order: Order, tell: Tell, leases: ExitStack, clock_ns: Callable[[], 
         "hold": deployment.hold,
         "admission": deployment.admission,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "request": _told(request),
+        "request": _request_facts(request),
     }
 
 
-def _told(request: SampleRequest) -> dict[str, Any]:
+def _request_facts(request: SampleRequest) -> dict[str, Any]:
     return {
         "path": request.path,
         "headers": request.headers,
@@ -265,7 +265,7 @@ def _told(request: SampleRequest) -> dict[str, Any]:
 
 
 def _alone(
-    begin: Batches, loaded: LoadedModel, order: Order, tell: Tell, clock_ns: Callable[[], int]
+    begin: Batches, loaded: LoadedModel, order: Order, report: Report, clock_ns: Callable[[], int]
 ) -> list[tuple[int, int]]:
     """Time batches of each size in ascending order, until one takes longer than the target."""
     sizes = loaded.sizes.buckets or powers_of_two(loaded.max_batch_rows)
@@ -275,7 +275,7 @@ def _alone(
         times = list(_times(begin(loaded.runtime, size), share_ns, clock_ns))
         timed += [(size, elapsed_ns) for elapsed_ns in times]
         middle_ms = sorted(times)[len(times) // 2] / 1e6
-        tell({"rows": size, "ms": round(middle_ms, 4), "done": number + 1, "of": len(sizes)})
+        report({"rows": size, "ms": round(middle_ms, 4), "done": number + 1, "of": len(sizes)})
         if middle_ms > order.target_ms:
             break
     return timed
@@ -328,16 +328,16 @@ def main(arguments: list[str]) -> int:
     """Measure what the first argument says, and write results to the file descriptor in the second one."""
     order, channel = Order(**json.loads(arguments[0])), int(arguments[1])
 
-    def tell(message: dict[str, Any]) -> None:
+    def report(message: dict[str, Any]) -> None:
         os.write(channel, json.dumps(message).encode() + b"\n")
 
     with ExitStack() as leases:
         try:
-            tell({"measured": measure(order, tell, leases, time.perf_counter_ns)})
+            report({"measured": measure(order, report, leases, time.perf_counter_ns)})
         except OperatorError as error:
-            tell({"error": str(error), "exit_code": error.exit_code})
+            report({"error": str(error), "exit_code": error.exit_code})
         except StokerError as error:
-            tell({"error": f"{Path(order.model).name} fails on its sample: {error}", "exit_code": 1})
+            report({"error": f"{Path(order.model).name} fails on its sample: {error}", "exit_code": 1})
     return 0
 
 

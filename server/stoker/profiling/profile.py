@@ -20,14 +20,14 @@ import yaml
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout
 from stoker.models.layouts import likely_name
 from stoker.profiling.measuring import Order
-from stoker.profiling.search import Candidate, Found, Load, MeasuredCurve, Space, Step, search
+from stoker.profiling.search import Candidate, Load, MeasuredCurve, SearchResult, Space, Step, search
 from stoker.settings.files import read_yaml
 from stoker.system.resources import MemoryKills
 
 __all__ = [
     "Confirmation",
+    "LoadTest",
     "Measured",
-    "Question",
     "check_output",
     "deployment_of",
     "find_settings",
@@ -40,7 +40,7 @@ __all__ = [
 _EXECUTIONS: Final = ("copied", "bound", "graph")
 _MEASURING: Final = "stoker.profiling.measuring"
 
-Say = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Question:
+class LoadTest:
     """A request, and what is expected of answers to many of it.
 
     Attributes:
@@ -94,31 +94,31 @@ class Confirmation:
     generator_busy: bool
 
 
-def measure_model(order: Order, say: Say = lambda _: None) -> Measured:
+def measure_model(order: Order, report: Report = lambda _: None) -> Measured:
     """Load a model in a process of its own and time its batches; on a GPU with each kind of execution.
 
     Args:
-        say: Called with a report of each step.
+        report: Called with a report of each step.
 
     Raises:
         OperatorError: The model cannot be measured; the message says why.
     """
-    facts = _told_by_process(order, say)
+    facts = _measure_in_process(order, report)
     measured = Measured(facts, {"auto": _curve(facts)})
     if facts["framework"] != "onnx" or facts["device"] == "cpu":
         return measured
     for execution in _EXECUTIONS:
-        say({"step": f"execution {execution}"})
-        asked = replace(order, settings={**order.settings, "execution": execution})
+        report({"step": f"execution {execution}"})
+        variant = replace(order, settings={**order.settings, "execution": execution})
         try:
-            measured.curves[execution] = _curve(_told_by_process(asked, say))
+            measured.curves[execution] = _curve(_measure_in_process(variant, report))
         except LoadFailed as error:
             # For example, not every model can be captured as a CUDA graph.
-            say({"note": f"execution {execution} is left out: {error}"})
+            report({"note": f"execution {execution} is left out: {error}"})
     return measured
 
 
-def find_settings(measured: Measured, load: Load, step: Step = lambda _done, _of: None) -> Found:
+def find_settings(measured: Measured, load: Load, step: Step = lambda _done, _of: None) -> SearchResult:
     """Search the settings of a measured model.
 
     Raises:
@@ -152,7 +152,7 @@ def _curve(facts: dict[str, Any]) -> MeasuredCurve:
     return MeasuredCurve.fitted(facts["alone"], facts["beside"], filled=bool(facts["batch_buckets"]))
 
 
-def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
+def _measure_in_process(order: Order, report: Report) -> dict[str, Any]:
     """Run the measuring process; it is killed if this process is interrupted."""
     kills = MemoryKills()
     read, write = os.pipe()
@@ -171,16 +171,16 @@ def _told_by_process(order: Order, say: Say) -> dict[str, Any]:
         try:
             for line in messages:
                 message = json.loads(line)
-                limit.hear(message)
+                limit.receive(message)
                 if "error" in message:
                     raise _failed(message)
                 if "measured" in message:
                     measured: dict[str, Any] = message["measured"]
                     return measured
-                say(message)
+                report(message)
             status = process.wait()
         finally:
-            limit.hear({})
+            limit.receive({})
             process.kill()
             process.wait()
         limit.check()
@@ -197,7 +197,7 @@ class _LoadLimit:
         self._timer: threading.Timer | None = None
         self._late = ""
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Take a message of the process; the time is that of the last one."""
         if self._timer is not None:
             self._timer.cancel()

@@ -17,17 +17,17 @@ from stoker.device.batch_sizes import timed_first
 from stoker.device.overlap import WORTH
 from stoker.device.planner import BatchPolicy, ServiceTimes
 from stoker.settings.choices import Admission
-from stoker.simulation.scheduler import AdmissionControl, Planned, run_instances
+from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler, run_instances
 from stoker.simulation.workload import Jitter, Requests, Stream
 from stoker.simulation.world import Outcome, row_tables
 
 __all__ = [
     "Candidate",
-    "Expected",
-    "Found",
+    "Estimate",
     "Load",
     "MeasuredCurve",
-    "Sizes",
+    "PaddedCurve",
+    "SearchResult",
     "Space",
     "Step",
     "Timed",
@@ -73,7 +73,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Estimate:
     """The simulated performance of a candidate.
 
     Attributes:
@@ -98,7 +98,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -106,11 +106,11 @@ class Found:
         default: The performance of the default settings.
     """
 
-    ranked: tuple[Expected, ...]
-    default: Expected
+    ranked: tuple[Estimate, ...]
+    default: Estimate
 
 
-def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Found:
+def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> SearchResult:
     """Find the settings with the highest load at which 99 % of the rows are in time.
 
     Among equal ones (within a 64th of the highest throughput of any candidate) the order is: lower latency at a light
@@ -121,38 +121,38 @@ def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Fo
         load: The expected requests.
         step: Called with the number of simulated candidates and the total.
     """
-    judge = _Judge(space, load)
-    coarse = _coarse(judge, step)
+    evaluator = _Evaluator(space, load)
+    coarse = _coarse(evaluator, step)
     best = sorted(coarse, key=lambda one: (-coarse[one], one.instances, one.max_batch_rows))[:_FINALISTS]
     finalists = dict.fromkeys([space.default, *best])
     for candidate in best[:_HELD]:
         finalists.update(dict.fromkeys(space.holding(candidate)))
     levels = {}
     for number, candidate in enumerate(finalists):
-        levels[candidate] = judge.level(candidate, load.seeds, coarse.get(candidate))
+        levels[candidate] = evaluator.level(candidate, load.seeds, coarse.get(candidate))
         step(len(coarse) + number + 1, len(coarse) + len(finalists))
-    light = _LIGHT * max(levels.values()) * judge.quantum
-    told = {candidate: judge.expected(candidate, level, light) for candidate, level in levels.items()}
+    light = _LIGHT * max(levels.values()) * evaluator.quantum
+    told = {candidate: evaluator.expected(candidate, level, light) for candidate, level in levels.items()}
     ranked = sorted(told, key=lambda one: _order(told[one], levels[one], space.default))
-    return Found(tuple(told[one] for one in ranked), told[space.default])
+    return SearchResult(tuple(told[one] for one in ranked), told[space.default])
 
 
-def _coarse(judge: _Judge, step: Step) -> dict[Candidate, int]:
+def _coarse(evaluator: _Evaluator, step: Step) -> dict[Candidate, int]:
     """Find levels with one seed; candidates whose upper bound is too low are skipped."""
     levels: dict[Candidate, int] = {}
     best = 0
-    inviting = sorted(judge.space.candidates(), key=judge.peak, reverse=True)
+    inviting = sorted(evaluator.space.candidates(), key=evaluator.peak, reverse=True)
     for number, candidate in enumerate(inviting):
         # The throughput of its best batches is an upper bound.
-        if judge.upper(candidate) < best:
+        if evaluator.upper(candidate) < best:
             break
-        levels[candidate] = judge.level(candidate, judge.load.seeds[:1])
+        levels[candidate] = evaluator.level(candidate, evaluator.load.seeds[:1])
         best = max(best, levels[candidate])
         step(number + 1, len(inviting) + _FINALISTS + 1)
     return levels
 
 
-def _order(told: Expected, level: int, default: Candidate) -> tuple[Any, ...]:
+def _order(told: Estimate, level: int, default: Candidate) -> tuple[Any, ...]:
     candidate = told.candidate
     return (
         -level,
@@ -166,7 +166,7 @@ def _order(told: Expected, level: int, default: Candidate) -> tuple[Any, ...]:
     )
 
 
-class _Judge:
+class _Evaluator:
     """Simulates candidates at the same loads for all."""
 
     def __init__(self, space: Space, load: Load) -> None:
@@ -212,12 +212,12 @@ class _Judge:
         outcomes = [self.at(candidate, level * self.quantum, seed) for seed in seeds]
         return sum(outcome.in_time() for outcome in outcomes) >= _IN_TIME * len(outcomes)
 
-    def expected(self, candidate: Candidate, level: int, light_rows_per_s: float) -> Expected:
+    def expected(self, candidate: Candidate, level: int, light_rows_per_s: float) -> Estimate:
         """Its performance at half of a level, and at a light load."""
         rows_per_s = level * self.quantum
         half = self.at(candidate, rows_per_s / 2, self.load.seeds[0]) if level else None
         light = self.at(candidate, light_rows_per_s, self.load.seeds[0]) if light_rows_per_s else None
-        return Expected(
+        return Estimate(
             candidate,
             self.peak(candidate),
             rows_per_s,
@@ -247,11 +247,11 @@ def simulated(
     chance = np.random.default_rng(seed)
     requests = _with_rows(Stream(rows_per_s / load.rows, load.target_ms).draw(seconds, chance), load.rows)
     (table,) = row_tables(requests, 1)
-    sizes = Sizes(curve, candidate.batch_buckets)
+    sizes = PaddedCurve(curve, candidate.batch_buckets)
     at_once = curve.at_once(candidate.instances, candidate.max_batch_rows)
     policy = candidate.policy(load.target_ms)
     admission = AdmissionControl(policy, instances=at_once) if candidate.admission == "target" else None
-    planned = Planned(table, policy, times=_known(sizes, candidate, at_once), admission=admission)
+    planned = PlannedScheduler(table, policy, times=_known(sizes, candidate, at_once), admission=admission)
     jitter = Jitter(np.random.default_rng(seed + 1), curve.spread)
     return run_instances(requests, sizes, table, planned, jitter, at_once, sizes.speed)
 
@@ -260,7 +260,7 @@ def _with_rows(requests: Requests, rows: int) -> Requests:
     return dataclasses.replace(requests, rows=np.full(len(requests.at_ns), rows))
 
 
-def _known(sizes: Sizes, candidate: Candidate, at_once: int) -> ServiceTimes:
+def _known(sizes: PaddedCurve, candidate: Candidate, at_once: int) -> ServiceTimes:
     """The batch times that a server has learned before it serves."""
     times = ServiceTimes(candidate.batch_buckets)
     known = timed_first(candidate.batch_buckets, candidate.max_batch_rows)
@@ -384,7 +384,7 @@ class MeasuredCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class PaddedCurve:
     """A curve with batches padded to certain sizes.
 
     Attributes:

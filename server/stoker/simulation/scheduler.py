@@ -19,7 +19,7 @@ from stoker.keys.callers import CallerTerms
 from stoker.simulation.workload import Jitter, Requests
 from stoker.simulation.world import NEVER_NS, PATIENCE_NS, Batch, BatchTimes, Outcome, RowTable, answered_ns
 
-__all__ = ["AdmissionControl", "Planned", "Untargeted", "run_instances"]
+__all__ = ["AdmissionControl", "PlannedScheduler", "UntargetedScheduler", "run_instances"]
 
 
 class AdmissionControl:
@@ -128,7 +128,7 @@ _TIMEOUT_NS: Final = 60_000_000_000
 """The timeout of requests."""
 
 
-class Planned:
+class PlannedScheduler:
     """One model with targets, scheduled by the planner.
 
     Args:
@@ -212,7 +212,7 @@ class Planned:
         self.times.learn(filled(rows, self._policy.buckets), elapsed_ns, beside)
 
 
-class Untargeted(Planned):
+class UntargetedScheduler(PlannedScheduler):
     """One model scheduled without targets: they only serve as timeouts."""
 
     def __init__(self, table: RowTable, policy: BatchPolicy) -> None:
@@ -251,7 +251,7 @@ def run_instances(
     requests: Requests,
     times: BatchTimes,
     table: RowTable,
-    planned: Planned,
+    planned: PlannedScheduler,
     jitter: Jitter,
     most: int,
     speed: Callable[[int], float],
@@ -287,7 +287,7 @@ def run_instances(
     return Outcome(requests, answered_ns(requests, [table], [done]), [device.busy_ns], device.batches, now_ns)
 
 
-def _begin(device: _Device, planned: Planned, most: int, now_ns: int) -> int:
+def _begin(device: _Device, planned: PlannedScheduler, most: int, now_ns: int) -> int:
     """Start the batches that the planner dispatches; returns when to look again if nothing arrives before."""
     while len(device.running) < most:
         planned.times.running = len(device.running)

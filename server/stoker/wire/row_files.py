@@ -16,7 +16,7 @@ from stoker.errors import OperatorError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Bytes", "find_idx", "read_idx", "told_of_counted_names"]
+__all__ = ["Bytes", "find_idx", "read_idx", "warn_of_numbered_header"]
 
 
 _UNSIGNED_BYTE = 0x08
@@ -80,7 +80,7 @@ def _read_bytes(path: Path) -> bytes:
         raise OperatorError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def told_of_counted_names(file: Path, line: str) -> str | None:
+def warn_of_numbered_header(file: Path, line: str) -> str | None:
     """A warning for a file whose first line numbers its columns, as pandas writes them; None otherwise.
 
     Args:

@@ -23,9 +23,9 @@ __all__ = [
     "Change",
     "apply",
     "delete",
+    "describe_machines",
     "difference",
     "has_machines",
-    "said_of_machines",
     "survey",
 ]
 
@@ -49,9 +49,9 @@ KINDS: Final = (
 """Kinds that a service may have, except its namespace and keys: these are looked for when a plan drops them."""
 
 _SECRET: Final = ("v1", "Secret")
-_HANDS_OVER: Final = "stoker-replicas"
+_REPLICAS_MANAGER: Final = "stoker-replicas"
 _REPLICAS: Final = ".spec.replicas"
-_BY_THE_SERVER: Final = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")
+_SERVER_FIELDS: Final = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +78,18 @@ def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterat
         ClusterError: An object is refused, or some of its fields belong to other managers.
     """
     objects = _objects(cluster, plan)
-    asked = _asked(cluster, objects, force=force)
+    checked = _dry_run(cluster, objects, force=force)
     for content in objects:
         reference = cluster.reference(content)
         if content["kind"] == "Deployment":
             if plan.takes_keys:
                 yield from _keys(cluster, plan)
-            _hand_over(cluster, content)
-        answer = cluster.apply(content, force=force or reference in asked.forced)
-        same = answer.content["metadata"]["resourceVersion"] == asked.versions.get(reference)
+            _keep_replicas(cluster, content)
+        answer = cluster.apply(content, force=force or reference in checked.forced)
+        same = answer.content["metadata"]["resourceVersion"] == checked.versions.get(reference)
         yield Change(reference, "created" if answer.is_new else "unchanged" if same else "changed")
     wanted = {cluster.reference(content) for content in objects}
-    for reference in _had(cluster, plan):
+    for reference in _existing(cluster, plan):
         if reference not in wanted and cluster.delete(reference):
             yield Change(reference, "removed")
 
@@ -103,11 +103,11 @@ def difference(cluster: Cluster, plan: ClusterPlan) -> str:
         before = cluster.find(reference)
         # Objects in a namespace that does not exist cannot be checked.
         after = content if before is None else cluster.apply(content, force=True, dry_run=True).content
-        parts += _compared(reference, before, after)
+        parts += _diff(reference, before, after)
     wanted = {cluster.reference(content) for content in objects}
-    for reference in _had(cluster, plan):
+    for reference in _existing(cluster, plan):
         if reference not in wanted:
-            parts += _compared(reference, cluster.find(reference), None)
+            parts += _diff(reference, cluster.find(reference), None)
     return "".join(parts)
 
 
@@ -153,43 +153,43 @@ def _image_of_the_router(cluster: Cluster, plan: ClusterPlan) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _DryRun:
     """The versions that objects have now, and those of which fields are taken over."""
 
     versions: dict[Reference, str] = field(default_factory=dict)
     forced: set[Reference] = field(default_factory=set)
 
 
-def _asked(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool) -> _Asked:
+def _dry_run(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool) -> _DryRun:
     """Check with the server whether all objects would be accepted.
 
     Raises:
         ClusterError: One would be refused; the message names all fields that others have changed.
     """
-    asked = _Asked()
+    checked = _DryRun()
     conflicts: list[str] = []
     for content in objects:
         reference = cluster.reference(content)
         if content["kind"] == "Namespace" and cluster.find(reference) is None:
             # What is to be in it cannot be asked before it is there.
-            return _Asked()
+            return _DryRun()
         try:
             answer = cluster.apply(content, force=force, dry_run=True)
         except FieldConflict as error:
             if set(error.fields) == {_REPLICAS} and _is_scaled(cluster.find(reference)):
                 # The plan sets a number of pods that an autoscaler set before: the change that is wanted.
-                asked.forced.add(reference)
+                checked.forced.add(reference)
             else:
                 conflicts += [f"{reference} {path}: {said}" for path, said in error.fields.items()]
             continue
         if not answer.is_new:
-            asked.versions[reference] = answer.content["metadata"]["resourceVersion"]
+            checked.versions[reference] = answer.content["metadata"]["resourceVersion"]
     if conflicts:
         raise ClusterError(
             "nothing was changed, for others have changed what belongs to Stoker; take it over with "
             "--force-conflicts, or put it into the plan:\n  " + "\n  ".join(conflicts)
         )
-    return asked
+    return checked
 
 
 def _is_scaled(deployment: Mapping[str, Any] | None) -> bool:
@@ -198,7 +198,7 @@ def _is_scaled(deployment: Mapping[str, Any] | None) -> bool:
     return any(name.startswith(f"{ANNOTATIONS}/autoscale-") for name in annotations)
 
 
-def _hand_over(cluster: Cluster, content: Mapping[str, Any]) -> None:
+def _keep_replicas(cluster: Cluster, content: Mapping[str, Any]) -> None:
     """Keep the present number of pods when the plan leaves it to an autoscaler from now on.
 
     A field that no manager sets falls back to its default, so there would be one pod until the autoscaler acts.
@@ -210,7 +210,7 @@ def _hand_over(cluster: Cluster, content: Mapping[str, Any]) -> None:
     identity = {"name": reference.name, "namespace": reference.namespace}
     kept = {"apiVersion": content["apiVersion"], "kind": content["kind"], "metadata": identity}
     said = {"spec": {"replicas": found["spec"]["replicas"]}}
-    cluster.apply(kept | said, manager=_HANDS_OVER, force=True)
+    cluster.apply(kept | said, manager=_REPLICAS_MANAGER, force=True)
 
 
 def _keys(cluster: Cluster, plan: ClusterPlan) -> Iterator[Change]:
@@ -220,7 +220,7 @@ def _keys(cluster: Cluster, plan: ClusterPlan) -> Iterator[Change]:
         yield Change(Reference("v1", "Secret", namespace, plan.keys_secret), verb)
 
 
-def _had(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
+def _existing(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
     """The service's objects in the cluster now. Objects that versions share belong to none of them."""
     namespace = plan.namespace or cluster.namespace
     for api_version, kind in KINDS:
@@ -233,7 +233,7 @@ def _had(cluster: Cluster, plan: ClusterPlan) -> Iterator[Reference]:
             yield from map(cluster.reference, cluster.list(api_version, kind, namespace, one))
 
 
-def _compared(
+def _diff(
     reference: Reference, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> Iterator[str]:
     texts = [_text(before), _text(after)]
@@ -250,7 +250,7 @@ def _text(content: Mapping[str, Any] | None) -> str:
     """An object as text, without the fields that the server adds."""
     if content is None:
         return ""
-    metadata = {name: value for name, value in content["metadata"].items() if name not in _BY_THE_SERVER}
+    metadata = {name: value for name, value in content["metadata"].items() if name not in _SERVER_FIELDS}
     return as_yaml([{**content, "metadata": metadata, "status": None}])
 
 
@@ -259,7 +259,7 @@ INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 
 _PROFILE: Final = "pod-security.kubernetes.io/enforce"
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
-_BROUGHT: Final = {
+_ADD_ONS: Final = {
     "a Gateway (--gateway)": ("gateway.networking.k8s.io/v1", "HTTPRoute"),
     "KEDA (--autoscaler keda)": ("keda.sh/v1alpha1", "ScaledObject"),
     "Prometheus' operator (--pod-monitor)": ("monitoring.coreos.com/v1", "PodMonitor"),
@@ -291,7 +291,7 @@ def survey(cluster: Cluster, namespace: str) -> Iterator[str]:
     version = cluster.get("/version")
     yield f"{cluster.context} is Kubernetes {version['gitVersion']}"
     yield from _gpus(cluster)
-    for name, (api_version, kind) in _BROUGHT.items():
+    for name, (api_version, kind) in _ADD_ONS.items():
         yield f"{name}: {'yes' if cluster.knows(api_version, kind) else f'no, it has no {kind}'}"
     yield from _namespace(cluster, namespace)
     if cluster.may("list", "storageclasses", None, "storage.k8s.io"):
@@ -309,12 +309,12 @@ def has_machines(cluster: Cluster, size: str) -> bool:
     return bool(_machines(cluster, size))
 
 
-def said_of_machines(cluster: Cluster, size: str, wanted: int | None) -> str:
-    """Return what is said where machines of a size are asked for: none are made, those that are there count.
+def describe_machines(cluster: Cluster, size: str, wanted: int | None) -> str:
+    """Describe the nodes of a size that a plan asks for; Stoker makes none.
 
     Args:
         size: Such as `Standard_NC6`.
-        wanted: How many are asked for, if that is said.
+        wanted: The number of nodes that the plan asks for, if any.
     """
     nodes = _machines(cluster, size)
     if not nodes:

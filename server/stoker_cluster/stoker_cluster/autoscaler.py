@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from stoker.errors import ClusterError
-from stoker_cluster.scale_access import ScaledDeployment, SeenDeployment
+from stoker_cluster.scale_access import DeploymentState, ScaledDeployment
 from stoker_cluster.scaling import Decision, PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
 
 __all__ = ["RENEW_S", "Autoscaler", "Leadership", "Loads"]
@@ -77,27 +77,27 @@ class Autoscaler:
         """
         while not stopped.is_set():
             begun_s = self._clock_s()
-            wait_s = await self.look() - (self._clock_s() - begun_s)
+            wait_s = await self.step() - (self._clock_s() - begun_s)
             try:
                 await asyncio.wait_for(stopped.wait(), max(0.0, wait_s))
             except TimeoutError:
                 continue
         await self._release()
 
-    async def look(self) -> float:
+    async def step(self) -> float:
         """Read the loads and act once; returns the seconds between the start of this call and of the next."""
         try:
             if not await self._lead():
                 self._state = ScalingState()
                 return _STAND_BY_S
-            seen = await asyncio.to_thread(self._deployment.look)
+            seen = await asyncio.to_thread(self._deployment.read_state)
             self._policy = seen.policy
             loads = await self._loads.read(seen.addresses)
             await self._follow(seen, loads)
         except ClusterError as error:
-            self._tell_trouble(str(error))
+            self._log_trouble(str(error))
             return self._policy.refresh_s
-        self._tell_trouble("")
+        self._log_trouble("")
         return period_s(self._policy, len(seen.addresses))
 
     async def _lead(self) -> bool:
@@ -108,12 +108,12 @@ class Autoscaler:
             lease = await asyncio.to_thread(self._deployment.lease)
             claim = self._leadership.claim(lease, now_s, self._wall())
             if claim is not None and await asyncio.to_thread(self._deployment.merge_lease, claim):
-                self._leadership.claimed(now_s)
+                self._leadership.record_claim(now_s)
                 if not led:
                     logger.info("%s: this autoscaler acts from now on", self._name)
         return self._leadership.may_act(self._clock_s())
 
-    async def _follow(self, seen: SeenDeployment, loads: Mapping[str, PodLoad]) -> None:
+    async def _follow(self, seen: DeploymentState, loads: Mapping[str, PodLoad]) -> None:
         pods = Pods(seen.replicas, seen.addresses.keys(), loads)
         decision = decide(pods, self._clock_s(), self._state, seen.policy)
         self._state = decision.state
@@ -134,7 +134,7 @@ class Autoscaler:
             "" if done else "; not done, for somebody else has changed their number",
         )
 
-    async def _mark(self, decision: Decision, seen: SeenDeployment) -> None:
+    async def _mark(self, decision: Decision, seen: DeploymentState) -> None:
         """Mark the least loaded pods as the first to be removed, and unmark those marked before."""
         going = frozenset(decision.leaving)
         staying = (self._marked - going) & seen.addresses.keys()
@@ -149,7 +149,7 @@ class Autoscaler:
             except ClusterError as error:
                 logger.warning("%s: the next autoscaler has to wait: %s", self._name, error)
 
-    def _tell_trouble(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         """Log a trouble when it begins and when it ends."""
         if trouble and trouble != self._trouble:
             logger.warning("%s: the number of pods stays as it is: %s", self._name, trouble)
@@ -205,7 +205,7 @@ class Leadership:
         # changed.
         return {"metadata": {"resourceVersion": version}, "spec": claimed}
 
-    def claimed(self, now_s: float) -> None:
+    def record_claim(self, now_s: float) -> None:
         """Record that the change was written, at a time before it was."""
         self._renewed_s = now_s
 

@@ -19,7 +19,7 @@ from stoker_cluster.routing import effective_weights
 __all__ = ["ClusterObjects", "Shares", "set_shares", "shares_of", "with_shares"]
 
 _PLACES: Final = (("v1", "ConfigMap"), ("gateway.networking.k8s.io/v1", "HTTPRoute"))
-_SAID: Final = ("apiVersion", "kind", "spec", "data")
+_ANNOTATION: Final = ("apiVersion", "kind", "spec", "data")
 _IDENTITY: Final = ("name", "namespace", "labels", "annotations")
 
 
@@ -100,7 +100,7 @@ def shares_of(content: Mapping[str, Any]) -> Shares | None:
 
 def with_shares(content: Mapping[str, Any], shares: Shares) -> dict[str, Any]:
     """Return the object with other shares, and with nothing of what the server alone says."""
-    changed = {name: copy.deepcopy(content[name]) for name in _SAID if name in content}
+    changed = {name: copy.deepcopy(content[name]) for name in _ANNOTATION if name in content}
     changed["metadata"] = {
         name: copy.deepcopy(content["metadata"][name]) for name in _IDENTITY if name in content["metadata"]
     }
@@ -137,7 +137,7 @@ def set_shares(
     Raises:
         InvalidSettings: There is no such endpoint or version, or the shares cannot be.
     """
-    found = list(_sharing(cluster, namespace, name))
+    found = list(_shared_objects(cluster, namespace, name))
     if not found:
         raise InvalidSettings(
             f"{name} has no versions that share requests in {namespace}; render some with --traffic"
@@ -153,7 +153,9 @@ def set_shares(
     return effective_weights(new.traffic, new.default)
 
 
-def _sharing(cluster: ClusterObjects, namespace: str, name: str) -> Iterator[tuple[dict[str, Any], Shares]]:
+def _shared_objects(
+    cluster: ClusterObjects, namespace: str, name: str
+) -> Iterator[tuple[dict[str, Any], Shares]]:
     labels = f"app.kubernetes.io/managed-by=stoker,app.kubernetes.io/part-of={name}"
     for api_version, kind in _PLACES:
         if cluster.knows(api_version, kind):

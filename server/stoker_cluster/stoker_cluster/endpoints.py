@@ -51,7 +51,7 @@ class Server:
 class ServerSource(Protocol):
     """Finds the servers of each version."""
 
-    async def look(self) -> Mapping[str, frozenset[Server]]:
+    async def find_servers(self) -> Mapping[str, frozenset[Server]]:
         """Return the servers of each version as they are now.
 
         Raises:
@@ -67,7 +67,7 @@ class NamedServers:
         self._servers = servers
         self._known: dict[str, frozenset[Server]] = {}
 
-    async def look(self) -> Mapping[str, frozenset[Server]]:
+    async def find_servers(self) -> Mapping[str, frozenset[Server]]:
         """Return the servers of each version; for a name that cannot be resolved, its last addresses."""
         return {
             version: frozenset().union(*[await self._resolved(address) for address in addresses])
@@ -113,7 +113,7 @@ class EndpointSlices:
         self._namespace = namespace or None
         self._services = {version: f"{name}-{version}" if version else name for version in versions}
 
-    async def look(self) -> Mapping[str, frozenset[Server]]:
+    async def find_servers(self) -> Mapping[str, frozenset[Server]]:
         """Return the endpoints of each version.
 
         Raises:

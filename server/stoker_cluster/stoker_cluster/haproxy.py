@@ -166,7 +166,7 @@ class HAProxy:
         )
         await self.ask(f"commit map @{version} {self.files.weights}")
 
-    async def say_draining(self) -> None:
+    async def set_draining(self) -> None:
         """Let `/ready` answer 503 from now on."""
         with suppress(OSError):
             await self.ask(f"add map {self.files.state} draining yes")
@@ -177,7 +177,7 @@ class HAProxy:
         Raises:
             OSError: It does not answer.
         """
-        await self.say_draining()
+        await self.set_draining()
         await self.ask_all(f"shutdown frontend {name}" for name in FRONTENDS)
 
     async def refuse(self) -> None:

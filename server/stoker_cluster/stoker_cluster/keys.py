@@ -178,7 +178,7 @@ class _Trouble:
     may_end: bool = True
 
 
-_OF_BEFORE: Final = _Trouble("it takes the keys of before")
+_OLD_KEYS: Final = _Trouble("it takes the keys of before")
 _TOO_OLD: Final = _Trouble("its Stoker does not tell", may_end=False)
 
 
@@ -209,10 +209,10 @@ def await_generation(
         while True:
             waiting = [
                 pod
-                for pod in _scoring(pods())
+                for pod in _ready_pods(pods())
                 if pod["metadata"].get("uid", pod["metadata"]["name"]) not in shown
             ]
-            said = asking.map(lambda pod: _said(cluster, pod, generation, key), waiting)
+            said = asking.map(lambda pod: _check_pod(cluster, pod, generation, key), waiting)
             unshown: dict[str, _Trouble] = {}
             for pod, trouble in zip(waiting, said, strict=True):
                 metadata = pod["metadata"]
@@ -225,11 +225,11 @@ def await_generation(
             sleep(_LOOK_EVERY_S)
 
 
-def _scoring(pods: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _ready_pods(pods: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     return (pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and is_ready(pod))
 
 
-def _said(cluster: Cluster, pod: Mapping[str, Any], generation: int, key: str) -> _Trouble | None:
+def _check_pod(cluster: Cluster, pod: Mapping[str, Any], generation: int, key: str) -> _Trouble | None:
     """What a pod says instead of the number; None if it shows it."""
     try:
         shown = _generation(cluster, pod["metadata"]["namespace"], pod["metadata"]["name"], key)
@@ -238,7 +238,7 @@ def _said(cluster: Cluster, pod: Mapping[str, Any], generation: int, key: str) -
         return _Trouble(str(error) or type(error).__name__, may_end=not is_refused)
     if shown is None:
         return _TOO_OLD
-    return None if shown >= generation else _OF_BEFORE
+    return None if shown >= generation else _OLD_KEYS
 
 
 def _generation(cluster: Cluster, namespace: str, pod: str, key: str) -> int | None:

@@ -54,7 +54,7 @@ class Router:
         self._servers: Mapping[str, frozenset[Server]] = {}
         self._newest: HAProxy | None = None
         self._all: list[HAProxy] = []
-        self._said: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
 
     async def run(self, stop: asyncio.Event, give_up: asyncio.Event) -> None:
         """Route until `stop` is set, then serve on for the grace, and return when the last request is answered.
@@ -67,8 +67,8 @@ class Router:
             OperatorError: HAProxy does not start.
         """
         try:
-            self._newest = await self._started(None)
-            await self._turn()
+            self._newest = await self._start(None)
+            await self._update()
             _LOGGER.info(
                 "routing http://%s:%d to %d servers",
                 self._settings.host,
@@ -77,7 +77,7 @@ class Router:
             )
             while not await _set_within(stop, self._look_s):
                 await self._follow_settings()
-                await self._turn()
+                await self._update()
             await self._drain(give_up)
         finally:
             for process in self._all:
@@ -90,18 +90,18 @@ class Router:
         Servers may still change meanwhile.
         """
         assert self._newest is not None, "it was started"
-        await self._newest.say_draining()
+        await self._newest.set_draining()
         clock = asyncio.get_running_loop().time
         end_s = clock() + self._settings.drain_grace_s
         while (left_s := end_s - clock()) > 0:
             if await _set_within(give_up, min(left_s, self._look_s)):
                 return
-            await self._turn()
+            await self._update()
         for process in self._all:
             with suppress(OSError):
                 await process.refuse()
         end_s = clock() + self._settings.hold_s + self._settings.timeout_ms / 1000
-        while clock() < end_s and not give_up.is_set() and await self._have_requests():
+        while clock() < end_s and not give_up.is_set() and await self._has_requests():
             await _set_within(give_up, self._look_s)
             await self._follow_servers()
         for process in self._all:
@@ -109,12 +109,12 @@ class Router:
         while not give_up.is_set() and any(process.running for process in self._all):
             await _set_within(give_up, _END_LOOK_S)
 
-    async def _have_requests(self) -> bool:
+    async def _has_requests(self) -> bool:
         """Let those end that have none: what waits in a HAProxy that is to end hears of no server that comes."""
-        busy = [await self._stopped_if_idle(process) for process in self._all if process.answers]
+        busy = [await self._stop_if_idle(process) for process in self._all if process.answers]
         return not all(busy)
 
-    async def _stopped_if_idle(self, process: HAProxy) -> bool:
+    async def _stop_if_idle(self, process: HAProxy) -> bool:
         try:
             idle = await process.is_idle()
         except OSError:
@@ -123,7 +123,7 @@ class Router:
             process.stop()
         return idle
 
-    async def _turn(self) -> None:
+    async def _update(self) -> None:
         """Make sure that a HAProxy accepts connections, and tell all running ones the present servers."""
         for process in [process for process in self._all if not process.running]:
             self._all.remove(process)
@@ -132,26 +132,26 @@ class Router:
             _LOGGER.error("HAProxy has ended; another one is started")
             # An elder keeps the sockets open, on which it takes nothing any more.
             elder = next((process for process in self._all if process.answers), None)
-            self._newest = await self._started(elder)
+            self._newest = await self._start(elder)
         for process in self._all:
             if process is not self._newest and process.answers:
-                await self._stopped_if_idle(process)
+                await self._stop_if_idle(process)
         await self._follow_servers()
 
     async def _follow_servers(self) -> None:
         try:
-            self._servers = await self._source.look()
-            self._say("servers", "")
+            self._servers = await self._source.find_servers()
+            self._log_trouble("servers", "")
         except OSError as error:
-            self._say("servers", f"the servers of before stay: {error}")
+            self._log_trouble("servers", f"the servers of before stay: {error}")
         for process in [process for process in self._all if process.answers]:
             try:
-                await self._tell(process)
+                await self._update_servers(process)
             except OSError as error:
                 if process.running:
-                    self._say("control", f"HAProxy is asked again in a second: {error}")
+                    self._log_trouble("control", f"HAProxy is asked again in a second: {error}")
 
-    async def _tell(self, process: HAProxy) -> None:
+    async def _update_servers(self, process: HAProxy) -> None:
         states = states_in(await process.ask(SHOW_STATES))
         limit = self._settings.max_concurrent_requests
         for command in commands(states, self._servers, limit):
@@ -164,10 +164,10 @@ class Router:
             if settings == self._settings:
                 return
             await self._take_over(settings, _weights(settings))
-            self._say("settings", "")
+            self._log_trouble("settings", "")
             _LOGGER.info("the settings have changed")
         except (OperatorError, OSError) as error:
-            self._say("settings", f"the settings of before stay: {error}")
+            self._log_trouble("settings", f"the settings of before stay: {error}")
 
     async def _take_over(self, settings: RouterSettings, weights: Mapping[str, int]) -> None:
         assert self._newest is not None, "it was started"
@@ -177,7 +177,7 @@ class Router:
         self._settings, self._weights, self._source = settings, weights, self._source_of(settings)
         try:
             if not same:
-                old, self._newest = self._newest, await self._started(self._newest)
+                old, self._newest = self._newest, await self._start(self._newest)
                 with suppress(OSError):
                     await old.hand_over()
             elif weights != before[1]:
@@ -186,7 +186,7 @@ class Router:
             self._settings, self._weights, self._source = before
             raise
 
-    async def _started(self, old: HAProxy | None) -> HAProxy:
+    async def _start(self, old: HAProxy | None) -> HAProxy:
         process = HAProxy(self._program)
         try:
             await process.start(configuration(_bounded(self._settings), process.files), self._weights, old)
@@ -196,11 +196,11 @@ class Router:
         self._all.append(process)
         return process
 
-    def _say(self, topic: str, trouble: str) -> None:
+    def _log_trouble(self, topic: str, trouble: str) -> None:
         """Log a trouble when it begins or changes."""
-        if trouble and self._said.get(topic) != trouble:
+        if trouble and self._troubles.get(topic) != trouble:
             _LOGGER.warning("%s", trouble)
-        self._said[topic] = trouble
+        self._troubles[topic] = trouble
 
 
 def _weights(settings: RouterSettings) -> Mapping[str, int]:

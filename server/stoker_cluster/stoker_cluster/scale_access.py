@@ -11,7 +11,7 @@ from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.scaling import ScalingPolicy
 
-__all__ = ["ClusterDeployment", "ScaledDeployment", "SeenDeployment", "policy_of", "ready_addresses"]
+__all__ = ["ClusterDeployment", "DeploymentState", "ScaledDeployment", "policy_of", "ready_addresses"]
 
 _COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _CONFLICT: Final = 409
@@ -20,7 +20,7 @@ _PORT: Final = "http"
 
 
 @dataclass(frozen=True, slots=True)
-class SeenDeployment:
+class DeploymentState:
     """A Deployment as it was.
 
     Attributes:
@@ -37,7 +37,7 @@ class SeenDeployment:
 class ScaledDeployment(Protocol):
     """A Deployment whose pods somebody adds and removes. Everything raises `ClusterError` if it cannot be done."""
 
-    def look(self) -> SeenDeployment:
+    def read_state(self) -> DeploymentState:
         """Return it as it is now."""
         ...
 
@@ -74,7 +74,7 @@ class ClusterDeployment:
         self._deployment = Reference("apps/v1", "Deployment", namespace, name)
         self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
 
-    def look(self) -> SeenDeployment:
+    def read_state(self) -> DeploymentState:
         """Return it as it is now.
 
         Raises:
@@ -88,7 +88,7 @@ class ClusterDeployment:
             resourceVersion="0",
         )
         policy = policy_of(self._name, deployment["metadata"].get("annotations") or {})
-        return SeenDeployment(deployment["spec"]["replicas"], policy, ready_addresses(slices["items"]))
+        return DeploymentState(deployment["spec"]["replicas"], policy, ready_addresses(slices["items"]))
 
     def scale(self, replicas: int, before: int) -> bool:
         """Have so many pods, unless somebody else has changed how many there are to be."""

@@ -12,7 +12,7 @@ from tests.unit.cluster.test_leadership import Lease
 
 from stoker.errors import ClusterError, InvalidSettings
 from stoker_cluster.autoscaler import Autoscaler, Leadership
-from stoker_cluster.scale_access import SeenDeployment
+from stoker_cluster.scale_access import DeploymentState
 from stoker_cluster.scaling import PodLoad, ScalingPolicy
 
 
@@ -30,10 +30,10 @@ class Puppet:
         self.record = Lease()
         self.was_read = asyncio.Event()
 
-    def look(self) -> SeenDeployment:
+    def read_state(self) -> DeploymentState:
         if self.error is not None:
             raise self.error
-        return SeenDeployment(
+        return DeploymentState(
             self.replicas, ScalingPolicy(1, 50, 70), {f"pod-{n:02}": "" for n in range(self.replicas)}
         )
 
@@ -72,7 +72,7 @@ def looks(one: Autoscaler, puppet: Puppet, count: int) -> list[float]:
     async def play() -> list[float]:
         waited = []
         for _ in range(count):
-            waited.append(await one.look())
+            waited.append(await one.step())
             puppet.now_s += 1
         return waited
 

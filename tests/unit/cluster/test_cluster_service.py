@@ -11,7 +11,7 @@ from tests.unit.cluster.plans import plan
 from tests.unit.cluster.puppet_api import PuppetApi
 
 from stoker.errors import ClusterError
-from stoker_cluster.applying import apply, delete, difference, said_of_machines, survey
+from stoker_cluster.applying import apply, delete, describe_machines, difference, survey
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.plan import ClusterPlan
 
@@ -148,9 +148,9 @@ def test_a_survey_says_what_there_is_and_what_is_missing() -> None:
     assert "a Gateway (--gateway): yes" in lines
     assert "namespace models: enforces the profile restricted" in lines
     assert lines[-2:] == ["storage classes: fast (default)", "the account may do what apply does"]
-    said = said_of_machines(api.cluster(), "big", 3)
+    said = describe_machines(api.cluster(), "big", 3)
     assert said == "2 nodes are a big, with 12 GPUs, 3 asked for; none are made"
-    assert "no node of the cluster says that it is a small" in said_of_machines(api.cluster(), "small", None)
+    assert "no node of the cluster says that it is a small" in describe_machines(api.cluster(), "small", None)
     api.denied = {"nodes", "secrets", "namespaces", "storageclasses"}
     lines = list(survey(api.cluster(), "models"))
     assert "GPUs: the account may not list nodes" in lines

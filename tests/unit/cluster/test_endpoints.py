@@ -55,7 +55,7 @@ class Slices:
 def test_each_version_has_a_service_of_its_own(versions: tuple[str, ...], services: list[str]) -> None:
     """Called NAME-VERSION; without versions NAME."""
     slices = Slices()
-    found = asyncio.run(EndpointSlices(slices, "models/digits", versions).look())
+    found = asyncio.run(EndpointSlices(slices, "models/digits", versions).find_servers())
     assert slices.asked == [("models", service) for service in services]
     assert list(found) == list(versions)
     assert all(len(servers) == 1 for servers in found.values())
@@ -75,7 +75,7 @@ def test_a_name_is_all_its_addresses_and_stays_when_it_is_not_found(monkeypatch:
     named = NamedServers({"": ["digits.example:8080"]})
 
     async def looks() -> list[list[str]]:
-        return [sorted(server.name for server in (await named.look())[""]) for _ in range(3)]
+        return [sorted(server.name for server in (await named.find_servers())[""]) for _ in range(3)]
 
     both = ["10.0.0.1:8080", "10.0.0.2:8080"]
     assert asyncio.run(looks()) == [both, both, ["10.0.0.2:8080"]]

@@ -35,7 +35,7 @@ def look(one: Leadership, lease: Lease, now_s: float) -> bool:
     if one.is_due(now_s):
         claim = one.claim(lease.read(), now_s, NOON)
         if claim is not None and lease.merge(claim):
-            one.claimed(now_s)
+            one.record_claim(now_s)
     return one.may_act(now_s)
 
 

@@ -71,7 +71,7 @@ def test_a_look_is_the_deployment_and_the_pods_that_get_requests(
 ) -> None:
     """Those of its Service, from the memory of the API server."""
     puppet.slices = [{"ports": [{"name": "http", "port": 8080}], "endpoints": [endpoint("a", "10.0.0.1")]}]
-    seen = deployment.look()
+    seen = deployment.read_state()
     assert (seen.replicas, seen.policy) == (4, ScalingPolicy(2, 30, 60, 3.0))
     assert seen.addresses == {"a": "10.0.0.1:8080"}
     assert puppet.asked == [
@@ -84,7 +84,7 @@ def test_a_look_is_the_deployment_and_the_pods_that_get_requests(
 
 def test_pods_behind_a_router_are_found_by_a_service_of_their_own(puppet: Puppet) -> None:
     """The Service that is called as the Deployment leads to the router then."""
-    ClusterDeployment(puppet, "digits", "models", "digits-servers").look()  # type: ignore[arg-type]
+    ClusterDeployment(puppet, "digits", "models", "digits-servers").read_state()  # type: ignore[arg-type]
     ((_, query),) = puppet.asked
     assert query["labelSelector"] == "kubernetes.io/service-name=digits-servers"
 
@@ -150,7 +150,7 @@ def test_a_deployment_that_is_not_there_is_said(puppet: Puppet, deployment: Clus
     with pytest.raises(
         ClusterError, match="there is no Deployment digits in the namespace models; apply what"
     ):
-        deployment.look()
+        deployment.read_state()
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from stoker.commands import profile
 from stoker.errors import InvalidSettings
 from stoker.profiling import profile as profiling
 from stoker.profiling.measuring import Order
-from stoker.profiling.search import Candidate, Expected, Found, MeasuredCurve
+from stoker.profiling.search import Candidate, Estimate, MeasuredCurve, SearchResult
 
-CHOICE = Expected(Candidate(64, 2, (8, 64)), 5000, 4321, 20.04, 45.06, 5)
-DEFAULT = Expected(Candidate(256), 3000, 9.876, 30, 48, 5)
+CHOICE = Estimate(Candidate(64, 2, (8, 64)), 5000, 4321, 20.04, 45.06, 5)
+DEFAULT = Estimate(Candidate(256), 3000, 9.876, 30, 48, 5)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
         return measured
 
     monkeypatch.setattr(profiling, "measure_model", measure)
-    monkeypatch.setattr(profiling, "find_settings", lambda *_: Found((CHOICE, DEFAULT), DEFAULT))
+    monkeypatch.setattr(profiling, "find_settings", lambda *_: SearchResult((CHOICE, DEFAULT), DEFAULT))
     before = signal.getsignal(signal.SIGTERM)
     yield asked
     signal.signal(signal.SIGTERM, before)

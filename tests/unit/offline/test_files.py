@@ -297,7 +297,7 @@ def test_a_model_that_loads_for_ever_is_given_up(tmp_path: Path, monkeypatch: py
         hanging.append(threading.current_thread())
         released.wait(PATIENCE_S)
 
-    monkeypatch.setattr("stoker.offline.predictor.load_here", hang)
+    monkeypatch.setattr("stoker.offline.predictor.load_model", hang)
     with pytest.raises(LoadTimeout, match="doubler was not loaded and warmed up within 1 s"):
         Predictor(
             write_doubler(tmp_path / "doubler.onnx"),

@@ -33,9 +33,9 @@ def measured(
     runtime.during = lambda: clock.advance_ms(len(runtime.batches[-1]))
     deployment = Deployment("digits", 7, "onnx", tmp_path / "digits.onnx", tmp_path, 8, 64)
     settings: list[dict[str, Any]] = []
-    monkeypatch.setattr(measuring, "chosen", lambda *asked: settings.append(asked[3]) or deployment)
-    monkeypatch.setattr(measuring, "device_here", lambda *_: Device("cpu", 0, "cpu"))
-    monkeypatch.setattr(measuring, "load_here", lambda *_: LoadedModel(runtime, 0, 0, 8, sizes, 1, None))
+    monkeypatch.setattr(measuring, "find_model", lambda *asked: settings.append(asked[3]) or deployment)
+    monkeypatch.setattr(measuring, "enter_model_device", lambda *_: Device("cpu", 0, "cpu"))
+    monkeypatch.setattr(measuring, "load_model", lambda *_: LoadedModel(runtime, 0, 0, 8, sizes, 1, None))
     told: list[dict[str, Any]] = []
     with ExitStack() as leases:
         found = measure(order, told.append, leases, clock)

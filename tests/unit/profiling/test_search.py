@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.profiling.search import Candidate, Found, Load, MeasuredCurve, Space, search, simulated
+from stoker.profiling.search import Candidate, Load, MeasuredCurve, SearchResult, Space, search, simulated
 
 SIZES = (1, 4, 16)
 ONE_SEED = (5,)
@@ -19,7 +19,9 @@ def line(batch_ms: float, row_ms: float, gain: float | None = None, *, filled: b
     return MeasuredCurve(SIZES, alone, beside, filled)
 
 
-def found(curve: MeasuredCurve, target_ms: float, default: Candidate | None = None, rows: int = 1) -> Found:
+def found(
+    curve: MeasuredCurve, target_ms: float, default: Candidate | None = None, rows: int = 1
+) -> SearchResult:
     default = default or Candidate(SIZES[-1])
     space = Space({"auto": curve}, default, forks=bool(curve.beside_ns))
     return search(space, Load(target_ms, rows, ONE_SEED, targets=3, requests=60))

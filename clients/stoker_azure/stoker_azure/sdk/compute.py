@@ -255,13 +255,13 @@ def _said(target: ComputeTarget, configuration: Mapping[str, Any]) -> Iterator[s
         yield f"{target.name}: {target.words}{_kept(configuration)}"
         return
     from stoker_cluster.access import Cluster
-    from stoker_cluster.applying import said_of_machines
+    from stoker_cluster.applying import describe_machines
 
     cluster = Cluster.connect(binding.context)
     yield f"{target.name}: the cluster {binding.context} stands for it, namespace {binding.namespace}"
     size = configuration.get("vm_size")
     if size is not None:
-        yield f"{target.name}: {said_of_machines(cluster, size, configuration.get('agent_count'))}"
+        yield f"{target.name}: {describe_machines(cluster, size, configuration.get('agent_count'))}"
 
 
 def _kept(configuration: Mapping[str, Any]) -> str:

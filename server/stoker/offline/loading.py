@@ -24,7 +24,7 @@ from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.settings.workspace import Workspace
 
-__all__ = ["chosen", "device_here", "enter_script", "load_here"]
+__all__ = ["enter_model_device", "enter_script", "find_model", "load_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _entered: list[Path] = []
 _entering: Final = threading.Lock()
 
 
-def chosen(
+def find_model(
     model: str | Path,
     workspace: str | Path | None,
     config: str | Path | None,
@@ -130,7 +130,7 @@ def enter_script(deployment: Deployment) -> None:
         _entered[:] = [deployment.path]
 
 
-def device_here(deployment: Deployment, setting: str) -> Device:
+def enter_model_device(deployment: Deployment, setting: str) -> Device:
     """Find the device of a model, and confine the process to it unless it is the CPU.
 
     Args:
@@ -147,7 +147,7 @@ def device_here(deployment: Deployment, setting: str) -> Device:
     return device
 
 
-def load_here(deployment: Deployment, device: Device) -> LoadedModel:
+def load_model(deployment: Deployment, device: Device) -> LoadedModel:
     """Load a model on the calling thread.
 
     Args:
