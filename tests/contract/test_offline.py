@@ -18,7 +18,7 @@ from tests.contract.protocol_models import DATATYPES
 from tests.http.raw_http import scoring
 from tests.live_server import PRIMARY, LiveServer
 
-from stoker.offline import Predictor, choosing
+from stoker.offline import Predictor, loading
 from stoker_client import Client
 
 MORE_THAN_A_BATCH = 150
@@ -128,7 +128,7 @@ def test_rows_of_different_sizes_are_requests_of_their_own(protocol_server: Live
 def script_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that may become an entry script's, and is none afterwards."""
     monkeypatch.chdir(Path.cwd())
-    monkeypatch.setattr(choosing, "_entered", [])
+    monkeypatch.setattr(loading, "_entered", [])
     before, folders = dict(os.environ), list(sys.path)
     yield
     os.environ.clear()

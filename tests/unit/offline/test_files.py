@@ -20,7 +20,7 @@ from tests.tiny_models import PICKY_LIMIT, write_doubler, write_marked, write_pi
 from stoker import cli
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, OperatorError
 from stoker.offline import Predictor
-from stoker.offline.files import Done, Shard, find_files, pieces_of, result_file, score_files
+from stoker.offline.files import Shard, ShardResult, find_files, pieces_of, result_file, score_files
 from stoker.offline.table_files import FORMATS, count_rows, read_tables
 
 ROWS = np.random.default_rng(2).standard_normal((10, 4)).astype(np.float32)
@@ -38,7 +38,7 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predictor]:
 
 def score(
     predictor: Predictor, *inputs: Path, output: Path, shard: str = "0/1", kind: str | None = None
-) -> Done:
+) -> ShardResult:
     """Score files without options and progress."""
     return score_files(predictor, inputs, output, Shard.read(shard), kind, {}, lambda _: None)
 
@@ -112,7 +112,7 @@ def test_what_is_done_is_not_done_again(predictor: Predictor, tmp_path: Path) ->
     file, out = write_rows(tmp_path, ROWS, "npy"), tmp_path / "out"
     score(predictor, file, output=out)
     written = (out / "rows.npy").stat().st_ino
-    assert score(predictor, file, output=out) == Done(before=1)
+    assert score(predictor, file, output=out) == ShardResult(before=1)
     assert (out / "rows.npy").stat().st_ino == written
     (out / "rows.npy").unlink()
     assert score(predictor, file, output=out).files == 1
@@ -136,7 +136,7 @@ def test_what_fails_leaves_nothing_and_is_named(tmp_path: Path) -> None:
         assert sorted(path.name for path in (tmp_path / "out").rglob("*.*")) == ["a.json", "a.npy"]
         np.save(tmp_path / "b.npy", rows[:8500])
         done = score(picky, tmp_path / "a.npy", tmp_path / "b.npy", output=tmp_path / "out")
-        assert done == Done(files=1, rows=8500, before=1)
+        assert done == ShardResult(files=1, rows=8500, before=1)
     assert len(np.load(tmp_path / "out" / "b.npy")) == 8500
 
 
