@@ -42,8 +42,8 @@ from stoker.gateway.served_models import ServedModel
 from stoker.keys.credentials import Access
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
-from stoker.pipelines.definition import Pipeline
 from stoker.runtimes.base import OutOfMemory, Outputs
+from stoker.settings.pipelines import Pipeline
 from stoker.tensors import Signature, TensorSpec
 
 __all__ = [

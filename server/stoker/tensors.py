@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from stoker.settings.choices import ControlKind
 from stoker.verdict import Verdict
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "TEXT_IDS",
     "Batching",
     "Control",
-    "ControlKind",
     "Method",
     "ModelTensors",
     "NamedSignature",
@@ -93,9 +93,6 @@ class ScriptForm:
 
 # Sequences: requests that continue from the state that previous ones left.
 
-
-ControlKind = Literal["start", "end", "ready", "id"]
-"""What a control input holds: whether a row starts or ends its sequence, or is one; or the sequence's id."""
 
 SEQUENCE_WORDS: Final = 3
 """Words that a row has for its sequence: two that identify it, 0 for no sequence, and flags."""

@@ -42,13 +42,13 @@ from stoker.gateway.scoring.service import Service
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.pipelines.definition import Pipeline
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BodyScript, StreamingScript
 from stoker.scripts import guards
 from stoker.scripts.batching import BatchedCalls
 from stoker.scripts.calls import ScriptCalls
 from stoker.settings.choices import WORDS, NonFinite
+from stoker.settings.pipelines import Pipeline
 from stoker.settings.traffic import Endpoint
 
 __all__ = ["APP", "DIRECT", "DOORS", "KEY", "InProcessServer", "go_on_until", "script"]

@@ -14,8 +14,8 @@ from tests.http.raw_http import Answer
 from tests.puppets import PuppetRuntime
 
 from stoker.deployment import Deployment
-from stoker.pipelines.definition import Pipeline, Step
 from stoker.runtimes.packed import PackedRuntime
+from stoker.settings.pipelines import Pipeline, Step
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.verdict import Verdict
 

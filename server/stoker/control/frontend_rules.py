@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.keys.keyring import Keys
-from stoker.pipelines.definition import Pipeline
 from stoker.settings.choices import NonFinite
+from stoker.settings.pipelines import Pipeline
 from stoker.settings.traffic import Endpoint
 from stoker.system.certificates import TlsFiles
 

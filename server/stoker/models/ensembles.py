@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from stoker.errors import InvalidSettings
 from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
 from stoker.models.triton_config import CONFIG_FILE
-from stoker.pipelines.definition import VERSION, Pipeline, Step, named_steps
 from stoker.settings.files import settings_text
 from stoker.settings.names import checked_service
+from stoker.settings.pipelines import VERSION, Pipeline, Step, named_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.pipelines.definition import Pipeline, Step, named_steps
-from stoker.pipelines.joined import check_names
 from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import SERVICE_RULE, is_service_name
+from stoker.settings.pipelines import Pipeline, Step, check_names, named_steps
 from stoker.settings.readers import number_of, read_settings, read_switch, read_text, setting, settings_of
 from stoker.settings.server import ImportedSettings, ServerSettings
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, cast, get_args
 
+from stoker.settings.choices import ControlKind
 from stoker.settings.readers import check_keys, read_path
 
 __all__ = ["ControlInput", "SequenceSettings", "StateTensor", "read_sequence"]
 
-# As in `stoker.tensors`, which imports numpy: commands and clients that only read settings do without it.
-ControlKind = Literal["start", "end", "ready", "id"]
 _MAX_IDLE_S: Final = 60.0
 _MAX_SEQUENCES: Final = 1000
 _MOST_SEQUENCES: Final = 1 << 20

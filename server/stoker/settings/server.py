@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
 from stoker.errors import InvalidSettings
-from stoker.pipelines.definition import Pipeline
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.model import ModelSettings
+from stoker.settings.pipelines import Pipeline
 from stoker.settings.readers import (
     choice_of,
     number_of,

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 from stoker.control.frontend_messages import Route, RoutedVersion
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
-from stoker.pipelines.definition import VERSION
 from stoker.settings.names import DEFAULT_LABEL, State, VersionStatus
+from stoker.settings.pipelines import VERSION
 from stoker.settings.traffic import Canary
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.models.offers import Offer
-    from stoker.pipelines.definition import Pipeline
+    from stoker.settings.pipelines import Pipeline
 
 __all__ = ["Catalogue", "Model", "Slots", "Version", "shown_reason"]
 

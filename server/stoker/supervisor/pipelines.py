@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from stoker.control.frontend_rules import PipelineRules
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
-from stoker.pipelines.definition import VERSION
-from stoker.pipelines.joined import join
+from stoker.models.pipelines import join
+from stoker.settings.pipelines import VERSION
 
 if TYPE_CHECKING:
-    from stoker.pipelines.definition import Pipeline, Step
+    from stoker.settings.pipelines import Pipeline, Step
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.catalogue import Catalogue
     from stoker.supervisor.start_up import ModelReport

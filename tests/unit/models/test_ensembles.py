@@ -9,8 +9,8 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker.models.ensembles import ensembles_of
 from stoker.models.layouts import discover
-from stoker.pipelines.definition import Pipeline, Step
 from stoker.settings.model import ModelSettings
+from stoker.settings.pipelines import Pipeline, Step
 
 ENSEMBLE = """
 name: "digits"

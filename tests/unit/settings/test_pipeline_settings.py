@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.pipelines.definition import Pipeline, Step
 from stoker.settings.loading import load_settings
+from stoker.settings.pipelines import Pipeline, Step
 
 FILE = """
 models:

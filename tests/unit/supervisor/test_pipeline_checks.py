@@ -14,9 +14,9 @@ from tests.puppets import ROWS, TEXTS
 
 from stoker.control.asks import AskUnload, Refusal
 from stoker.errors import InvalidSettings
-from stoker.pipelines.definition import Pipeline, Step
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import VersionStatus
+from stoker.settings.pipelines import Pipeline, Step
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from stoker.deployment import Deployment
     from stoker.gateway.scoring.service import Service
-    from stoker.pipelines.joined import JoinedPipeline
+    from stoker.models.pipelines import JoinedPipeline
+    from stoker.settings.choices import ControlKind
     from stoker.settings.sequence import SequenceSettings, StateTensor
-    from stoker.tensors import Control, ControlKind, ModelTensors, Signature, TensorInfo
+    from stoker.tensors import Control, ModelTensors, Signature, TensorInfo
 
 __all__ = ["describe_tensors", "model_config", "platform"]
 

@@ -16,12 +16,12 @@ from stoker.gateway.rows.urgency import USUAL
 from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.dialects import named_outputs, submit_tensors
 from stoker.gateway.scoring.observers import WatchedCall
-from stoker.pipelines.definition import Progress
+from stoker.settings.pipelines import Progress
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.service import Service
-    from stoker.pipelines.joined import JoinedPipeline
+    from stoker.models.pipelines import JoinedPipeline
     from stoker.wire.script_requests import RequestHead
 
 __all__ = ["PipelineCall", "PipelineRun", "StepCall", "StepTimes", "begin_step"]

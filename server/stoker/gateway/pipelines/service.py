@@ -15,9 +15,9 @@ from stoker.gateway.rows.ticket import Exchange, SlicedAnswer
 from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.pipelines.definition import VERSION
-from stoker.pipelines.joined import JoinedPipeline, join
+from stoker.models.pipelines import JoinedPipeline, join
 from stoker.settings.names import VersionStatus
+from stoker.settings.pipelines import VERSION
 from stoker.wire.packed import pack, unpack
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.keys.credentials import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.metrics.memory import MetricMemory
-    from stoker.pipelines.definition import Pipeline, Step
+    from stoker.settings.pipelines import Pipeline, Step
     from stoker.tensors import Signature
 
 __all__ = ["NUMBER", "PipelineExchange", "PipelineLoadReports", "PipelineService"]

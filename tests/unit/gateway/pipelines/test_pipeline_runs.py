@@ -37,8 +37,8 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.journal import TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
-from stoker.pipelines.definition import Pipeline, Progress, Step
 from stoker.settings.names import VersionStatus
+from stoker.settings.pipelines import Pipeline, Progress, Step
 from stoker.takeover.traffic_split import Split
 from stoker.tensors import SequenceStep, Signature, TensorSpec
 

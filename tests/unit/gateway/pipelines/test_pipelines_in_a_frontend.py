@@ -18,8 +18,8 @@ from stoker.gateway.describing.exposition import render
 from stoker.keys.callers import CallerBook
 from stoker.keys.keyring import Keyring
 from stoker.metrics.memory import MetricMemory
-from stoker.pipelines.definition import Pipeline, Step
 from stoker.settings.choices import WORDS
+from stoker.settings.pipelines import Pipeline, Step
 
 TWICE = Pipeline(
     "twice",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidSettings
-from stoker.pipelines.definition import Graph, Links, Pipeline, Progress, Step
+from stoker.settings.pipelines import Graph, Links, Pipeline, Progress, Step
 
 Maps = Mapping[str, tuple[list[str], list[str]]]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["VERSION", "Graph", "Links", "Pipeline", "Progress", "Step", "named_steps"]
+__all__ = ["VERSION", "Graph", "Links", "Pipeline", "Progress", "Step", "check_names", "named_steps"]
 
 
 VERSION: Final = 1
@@ -247,3 +247,13 @@ def _check_needed(
             name = pipeline.steps[step].name
             raise pipeline.wrong(f"nothing that {name} gives is an output or is taken; leave that step out")
         needed |= awaited[step]
+
+
+def check_names(pipeline: Pipeline) -> None:
+    """Find what is wrong with a pipeline whatever its models are, as far as all of its tensors are named.
+
+    Raises:
+        InvalidSettings: As `Graph.of`.
+    """
+    if pipeline.is_explicit:
+        Graph.of(pipeline, [Links(step.inputs or {}, step.outputs or {}) for step in pipeline.steps])

@@ -8,8 +8,8 @@ import pytest
 from tests.puppets import BODIES, TEXTS
 
 from stoker.errors import InvalidSettings
-from stoker.pipelines.definition import Pipeline, Step
-from stoker.pipelines.joined import join
+from stoker.models.pipelines import join
+from stoker.settings.pipelines import Pipeline, Step
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
 SCALE = Signature((TensorSpec("image", "uint8", (4,)),), (TensorSpec("scaled", "float32", (4,)),))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker.pipelines.definition import Graph, Links
+from stoker.settings.pipelines import Graph, Links
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
 if TYPE_CHECKING:
-    from stoker.pipelines.definition import Pipeline, Step
+    from stoker.settings.pipelines import Pipeline, Step
 
-__all__ = ["JoinedPipeline", "check_names", "join"]
+__all__ = ["JoinedPipeline", "join"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,6 @@ class JoinedPipeline:
     infos: tuple[Mapping[str, TensorInfo], ...]
     models: tuple[Signature, ...]
     signature: Signature
-
-
-def check_names(pipeline: Pipeline) -> None:
-    """Find what is wrong with a pipeline whatever its models are, as far as all of its tensors are named.
-
-    Raises:
-        InvalidSettings: As `Graph.of`.
-    """
-    if pipeline.is_explicit:
-        Graph.of(pipeline, [Links(step.inputs or {}, step.outputs or {}) for step in pipeline.steps])
 
 
 def join(pipeline: Pipeline, models: Sequence[Signature]) -> JoinedPipeline:
