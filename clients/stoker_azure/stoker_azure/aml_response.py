@@ -55,7 +55,6 @@ class AMLResponse(Response):
 
         Args:
             message: The body: text or bytes; anything that JSON can hold with `json_str`. None is `{}`, as JSON.
-            status_code: HTTP status.
             response_headers: Headers to add. Each value is split at commas, and each part is a header of its own.
                 `Content-Type`, in this spelling and for text or bytes, replaces `text/html; charset=utf-8`; else it
                 is added to the one that is there.

@@ -39,11 +39,7 @@ def set_verbosity(verbosity: str | int) -> None:
 
 
 def update_custom_dimensions(custom_dimensions: Mapping[str, Any]) -> None:
-    """Do nothing: nothing is sent to Azure.
-
-    Args:
-        custom_dimensions: Not used.
-    """
+    """Do nothing: nothing is sent to Azure."""
 
 
 def log_traceback(
@@ -56,7 +52,6 @@ def log_traceback(
     """Log an exception with its traceback.
 
     Args:
-        exception: The exception.
         logger: Where to; None for AutoML's own.
         override_error_msg: What to say instead of the exception's text.
         is_critical: Whether its level is critical, else error.
@@ -73,12 +68,7 @@ INSTRUMENTATION_KEY: Final = ""
 
 
 def set_diagnostics_collection(send_diagnostics: bool = True, verbosity: Any = None) -> None:
-    """Do nothing: diagnostics are not sent.
-
-    Args:
-        send_diagnostics: Not used.
-        verbosity: Not used.
-    """
+    """Do nothing: diagnostics are not sent."""
 
 
 def __getattr__(name: str) -> object:

@@ -28,7 +28,6 @@ def find_model_path(model_name: str, version: int | None = None) -> str:
        in it. A version folder that holds one file or folder stands for that one.
 
     Args:
-        model_name: Name of the model.
         version: Its version; without one the highest that is there.
 
     Returns:

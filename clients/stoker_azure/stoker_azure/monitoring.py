@@ -337,7 +337,6 @@ class Collector:
         """Describe what is collected.
 
         Args:
-            name: As above.
             on_error: Is told what is wrong; without it, it is raised.
 
         Raises:

@@ -34,7 +34,6 @@ class _Cell:
 
     Attributes:
         name: What tracebacks call it.
-        source: Its text.
         code: Its text as Python, with lines for Jupyter left out.
         written_to: The file that it is written to instead of being run, as it stands there; empty for none.
         appends: Whether it is added to what that file has.

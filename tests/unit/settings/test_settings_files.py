@@ -16,8 +16,7 @@ from stoker.models.serving_config import read_batching_parameters, read_model_co
 from stoker.models.swagger_files import read_swagger_file
 from stoker.models.triton_config import read_triton_config
 from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
-from stoker.settings.files import MOST_BYTES, parse_json, read_yaml
-from stoker_azure.config.json_file import read_object
+from stoker.settings.files import MOST_BYTES, parse_json, read_json, read_yaml
 
 DEEP = 100_000
 BOMB = "a0: &a0 [x]\n" + "".join(
@@ -81,7 +80,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], dict[str, str]]] = {
     "deployment": (_yaml, YAML),
     "conda": (read_conda_file, YAML),
     "MLmodel": (_beside(MLMODEL, MlflowFolder.read), YAML),
-    "inferenceconfig": (read_object, JSON),
+    "inferenceconfig": (read_json, JSON),
     "labels": (_beside("labels.json", stored_labels), JSON),
     "swagger": (read_swagger_file, JSON),
     "manifest": (_beside("manifest.json", lambda folder: read_registered(folder, "net", 1)), JSON),

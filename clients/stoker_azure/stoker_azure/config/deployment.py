@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from stoker.errors import InvalidSettings
+from stoker.settings.files import read_json
 from stoker.settings.model import ModelSettings
+from stoker.settings.readers import (
+    read_flag,
+    read_positive,
+    read_text,
+    read_texts,
+    read_value,
+    unknown_setting,
+    whole_number,
+)
 from stoker.settings.server import ImportedSettings
-from stoker_azure.config.json_file import flatten, read_object, unknown
-from stoker_azure.config.values import flag, positive, text, texts, whole
 
 __all__ = ["FIELDS", "KEPT_BECAUSE", "DeploymentConfig", "Field", "Group", "Kind", "fields_of"]
 
@@ -60,14 +68,14 @@ class Field:
         json_names: Its names in the CLI's JSON, with dots for nesting; the first is the documented one. Empty where
             the CLI has none.
         kinds: The deployments that have it.
-        check: Returns the value that is used, or raises ValueError with what is allowed ("must be ...").
+        read: Reads a value; see `stoker.settings.readers`.
         group: What becomes of it here.
     """
 
     keyword: str
     json_names: tuple[str, ...]
     kinds: frozenset[Kind]
-    check: Callable[[Any], Any]
+    read: Callable[[Any], Any]
     group: Group
 
     def names(self, origin: Literal["keyword", "json"]) -> tuple[str, ...]:
@@ -90,43 +98,51 @@ _AKS: Final[frozenset[Kind]] = frozenset({"aks"})
 _ACI: Final[frozenset[Kind]] = frozenset({"aci"})
 _LOCAL: Final[frozenset[Kind]] = frozenset({"local"})
 _CLOUD: Final = _AKS | _ACI
-_REPLICAS: Final = whole(1, 10_000)
-_SECONDS: Final = whole(1, 86_400)
-_MILLISECONDS: Final = whole(1, 3_600_000)
+_REPLICAS: Final = whole_number(1, 10_000)
+_SECONDS: Final = whole_number(1, 86_400)
+_MILLISECONDS: Final = whole_number(1, 3_600_000)
 
 
 def _field(
-    keyword: str, json_names: str, kinds: frozenset[Kind], check: Callable[[Any], Any], group: Group = "here"
+    keyword: str, json_names: str, kinds: frozenset[Kind], read: Callable[[Any], Any], group: Group = "here"
 ) -> Field:
-    return Field(keyword, tuple(json_names.split()), kinds, check, group)
+    return Field(keyword, tuple(json_names.split()), kinds, read, group)
 
 
 FIELDS: Final = (
-    _field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, flag),
+    _field("autoscale_enabled", "autoScaler.autoscaleEnabled", _AKS, read_flag),
     _field("autoscale_min_replicas", "autoScaler.minReplicas", _AKS, _REPLICAS),
     _field("autoscale_max_replicas", "autoScaler.maxReplicas", _AKS, _REPLICAS, "autoscaling"),
     _field("autoscale_refresh_seconds", "autoScaler.refreshPeriodInSeconds", _AKS, _SECONDS, "autoscaling"),
     _field(
-        "autoscale_target_utilization", "autoScaler.targetUtilization", _AKS, whole(1, 100), "autoscaling"
+        "autoscale_target_utilization",
+        "autoScaler.targetUtilization",
+        _AKS,
+        whole_number(1, 100),
+        "autoscaling",
     ),
     _field("num_replicas", "numReplicas", _AKS, _REPLICAS),
-    _field("collect_model_data", "dataCollection.storageEnabled", _CLOUD, flag),
-    _field("auth_enabled", "authEnabled", _CLOUD, flag),
-    _field("token_auth_enabled", "tokenAuthEnabled aadAuthEnabled", _AKS, flag),
-    _field("primary_key", "keys.primaryKey", _CLOUD, text),
-    _field("secondary_key", "keys.secondaryKey", _CLOUD, text),
+    _field("collect_model_data", "dataCollection.storageEnabled", _CLOUD, read_flag),
+    _field("auth_enabled", "authEnabled", _CLOUD, read_flag),
+    _field("token_auth_enabled", "tokenAuthEnabled aadAuthEnabled", _AKS, read_flag),
+    _field("primary_key", "keys.primaryKey", _CLOUD, read_text),
+    _field("secondary_key", "keys.secondaryKey", _CLOUD, read_text),
     _field("scoring_timeout_ms", "scoringTimeoutMs", _AKS, _MILLISECONDS),
-    _field("replica_max_concurrent_requests", "maxConcurrentRequestsPerContainer", _AKS, whole(1, 1024)),
+    _field(
+        "replica_max_concurrent_requests", "maxConcurrentRequestsPerContainer", _AKS, whole_number(1, 1024)
+    ),
     _field("max_request_wait_time", "maxQueueWaitMs", _AKS, _MILLISECONDS),
-    _field("gpu_cores", "gpuCores containerResourceRequirements.gpu", _AKS, whole(0, 1024)),
-    _field("cpu_cores", "containerResourceRequirements.cpu", _CLOUD, positive),
-    _field("port", "port", _LOCAL, whole(1, 65_535)),
-    _field("description", "description", _CLOUD, text),
-    _field("tags", "tags", _CLOUD, texts, "labels"),
-    _field("properties", "properties", _CLOUD, texts, "labels"),
-    _field("memory_gb", "containerResourceRequirements.memoryInGB", _CLOUD, positive, "resources"),
-    _field("cpu_cores_limit", "containerResourceRequirements.cpuLimit", _AKS, positive, "resources"),
-    _field("memory_gb_limit", "containerResourceRequirements.memoryInGBLimit", _AKS, positive, "resources"),
+    _field("gpu_cores", "gpuCores containerResourceRequirements.gpu", _AKS, whole_number(0, 1024)),
+    _field("cpu_cores", "containerResourceRequirements.cpu", _CLOUD, read_positive),
+    _field("port", "port", _LOCAL, whole_number(1, 65_535)),
+    _field("description", "description", _CLOUD, read_text),
+    _field("tags", "tags", _CLOUD, read_texts, "labels"),
+    _field("properties", "properties", _CLOUD, read_texts, "labels"),
+    _field("memory_gb", "containerResourceRequirements.memoryInGB", _CLOUD, read_positive, "resources"),
+    _field("cpu_cores_limit", "containerResourceRequirements.cpuLimit", _AKS, read_positive, "resources"),
+    _field(
+        "memory_gb_limit", "containerResourceRequirements.memoryInGBLimit", _AKS, read_positive, "resources"
+    ),
     _field("period_seconds", "livenessProbeRequirements.periodSeconds", _AKS, _SECONDS, "liveness probe"),
     _field(
         "initial_delay_seconds",
@@ -143,20 +159,20 @@ FIELDS: Final = (
         "failure_threshold", "livenessProbeRequirements.failureThreshold", _AKS, _SECONDS, "liveness probe"
     ),
     _field("namespace", "namespace", _AKS, _namespace, "placement"),
-    _field("compute_target_name", "computeTargetName", _AKS, text, "placement"),
-    _field("blobfuse_enabled", "", _AKS, flag, "placement"),
-    _field("location", "location", _ACI, text, "placement"),
-    _field("enable_app_insights", "appInsightsEnabled", _CLOUD, flag, "monitoring"),
-    _field("ssl_enabled", "sslEnabled", _ACI, flag, "network"),
-    _field("ssl_cert_pem_file", "sslCertificate", _ACI, text, "network"),
-    _field("ssl_key_pem_file", "sslKey", _ACI, text, "network"),
-    _field("ssl_cname", "cname", _ACI, text, "network"),
-    _field("dns_name_label", "dnsNameLabel", _ACI, text, "network"),
-    _field("vnet_name", "vnetName", _ACI, text, "network"),
-    _field("subnet_name", "subnetName", _ACI, text, "network"),
-    _field("cmk_vault_base_url", "vaultBaseUrl", _ACI, text, "encryption"),
-    _field("cmk_key_name", "keyName", _ACI, text, "encryption"),
-    _field("cmk_key_version", "keyVersion", _ACI, text, "encryption"),
+    _field("compute_target_name", "computeTargetName", _AKS, read_text, "placement"),
+    _field("blobfuse_enabled", "", _AKS, read_flag, "placement"),
+    _field("location", "location", _ACI, read_text, "placement"),
+    _field("enable_app_insights", "appInsightsEnabled", _CLOUD, read_flag, "monitoring"),
+    _field("ssl_enabled", "sslEnabled", _ACI, read_flag, "network"),
+    _field("ssl_cert_pem_file", "sslCertificate", _ACI, read_text, "network"),
+    _field("ssl_key_pem_file", "sslKey", _ACI, read_text, "network"),
+    _field("ssl_cname", "cname", _ACI, read_text, "network"),
+    _field("dns_name_label", "dnsNameLabel", _ACI, read_text, "network"),
+    _field("vnet_name", "vnetName", _ACI, read_text, "network"),
+    _field("subnet_name", "subnetName", _ACI, read_text, "network"),
+    _field("cmk_vault_base_url", "vaultBaseUrl", _ACI, read_text, "encryption"),
+    _field("cmk_key_name", "keyName", _ACI, read_text, "encryption"),
+    _field("cmk_key_version", "keyVersion", _ACI, read_text, "encryption"),
 )
 
 
@@ -187,14 +203,14 @@ class DeploymentConfig:
             InvalidSettings: It cannot be read, a setting is unknown or has a bad value, or two contradict each
                 other; the message names the setting and what is allowed.
         """
-        content = read_object(file)
+        content = read_json(file)
         given = content.pop("computeType", None)
         kind = next((kind for kind in _KINDS if isinstance(given, str) and given.lower() == kind), None)
         if kind is None:
             raise InvalidSettings(f"{file}: computeType must be {' or '.join(_KINDS)}, got {given!r}")
         known = {name: field for field in fields_of(kind) for name in field.json_names}
         groups = {name.partition(".")[0] for name in known if "." in name}
-        return cls._checked(kind, dict(flatten(content, groups)), known, file.name)
+        return cls._checked(kind, dict(_flatten(content, groups)), known, file.name)
 
     @classmethod
     def from_keywords(cls, kind: Kind, **keywords: Any) -> DeploymentConfig:
@@ -222,12 +238,10 @@ class DeploymentConfig:
                         f"{source}: a deployment of type {kind} has no {name}, one of type "
                         f"{' or '.join(elsewhere)} has"
                     )
-                raise unknown(name, known, source)
-            try:
-                values[known[name].keyword] = known[name].check(value)
-            except ValueError as error:
-                shown = "" if known[name].keyword in _SECRET else f", got {value!r}"
-                raise InvalidSettings(f"{source}: {name} {error}{shown}") from None
+                raise unknown_setting(name, sorted(known), source)
+            field = known[name]
+            is_secret = field.keyword in _SECRET
+            values[field.keyword] = read_value(name, value, field.read, source, is_secret=is_secret)
         names = {f.keyword: name for name, f in known.items()} | {known[n].keyword: n for n in given}
         for contradiction in _contradictions(values, names):
             raise InvalidSettings(f"{source}: {contradiction}")
@@ -316,6 +330,21 @@ class DeploymentConfig:
         effective = [f for f in fields_of(self.kind) if f.group == "here" and f.keyword not in silent]
         access = "tokens" if self.takes_tokens else "keys" if self.takes_keys else "no keys"
         return ", ".join(filter(None, (access, _shown(self.values, effective))))
+
+
+def _flatten(content: Mapping[str, Any], nested: Iterable[str]) -> Iterable[tuple[str, Any]]:
+    """Yield the settings of an object by their dotted names, without those that are null.
+
+    Only the objects named in `nested` group settings; other objects are values.
+    """
+    groups = set(nested)
+    for name, value in content.items():
+        if name in groups and isinstance(value, Mapping):
+            yield from (
+                (f"{name}.{inner}", content) for inner, content in value.items() if content is not None
+            )
+        elif value is not None:
+            yield name, value
 
 
 def _shown(values: Mapping[str, Any], fields: Iterable[Field]) -> str:

@@ -12,11 +12,12 @@ from typing import Any, Final
 import yaml
 
 from stoker.errors import InvalidSettings
+from stoker.settings.files import read_json
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.settings.readers import unknown_setting
 from stoker.system.durable import private_folder, replace_file
-from stoker_azure.config.json_file import read_object, unknown
 
-__all__ = ["InferenceConfig", "write_conda_file"]
+__all__ = ["InferenceConfig", "check_names", "write_conda_file"]
 
 _RUNTIMES: Final = ("python", "python-slim")
 _PARTS: Final = (
@@ -43,14 +44,12 @@ class InferenceConfig:
     """An inference configuration, checked.
 
     Attributes:
-        entry_script: The script.
         source_directory: The folder that is copied with it on Azure; None if it goes alone.
         conda_file: Its environment as a file of conda.
         conda: The same, where the configuration itself has it.
         managed: Who installs that, in the words of `ModelSettings.environment_managed`; empty if it does not say.
         environment_variables: Variables of its process.
         description: The operator's words.
-        source: Name of the file, for messages.
         notes: What the operator is told of the rest.
     """
 
@@ -73,14 +72,14 @@ class InferenceConfig:
         Raises:
             InvalidSettings: It cannot be read, a setting is unknown or has a bad value, or a file is not there.
         """
-        content = _given(read_object(file))
+        content = _given(read_json(file))
         reader = _Reader(file)
-        reader.check_names(content, _TOP)
+        check_names(content, _TOP, "", file.name)
         environment = reader.object(content, "environment") or _of_parts(content)
-        reader.check_names(environment, _ENVIRONMENT, "environment.")
+        check_names(environment, _ENVIRONMENT, "environment.", file.name)
         reader.object(environment, "docker", "environment.")
         python = reader.object(environment, "python", "environment.") or {}
-        reader.check_names(python, _PYTHON, "environment.python.")
+        check_names(python, _PYTHON, "environment.python.", file.name)
         folder = reader.path(content, "sourceDirectory", Path.is_dir, "a folder")
         script = reader.path(content, "entryScript", Path.is_file, "a Python file", folder)
         if script is None or script.suffix != ".py":
@@ -149,17 +148,23 @@ def write_conda_file(conda: Mapping[str, Any], conda_dir: Path, source: str) -> 
     return path
 
 
+def check_names(content: Mapping[Any, Any], known: Iterable[str], prefix: str, source: str) -> None:
+    """Check the names of an object in a file, which messages show with the prefix.
+
+    Raises:
+        InvalidSettings: A name is unknown.
+    """
+    names = [prefix + name for name in known]
+    for name in content:
+        if f"{prefix}{name}" not in names:
+            raise unknown_setting(f"{prefix}{name}", sorted(names), source)
+
+
 class _Reader:
     """Reads values of one file, for messages that name it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-
-    def check_names(self, content: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> None:
-        names = [prefix + name for name in known]
-        for name in content:
-            if prefix + name not in names:
-                raise unknown(prefix + name, names, self._file.name)
 
     def object(self, content: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, Any] | None:
         value = content.get(name)

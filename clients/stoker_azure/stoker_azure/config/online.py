@@ -18,8 +18,7 @@ from stoker.settings.names import checked_name, name_from_file
 from stoker.settings.server import ImportedSettings
 from stoker.settings.traffic import Endpoint
 from stoker.system.durable import private_folder
-from stoker_azure.config.inference import write_conda_file
-from stoker_azure.config.json_file import unknown
+from stoker_azure.config.inference import check_names, write_conda_file
 from stoker_azure.config.online_fields import DEPLOYMENT_FIELDS, ENDPOINT_FIELDS, checked_values, kept_notes
 
 __all__ = [
@@ -89,7 +88,7 @@ class OnlineModel:
         if isinstance(value, str) and not value.startswith("file:"):
             return cls(registered=_reference(value, file.name))
         content, base = _inline(value, "model", file)
-        _check_names(content, _MODEL, "model.", file.name)
+        check_names(content, _MODEL, "model.", file.name)
         kind = content.get("type", _MODEL_TYPES[0])
         if kind not in _MODEL_TYPES:
             raise InvalidSettings(
@@ -157,7 +156,7 @@ class OnlineEnvironment:
             )
             return cls(notes=(note,))
         content, base = _inline(value, "environment", file)
-        _check_names(content, _ENVIRONMENT, "environment.", file.name)
+        check_names(content, _ENVIRONMENT, "environment.", file.name)
         given = ", ".join(f"{name} {content[name]}" for name in _IMAGE if content.get(name) is not None)
         notes = (f"kept for the cluster: image ({given}); no container is built here",) if given else ()
         conda = content.get("conda_file")
@@ -208,7 +207,7 @@ def read_collections(values: Mapping[str, Any], source: str) -> dict[str, Any] |
         raise InvalidSettings(f"{source}: {prefix} must be mappings by name, got {collections!r}")
     kept = []
     for name, one in collections.items():
-        _check_names(one, _COLLECTION, f"{prefix}.{name}.", source)
+        check_names(one, _COLLECTION, f"{prefix}.{name}.", source)
         enabled = str(one.get("enabled", "")).lower()
         if enabled not in ("true", "false"):
             raise InvalidSettings(f"{source}: {prefix}.{name}.enabled must be true or false, got {enabled!r}")
@@ -228,13 +227,6 @@ def _inline(value: Any, name: str, file: Path) -> tuple[Mapping[str, Any], Path]
     if not isinstance(value, Mapping):
         raise InvalidSettings(f"{file.name}: {name} must be a mapping or azureml:NAME:VERSION, got {value!r}")
     return value, file.parent.absolute()
-
-
-def _check_names(content: Mapping[str, Any], known: Iterable[str], prefix: str, source: str) -> None:
-    names = [prefix + name for name in known]
-    for name in content:
-        if prefix + str(name) not in names:
-            raise unknown(prefix + str(name), names, source)
 
 
 def _reference(value: str, source: str) -> str:
@@ -268,9 +260,7 @@ class OnlineDeployment:
         entry_script: The script; None where the model is served without one.
         source_directory: The folder that is copied with it on Azure.
         asset: The model; None for a script that needs none.
-        environment: The packages.
         collect: The setting `collect`, as `model_settings` reads it; None where nothing is said of it.
-        source: Name of the file, for messages.
     """
 
     name: str
@@ -439,7 +429,6 @@ class OnlineEndpoint:
 
     Attributes:
         values: The settings that were given, by their dotted names; none where there is no file.
-        source: Name of the file, for messages.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)

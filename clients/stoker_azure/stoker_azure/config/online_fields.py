@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
+from stoker.settings.readers import (
+    read_flag,
+    read_text,
+    read_texts,
+    read_value,
+    unknown_setting,
+    whole_number,
+)
 from stoker_azure.config.deployment import KEPT_BECAUSE
-from stoker_azure.config.json_file import unknown
-from stoker_azure.config.values import flag, text, texts, whole
 
 __all__ = [
     "DEPLOYMENT_FIELDS",
@@ -62,12 +68,12 @@ class OnlineField:
 
     Attributes:
         name: Its name in the YAML, with dots for nesting.
-        check: Returns the value that is used, or raises ValueError with what is allowed ("must be ...").
+        read: Reads a value; see `stoker.settings.readers`.
         group: What becomes of it here.
     """
 
     name: str
-    check: Callable[[Any], Any]
+    read: Callable[[Any], Any]
     group: OnlineGroup = "here"
 
 
@@ -97,12 +103,9 @@ def _checked(
         name = f"{prefix}{key}"
         if name in known:
             if value is not None:
-                try:
-                    yield name, known[name].check(value)
-                except ValueError as error:
-                    raise InvalidSettings(f"{source}: {name} {error}, got {value!r}") from None
+                yield name, read_value(name, value, known[name].read, source)
         elif not any(other.startswith(f"{name}.") for other in known):
-            raise unknown(name, known, source)
+            raise unknown_setting(name, sorted(known), source)
         elif isinstance(value, Mapping):
             yield from _checked(value, f"{name}.", known, source)
         elif value is not None:
@@ -139,7 +142,7 @@ def _cpus(value: Any) -> float:
 
 
 def _percents(most: int) -> Callable[[Any], dict[str, int]]:
-    percent = whole(0, 100)
+    percent = whole_number(0, 100)
 
     def check(value: Any) -> dict[str, int]:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -157,7 +160,7 @@ def _percents(most: int) -> Callable[[Any], dict[str, int]]:
 
 _AUTH: Final = _one_of("key", "aml_token", "aad_token")
 _SWITCHED: Final = _one_of("enabled", "disabled")
-_SECONDS: Final = whole(0, 86_400)
+_SECONDS: Final = whole_number(0, 86_400)
 
 
 def _probe(name: str) -> tuple[OnlineField, ...]:
@@ -166,38 +169,38 @@ def _probe(name: str) -> tuple[OnlineField, ...]:
 
 
 _COMMON: Final = (
-    OnlineField("$schema", text, "silent"),
-    OnlineField("name", text),
-    OnlineField("description", text),
-    OnlineField("tags", texts, "labels"),
-    OnlineField("properties", texts, "labels"),
-    OnlineField("id", text, "silent"),
-    OnlineField("provisioning_state", text, "silent"),
+    OnlineField("$schema", read_text, "silent"),
+    OnlineField("name", read_text),
+    OnlineField("description", read_text),
+    OnlineField("tags", read_texts, "labels"),
+    OnlineField("properties", read_texts, "labels"),
+    OnlineField("id", read_text, "silent"),
+    OnlineField("provisioning_state", read_text, "silent"),
 )
 
 DEPLOYMENT_FIELDS: Final = (
     *_COMMON,
     OnlineField("type", _one_of("managed", "kubernetes"), "silent"),
-    OnlineField("endpoint_name", text),
+    OnlineField("endpoint_name", read_text),
     OnlineField("model", _anything),
-    OnlineField("code_configuration.code", text),
-    OnlineField("code_configuration.scoring_script", text),
+    OnlineField("code_configuration.code", read_text),
+    OnlineField("code_configuration.scoring_script", read_text),
     OnlineField("environment", _anything),
     OnlineField("environment_variables", _anything),
-    OnlineField("instance_count", whole(1, 64)),
-    OnlineField("request_settings.request_timeout_ms", whole(1, 3_600_000)),
-    OnlineField("request_settings.max_concurrent_requests_per_instance", whole(1, 1024)),
-    OnlineField("request_settings.max_queue_wait_ms", whole(0, 3_600_000)),
+    OnlineField("instance_count", whole_number(1, 64)),
+    OnlineField("request_settings.request_timeout_ms", whole_number(1, 3_600_000)),
+    OnlineField("request_settings.max_concurrent_requests_per_instance", whole_number(1, 1024)),
+    OnlineField("request_settings.max_queue_wait_ms", whole_number(0, 3_600_000)),
     OnlineField("scale_settings.type", _one_of("default", "target_utilization"), "silent"),
-    OnlineField("scale_settings.min_instances", whole(1, 64)),
-    OnlineField("scale_settings.max_instances", whole(1, 10_000), "autoscaling"),
-    OnlineField("scale_settings.polling_interval", whole(1, 86_400), "autoscaling"),
-    OnlineField("scale_settings.target_utilization_percentage", whole(1, 100), "autoscaling"),
+    OnlineField("scale_settings.min_instances", whole_number(1, 64)),
+    OnlineField("scale_settings.max_instances", whole_number(1, 10_000), "autoscaling"),
+    OnlineField("scale_settings.polling_interval", whole_number(1, 86_400), "autoscaling"),
+    OnlineField("scale_settings.target_utilization_percentage", whole_number(1, 100), "autoscaling"),
     OnlineField("data_collector.collections", _anything),
     OnlineField("data_collector.sampling_rate", _anything),
-    OnlineField("data_collector.rolling_rate", text, "monitoring"),
+    OnlineField("data_collector.rolling_rate", read_text, "monitoring"),
     OnlineField("data_collector.request_logging", _anything, "monitoring"),
-    OnlineField("instance_type", text, "resources"),
+    OnlineField("instance_type", read_text, "resources"),
     OnlineField("resources.requests.cpu", _cpus),
     OnlineField("resources.requests.memory", _anything, "resources"),
     OnlineField("resources.requests.gpu", _anything, "resources"),
@@ -210,9 +213,9 @@ DEPLOYMENT_FIELDS: Final = (
     *_probe("readiness_probe"),
     *_probe("startup_probe"),
     OnlineField("egress_public_network_access", _SWITCHED, "network"),
-    OnlineField("private_network_connection", flag, "network"),
-    OnlineField("app_insights_enabled", flag, "monitoring"),
-    OnlineField("model_mount_path", text, "image"),
+    OnlineField("private_network_connection", read_flag, "network"),
+    OnlineField("app_insights_enabled", read_flag, "monitoring"),
+    OnlineField("model_mount_path", read_text, "image"),
 )
 """What a deployment may have."""
 
@@ -221,14 +224,14 @@ ENDPOINT_FIELDS: Final = (
     OnlineField("auth_mode", _AUTH),
     OnlineField("traffic", _percents(100)),
     OnlineField("mirror_traffic", _percents(50)),
-    OnlineField("defaults.deployment_name", text),
+    OnlineField("defaults.deployment_name", read_text),
     OnlineField("public_network_access", _SWITCHED, "network"),
     OnlineField("identity", _anything, "placement"),
-    OnlineField("location", text, "placement"),
-    OnlineField("compute", text, "placement"),
-    OnlineField("kind", text, "silent"),
-    OnlineField("type", text, "silent"),
-    OnlineField("scoring_uri", text, "silent"),
-    OnlineField("openapi_uri", text, "silent"),
+    OnlineField("location", read_text, "placement"),
+    OnlineField("compute", read_text, "placement"),
+    OnlineField("kind", read_text, "silent"),
+    OnlineField("type", read_text, "silent"),
+    OnlineField("scoring_uri", read_text, "silent"),
+    OnlineField("openapi_uri", read_text, "silent"),
 )
 """What an endpoint may have."""

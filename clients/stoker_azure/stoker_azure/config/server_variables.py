@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.settings.files import read_json
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import is_name, name_from_file
 from stoker.settings.server import ImportedSettings
-from stoker_azure.config.json_file import read_object
 
 __all__ = ["SERVER_VARIABLES", "AzureServer"]
 
@@ -53,7 +53,6 @@ class AzureServer:
     """What the variables of Azure's inference server ask for.
 
     Attributes:
-        script: The entry script.
         values: The settings by name, those of the file included; `load_settings` reads some of them as variables.
         unknown: Names in the file that are none of its settings.
         source: Where they are from, for messages.
@@ -74,7 +73,7 @@ class AzureServer:
         if not (environ.get("AZUREML_ENTRY_SCRIPT") or environ.get("AZUREML_CONFIG_FILE")):
             return None
         file = _config_file(environ)
-        stored = {} if file is None else read_object(file)
+        stored = {} if file is None else read_json(file)
         values = {name: _as_text(value) for name, value in stored.items() if value is not None}
         values.update({name: environ[name] for name in SERVER_VARIABLES if environ.get(name)})
         if "AZUREML_ENTRY_SCRIPT" not in values:

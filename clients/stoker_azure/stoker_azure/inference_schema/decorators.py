@@ -55,7 +55,6 @@ class FunctionSchemas:
 
         Args:
             names: Names of all arguments of the function.
-            param_name: Name of the argument.
             schema: Its schema, with an `example`.
             versions: Swagger versions that can express it.
         """
@@ -151,9 +150,7 @@ def convert_argument(name: str, value: Any, param_type: AbstractParameterType) -
     """Return the argument as its description has it.
 
     Args:
-        name: Name of the argument.
         value: Its value; one that has the type of the sample already is kept, unless parts of it are described.
-        param_type: The description.
 
     Raises:
         ValueError: The value does not fit.
@@ -201,7 +198,6 @@ def input_schema(
     """Describe an argument; a value that JSON has given is converted before the function is called.
 
     Args:
-        param_name: Name of the argument.
         param_type: What it is.
         convert_to_provided_type: Whether to convert it.
         optional: Whether it may be left out, or be empty: None, zero, an empty text, list or dictionary are

@@ -34,7 +34,6 @@ class PandasParameterType(AbstractParameterType):
         """Describe a data frame.
 
         Args:
-            sample_input: A data frame.
             enforce_column_type: Convert columns to the dtypes of those of the same name in the sample.
             enforce_shape: Refuse another number of columns.
             apply_column_names: Give the columns the names of the sample, in order. Deprecated.

@@ -28,7 +28,6 @@ class AbstractParameterType(ABC):
     """Describes an argument by a sample.
 
     Attributes:
-        sample_input: The sample.
         sample_data_type: Its type; a value that has it already is not converted.
     """
 

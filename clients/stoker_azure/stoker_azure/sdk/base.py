@@ -76,7 +76,6 @@ def none_in_workspace(code: str, what: str, name: str, known: Iterable[str]) -> 
     Args:
         code: Azure's name of the failure.
         what: What was looked for, such as `service`.
-        name: The name.
         known: Names that there are.
     """
     return f"{code}: there is no {what} {name!r} in the workspace; there are: {', '.join(known) or 'none'}"

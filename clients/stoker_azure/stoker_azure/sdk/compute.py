@@ -58,7 +58,6 @@ class Configuration:
 
     Attributes:
         kind: What it is on Azure.
-        values: The arguments that were given.
         secrets: Those among them that are kept in a file for their owner alone.
     """
 
@@ -89,11 +88,8 @@ class ComputeTarget(UnofferedByComputeTarget):
     """A compute target of the workspace.
 
     Attributes:
-        workspace: Its workspace.
-        name: Its name.
         type: What it is on Azure, such as `AKS`.
         provisioning_state: `Succeeded`.
-        provisioning_errors: None.
         created_on: When it was created, RFC 3339 in UTC.
         vm_size: The machines that were asked for.
         agent_count: How many were asked for.
@@ -676,11 +672,7 @@ __getattr__ = unoffered_names("azureml.core.compute", _OF_TRAINING, __name__)
 
 
 class AksConfiguration(Configuration):
-    """How a cluster of Azure Kubernetes Service would be made, or found.
-
-    Args:
-        values: The arguments that were given.
-    """
+    """How a cluster of Azure Kubernetes Service would be made, or found."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(_TYPE, values)

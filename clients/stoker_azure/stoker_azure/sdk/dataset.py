@@ -206,7 +206,6 @@ class DatasetConsumption(Printable):
     """A data set as an input of a script.
 
     Attributes:
-        dataset: The data set.
         name: The name by which the script finds it.
     """
 
@@ -258,7 +257,6 @@ class _Files:
             path: `(store, path)`, a `DataPath`, an address `https://…` of the web, or a list of them; a path in a
                 store may have `*`, `?` and `**`.
             validate: Not used: the files may come later.
-            is_file: Not used.
 
         Raises:
             UserErrorException: It is something else.

@@ -36,7 +36,6 @@ class DataPath(Printable):
     """A path in a data store, as `resume_from` and pipelines take it.
 
     Args:
-        datastore: The store.
         path_on_datastore: The path; a leading `/` means the store's root.
         name: A name for it.
     """
@@ -56,7 +55,6 @@ class DataReference:
     """A path in a data store. Its text is the variable in which Azure's scripts find it.
 
     Args:
-        datastore: The store.
         data_reference_name: Its name; by default one of the store's.
         path_on_datastore: The path; a leading `/` means the store's root.
         mode: `mount`, `download` or `upload`.
@@ -132,11 +130,7 @@ class Datastore:
     """A data store: a folder of the workspace, or another one that was registered.
 
     Args:
-        workspace: Its workspace.
         name: Its name; the default store where none is given.
-
-    Attributes:
-        root: Its folder.
 
     Raises:
         UserErrorException: There is no such store.
@@ -246,7 +240,6 @@ class Datastore:
         """Copy a folder into the store.
 
         Args:
-            src_dir: The folder.
             target_path: Where in the store.
             overwrite: Whether to replace files that are there; else they are skipped, and a line says so.
             show_progress: Whether to print a line for each file.

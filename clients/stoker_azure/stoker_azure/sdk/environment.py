@@ -71,7 +71,6 @@ class CondaDependencies:
             pip_indexurl: Where pip looks for packages.
             pip_packages: Packages for pip, such as `numpy>=2`.
             conda_packages: Packages for conda, such as `numpy=2`.
-            python_version: Version of Python.
             pin_sdk_version: Not used: packages of Azure's SDK are not needed here.
         """
         del pin_sdk_version
@@ -188,7 +187,6 @@ class CondaDependencies:
 
         Args:
             core_type: `cpu` or `gpu`.
-            version: Its version.
         """
         self.add_conda_package(_tensorflow(core_type, "=", version))
 
@@ -278,7 +276,6 @@ def text_of(file: Path, what: str) -> str:
     """The text of a file that lists packages.
 
     Args:
-        file: The file.
         what: What it is, such as `conda file`.
 
     Raises:
@@ -294,7 +291,6 @@ class ContainerRegistry(Printable):
     """A registry of images. It has no effect, and is not kept: it can hold a password.
 
     Attributes:
-        address: Its address.
         username: Who signs in.
         password: With what.
     """
@@ -323,7 +319,6 @@ class PythonSection(KnownAttributes):
     """The Python of an environment.
 
     Attributes:
-        conda_dependencies: Its packages.
         interpreter_path: The interpreter in the image.
     """
 
@@ -375,7 +370,6 @@ class DockerSection(KnownAttributes):
         base_dockerfile: A Dockerfile, or its text, instead.
         base_image_registry: Where it is; not kept.
         enabled: Whether there is to be a container.
-        shm_size: Its shared memory.
         arguments: Further arguments of `docker run`.
     """
 
@@ -404,11 +398,8 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
     """An environment.
 
     Attributes:
-        name: Its name.
         version: Its version, once it is registered.
         environment_variables: Variables of the script's process.
-        python: Its packages.
-        docker: Its image.
     """
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"asset_id", "databricks", "r", "spark"})
@@ -441,8 +432,6 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
         """Read a requirements file.
 
         Args:
-            name: Name of the environment.
-            file_path: The file.
             pip_version: Not used: it is about the image.
 
         Raises:
@@ -466,9 +455,6 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
         """Name an image, which is kept for the cluster, and the packages beside it.
 
         Args:
-            name: Name of the environment.
-            image: The image.
-            container_registry: Not used.
             conda_specification: A conda file.
             pip_requirements: A requirements file, instead.
 
@@ -490,7 +476,6 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
         """Name a Dockerfile, which is kept for the cluster, and the packages beside it.
 
         Args:
-            name: Name of the environment.
             dockerfile: Its path, or its text.
             conda_specification: A conda file.
             pip_requirements: A requirements file, instead.

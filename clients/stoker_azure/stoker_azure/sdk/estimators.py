@@ -39,15 +39,10 @@ class Estimator(ScriptRunConfig):
     Args:
         source_directory: The folder with the script.
         compute_target: A target, or its name.
-        entry_script: The script.
         script_params: Its arguments by name; a value may be data, and an empty text is none.
-        node_count: Machines.
         process_count_per_node: Processes of each.
         distributed_training: How they find each other.
-        conda_packages: Packages.
-        pip_packages: Packages.
         environment_definition: An environment instead.
-        environment_variables: Variables of the script.
         max_run_duration_seconds: How long it may take.
         inputs: Data sets and data references that the script finds by their names.
         use_gpu: Whether it is to run on a GPU.

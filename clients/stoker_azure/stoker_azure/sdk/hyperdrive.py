@@ -124,7 +124,6 @@ class _Sampling(Printable):
 
     Args:
         parameter_space: What each parameter may be, by its name.
-        properties: Not used.
 
     Raises:
         UserErrorException: It cannot choose from this space.
@@ -254,7 +253,6 @@ class HyperDriveConfig(SweepConfig):
         run_config: The script, as a `ScriptRunConfig`.
         resume_from: Earlier runs of HyperDrive, with whose children these are compared.
         resume_child_runs: Children of those, which go on as the first ones of this one.
-        pipeline: Not offered.
 
     Raises:
         UserErrorException: There is no script, or several.

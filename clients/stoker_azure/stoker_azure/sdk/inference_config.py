@@ -42,17 +42,12 @@ class InferenceConfig:
         """Check that the files are there.
 
         Args:
-            entry_script: As above.
             runtime: `python` or `python-slim`.
             conda_file: The environment as a conda file, relative to `source_directory`.
             extra_docker_file_steps: Kept for the cluster, like all that is about an image.
-            source_directory: As above.
             enable_gpu: Kept for the cluster.
-            description: As above.
             base_image: Kept for the cluster.
-            base_image_registry: Not used.
             cuda_version: Kept for the cluster.
-            environment: As above.
 
         Raises:
             WebserviceException: A file is not there, or `environment` is given beside what it stands for.

@@ -68,12 +68,9 @@ class Model(RegisteredModel):
         """Start a service on this machine: a process that goes on when this one ends.
 
         Args:
-            workspace: The workspace.
-            name: Name of the service.
             models: Its models, which the script finds by AZUREML_MODEL_DIR.
             inference_config: Its script and environment; without it the one model is served by itself.
             deployment_config: How; without it as `AksWebservice` if there is a target, else as `AciWebservice`.
-            deployment_target: The target.
             overwrite: Replace a service of the same name that runs.
             show_output: Not used: what is to be said is said always.
 
@@ -164,14 +161,11 @@ class Webservice(DeployedService):
         """The services of the workspace to which all of it applies, by name.
 
         Args:
-            workspace: The workspace.
             compute_type: `AKS`, `ACI` or `Local`.
             image_name: No service here has an image.
             image_id: The same.
             model_name: Name of a model that it uses.
             model_id: `NAME:VERSION` of a model that it uses.
-            tags: Tags that they have.
-            properties: Properties that they have.
 
         Raises:
             WebserviceException: A record cannot be read, or there is no such type.
@@ -276,8 +270,6 @@ class AksEndpoint(AksWebservice):
         """Add a version. It gets its share once its pods can score, which is waited for unless it gets none.
 
         Args:
-            version_name: Its name.
-            models: Its models.
             inference_config: Its script and environment.
             traffic_percentile: Its share of the requests, in percent; what all leave goes to the default version.
             is_default: Whether that is this one from now on.
@@ -308,9 +300,6 @@ class AksEndpoint(AksWebservice):
         """Change a version; what is not given stays. Shares and its place among the others change no pod.
 
         Args:
-            version_name: Its name.
-            models: Other models.
-            inference_config: Another script or environment.
             traffic_percentile: Another share, in percent.
             is_default: Whether it gets from now on what all shares leave.
             is_control_version_type: Whether the others are compared with it from now on.
@@ -362,7 +351,6 @@ class EndpointVersion:
     """A version of an endpoint.
 
     Attributes:
-        version_name: Its name.
         traffic_percentile: Its share of the requests as it was asked for, in percent.
         is_default: Whether it gets what all shares leave.
         version_type: `Control`, or `Treatment`: one that is compared with that.

@@ -30,8 +30,6 @@ class ModelProfile:
     """A profile that is being made, or has been.
 
     Attributes:
-        workspace: Its workspace.
-        name: Its name.
         description: A sentence for people.
         created_time: When it was begun.
     """
@@ -156,7 +154,6 @@ def start_profile(
 
     Args:
         workspace: Where it is kept; one of the same name is replaced.
-        name: Its name.
         models: References of the models.
         inference: The script; None for one model by itself.
         dataset: A data set with a file that is a request, or the path of one; None for the model's sample.

@@ -24,13 +24,7 @@ __all__ = ["RegisteredModel", "ResourceConfiguration", "model_ids"]
 
 @dataclass(frozen=True, slots=True)
 class ResourceConfiguration:
-    """What a container of the model would get on Azure.
-
-    Attributes:
-        cpu: Cores.
-        memory_in_gb: Memory in GB.
-        gpu: GPUs.
-    """
+    """What a container of the model would get on Azure."""
 
     cpu: float | None = None
     memory_in_gb: float | None = None
@@ -50,13 +44,7 @@ class RegisteredModel(UnofferedByModel):
     """A registered model, in one version.
 
     Attributes:
-        workspace: Its workspace.
-        name: Its name.
-        version: Its version.
         id: `NAME:VERSION`.
-        tags: Its tags.
-        properties: Its properties.
-        description: Its description.
         created_time: When it was registered.
         model_framework: Its framework, in Azure's words.
         run_id: The run that it was registered from; None where there was none.
@@ -94,12 +82,7 @@ class RegisteredModel(UnofferedByModel):
         """Find a model in the workspace: the newest version to which all of it applies.
 
         Args:
-            workspace: The workspace.
-            name: Its name.
             id: `NAME:VERSION`, instead.
-            tags: Tags that it has.
-            properties: Properties that it has.
-            version: Its version.
             run_id: Not known here: runs are on Azure.
             model_framework: Its framework, in Azure's words.
             _registered: The version, where it has been found already.
@@ -206,10 +189,7 @@ class RegisteredModel(UnofferedByModel):
         A model that cannot be read is left out of a list of all, which says so.
 
         Args:
-            workspace: The workspace.
             name: Their name.
-            tags: Tags that they have.
-            properties: Properties that they have.
             run_id: No model here has one.
             latest: Only the newest version of each.
             model_framework: Their framework, in Azure's words.
@@ -239,7 +219,6 @@ class RegisteredModel(UnofferedByModel):
         """Where the files of a model are: as an entry script finds them, or in a workspace.
 
         Args:
-            model_name: Name of the model.
             version: Its version; without one the highest that is there.
             _workspace: A workspace to look in instead.
 

@@ -35,13 +35,10 @@ def register(
     """Register a model; one that a server would refuse may be one that an entry script loads.
 
     Args:
-        repository: Where it is kept.
-        name: Its name.
         path: The file or folder.
         facts: What is said of it.
         pickles: Whether a pickle is a model of scikit-learn, rather than what an entry script loads.
         sample: A request that the model is known to answer.
-        say: Takes lines for the user.
 
     Raises:
         OperatorError: The name is malformed, or the files cannot be copied.

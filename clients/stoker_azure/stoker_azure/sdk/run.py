@@ -50,8 +50,6 @@ class _FilesOfRun:
 
     Attributes:
         id: The run's id.
-        folder: Its folder.
-        experiment: Its experiment.
     """
 
     id: str
@@ -89,10 +87,7 @@ class _FilesOfRun:
         Args:
             prefix: How the names begin; all by default.
             output_directory: The folder; the current one by default.
-            output_paths: Not offered.
-            batch_size: Not used.
             append_prefix: Whether the prefix stays a part of the path.
-            timeout_seconds: Not used.
         """
         del output_paths, batch_size, timeout_seconds
         place = Path(output_directory or ".")
@@ -137,10 +132,6 @@ _IN_SCRIPTS: Final = (
 
 class Run(_FilesOfRun):
     """A run of an experiment.
-
-    Args:
-        experiment: Its experiment.
-        run_id: Its id.
 
     Attributes:
         folder: Its folder on this machine.
@@ -191,7 +182,6 @@ class Run(_FilesOfRun):
         """The runs of an experiment, the last one first.
 
         Args:
-            experiment: The experiment.
             type: Not used: all are scripts'.
             tags: A name, or values by name, that the run's tags must have.
             properties: The same of its properties.
@@ -381,9 +371,7 @@ class Run(_FilesOfRun):
         Args:
             model_name: The model's name.
             model_path: Name of the file or folder among the run's; by default the model's.
-            tags: Labels.
             properties: Labels, beside those that say which run it came from.
-            description: Free text.
             model_framework: Whether a pickle is a model of scikit-learn; else not used.
 
         Raises:
@@ -489,8 +477,6 @@ def wait_for(
     """Wait until a run has ended; returns its last state.
 
     Args:
-        folder: The run.
-        workspace: Where it is.
         show_output: Whether to print what it prints.
         raise_on_error: Whether a failure is raised.
 
@@ -540,10 +526,6 @@ def _nothing(_data: bytes) -> None:
 
 class HyperDriveRun(Run):
     """A run whose children run one script with other parameters each.
-
-    Args:
-        experiment: Its experiment.
-        run_id: Its id.
 
     Attributes:
         type: `hyperdrive`.
@@ -638,7 +620,6 @@ class StartedRun(Run):
     """A run that this process logs to as a script does, and ends by `complete`, `fail` or as a context.
 
     Args:
-        experiment: Its experiment.
         outputs: A folder whose files become the run's when it ends.
     """
 
@@ -689,12 +670,7 @@ class StartedRun(Run):
 class Experiment:
     """An experiment. It is there as soon as it has a run.
 
-    Args:
-        workspace: Its workspace.
-        name: Its name.
-
     Attributes:
-        workspace: Its workspace.
         name: Its name, and its id.
 
     Raises:
@@ -715,7 +691,6 @@ class Experiment:
 
         Args:
             config: What is to run: a `ScriptRunConfig`, an estimator, or a `HyperDriveConfig`.
-            tags: Labels.
 
         Raises:
             UserErrorException: The configuration is incomplete, or of another kind.
@@ -808,11 +783,7 @@ class Experiment:
 
 
 class RunDetails(Printable):
-    """Shows a run.
-
-    Args:
-        run_instance: The run.
-    """
+    """Shows a run."""
 
     def __init__(self, run_instance: Run) -> None:
         self._run = run_instance

@@ -37,7 +37,6 @@ class MpiConfiguration(KnownAttributes):
 
     Args:
         process_count_per_node: Processes of each machine.
-        node_count: Machines.
     """
 
     communicator = "mpi"
@@ -52,7 +51,6 @@ class TensorflowConfiguration(KnownAttributes):
     """Workers that find each other by `TF_CONFIG`.
 
     Args:
-        worker_count: How many.
         parameter_server_count: Parameter servers; there can be none.
     """
 
@@ -76,7 +74,6 @@ class PyTorchConfiguration(KnownAttributes):
     Args:
         communication_backend: Not used: the script names it.
         process_count: How many in all; by default one of each machine.
-        node_count: Machines.
     """
 
     communicator = "pytorch"
@@ -99,10 +96,8 @@ class DockerConfiguration(KnownAttributes):
     """Whether the script is to run in a container.
 
     Args:
-        use_docker: Whether.
         shared_volumes: Whether folders are bound.
         arguments: Further arguments of `docker run`.
-        shm_size: Shared memory.
     """
 
     def __init__(
@@ -137,19 +132,13 @@ class RunConfiguration(KnownAttributes):
     """How a script is to run.
 
     Attributes:
-        script: The script.
         arguments: What follows it on its command line.
         target: The compute target's name.
         framework: `Python`, or another one of Azure's.
         communicator: How several processes find each other: `None`, `OpenMpi`, `ParameterServer`.
-        node_count: Machines.
-        environment: Packages and variables.
-        environment_variables: Further variables.
         mpi: Processes of each machine, for MPI.
         max_run_duration_seconds: How long it may take.
         data_references: Paths in data stores that the script reads or writes, by name.
-        data: Not offered.
-        output_data: Not offered.
         command: A command line instead of a script; not offered.
     """
 
@@ -250,7 +239,6 @@ class ScriptRunConfig:
         arguments: What follows it on its command line: texts, numbers, data sets.
         run_config: How it is to run; the next ones are not used then, and a line says so.
         compute_target: A target, or its name; this machine by default.
-        environment: Packages and variables.
         distributed_job_config: How several processes find each other.
         resume_from: A `DataPath` whose folder follows as `--resume-from`.
         max_run_duration_seconds: How long it may take.
@@ -305,11 +293,7 @@ class ScriptRunConfig:
 
 
 class SweepConfig(Printable, ABC):
-    """A script that is run with many parameters, as `Experiment.submit` takes it.
-
-    Attributes:
-        run_config: The script.
-    """
+    """A script that is run with many parameters, as `Experiment.submit` takes it."""
 
     run_config: ScriptRunConfig
 

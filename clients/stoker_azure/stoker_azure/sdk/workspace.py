@@ -42,7 +42,6 @@ class Workspace(BaseWorkspace, UnofferedByWorkspace):
             path: The file, or a folder. In a folder, by default the current one, and upward of it, `.azureml/`
                 is looked into first. Of a file elsewhere, the workspace lies beside it.
             auth: Not used: nobody signs in.
-            _logger: Not used.
             _file_name: Another name than `config.json`.
 
         Raises:
@@ -78,11 +77,6 @@ class Workspace(BaseWorkspace, UnofferedByWorkspace):
 
         Args:
             name: Its name on Azure.
-            auth: Not used.
-            subscription_id: The subscription on Azure.
-            resource_group: The resource group on Azure.
-            location: The region on Azure.
-            tags: Labels.
             resources: What else Azure would create for it has no meaning here.
 
         Raises:

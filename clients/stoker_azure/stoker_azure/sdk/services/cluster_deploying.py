@@ -146,7 +146,6 @@ def lay_out(folder: Path, plan: Plan, models: Sequence[Registered], inside: Pure
 
     Args:
         folder: Where they are copied to; what is there goes.
-        plan: The service.
         models: Its registered models.
         inside: What the folder is in the pods.
 
@@ -241,13 +240,8 @@ def deploy(
     Its files are laid out in the workspace as the pods are to have them, and a line says where that is.
 
     Args:
-        workspace: Where the service is kept.
-        services: The services of the workspace.
-        plan: What it is to be.
-        binding: Its cluster.
         old: What is known of it, if it was deployed before.
         overwrite: Replace one that is there.
-        say: Takes lines for the user.
 
     Raises:
         OperatorError: A setting or model cannot be used, or the cluster refuses.
@@ -282,11 +276,7 @@ def prepare(
     """Lay the files of a service out, say where, and return its plan: Azure's keywords over what its target says.
 
     Args:
-        workspace: Where the service is kept.
-        cluster: Its cluster.
-        plan: What it is to be.
         binding: What its compute target says of all services.
-        say: Takes lines for the user.
         version: Fields of the plan that are of a version alone, `version_name` among them.
 
     Raises:

@@ -62,10 +62,7 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = prin
     replaced unasked.
 
     Args:
-        workspace: Where the service is kept.
-        plan: What it is to be.
         overwrite: Replace a service that runs.
-        say: Takes lines for the user.
 
     Raises:
         OperatorError: The service runs already, or a setting, file or model cannot be used.
@@ -135,7 +132,6 @@ def deployment_file(workspace: Workspace, folder: Path, plan: Plan) -> Path:
     Args:
         workspace: Where its models are.
         folder: For the file, and what lies beside it.
-        plan: What it is to be.
 
     Raises:
         OperatorError: A setting, file or model cannot be used.

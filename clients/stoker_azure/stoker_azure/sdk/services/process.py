@@ -42,7 +42,6 @@ def start(folder: Path, command: Sequence[str], environ: Mapping[str, str], head
     Args:
         folder: Where its log and its lock are kept; one folder a start.
         command: The program and its arguments.
-        environ: Its environment.
         head: Lines that its log begins with.
     """
     lock = lock_file(folder / _RUNNING)
@@ -82,9 +81,7 @@ def state(folder: Path, base_uri: str, service: str) -> State:
     """How the service stands whose process was started in the folder.
 
     Args:
-        folder: The folder.
         base_uri: Where its server answers.
-        service: Name of the service.
     """
     ready_once = folder / _READY_ONCE
     if is_running(folder):

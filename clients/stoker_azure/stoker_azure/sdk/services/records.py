@@ -44,18 +44,15 @@ class ServiceRecord:
     """What is known of a service. Its keys are not in it.
 
     Attributes:
-        name: Its name.
         kind: What it would be on Azure.
         compute_name: The compute target that it was deployed to.
         keywords: Keywords of `deploy_configuration`, without keys, tags and properties.
-        tags: Labels.
         properties: Labels that are given once.
         models: References of its registered models, `NAME:VERSION`.
         inference: What `InferenceConfig.to_json` gave; None if the model is served without a script.
         revision: Number of its latest start.
         pid: Number of that process.
         host: Address at which it is reached.
-        port: Port of it.
         auth: Whether callers send keys.
         token_auth: Whether callers send tokens.
         replicas: How many device processes serve it.
@@ -376,7 +373,6 @@ class Plan:
     """What a service is to be.
 
     Attributes:
-        name: Its name.
         kind: What it would be on Azure.
         keywords: Keywords of `deploy_configuration`.
         models: References of its registered models.

@@ -39,7 +39,6 @@ class WebServiceAccessToken:
     """A token of a service.
 
     Attributes:
-        access_token: Its text.
         token_type: `Bearer`.
         refresh_after: When another one should be fetched.
         expiry_on: From then on it is refused.
@@ -98,8 +97,6 @@ class DeployedService(UnofferedByWebservice):
     """A service of the workspace, whether its process lives or not.
 
     Attributes:
-        workspace: Its workspace.
-        name: Its name.
         image: None, like the others that are known of services on Azure: none here is made of an image.
 
     Keywords of `deploy_configuration` are attributes too: what it was deployed with, or None.
@@ -371,9 +368,6 @@ class DeployedService(UnofferedByWebservice):
 
         A key or token is fetched once, and again when the service refuses it. A service that starts is waited for.
 
-        Args:
-            input_data: The body.
-
         Raises:
             WebserviceException: The service answers with an error, or cannot be reached.
         """
@@ -423,9 +417,6 @@ class DeployedService(UnofferedByWebservice):
         and nobody is answered until that one is ready.
 
         Args:
-            image: Not offered.
-            models: Other models.
-            inference_config: Another script or environment.
             keywords: Keywords of `deploy_configuration`.
 
         Raises:
