@@ -229,7 +229,7 @@ def _model_alone(workspace: Workspace, plan: Plan) -> ModelSettings:
 
 def _as_yaml(model: ModelSettings) -> dict[str, Any]:
     """Settings of a model as a deployment file has them, those that say something."""
-    given = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "said"}
+    given = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "given"}
     defaults = ModelSettings()
     return {
         name: _plain(value) for name, value in given.items() if value not in (getattr(defaults, name), None)
