@@ -1,4 +1,4 @@
-"""Calls: their metadata, ids, deadlines and messages, and the status they end with. Of one message, or of many."""
+"""Calls of one message or of many: their ids, deadlines, messages, and the status with which they end."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ BEARER_METADATA: Final = "the metadata 'authorization: Bearer <{}>'"
 """What `stoker.keys.keyring.BEARER_HEADER` is over HTTP."""
 
 _INLINE_BYTES: Final = 1 << 12
-"""Up to this size a compressed message is inflated on the loop: it becomes four MiB at most."""
+"""Up to this size a compressed message is inflated on the event loop: it inflates to at most 4 MiB."""
 _ARRIVAL_S: Final = 10
 _SLOWEST_BYTES_S: Final = 1024
 _LONGEST_ARRIVAL_S: Final = 900
 _UNSENT_S: Final = 75
-"""As for bodies of HTTP: so long a message may take to arrive, more only as far as it arrives at this rate; and so
-long an answer may wait for a client that takes nothing of it."""
+"""As for bodies of HTTP: how long a message may take to arrive, longer only if it arrives at this rate; and how long
+an answer waits for a client that reads nothing."""
 
 
 class CallConnection(Protocol):
-    """What calls know of the connection that they are on."""
+    """The part of a connection that its calls use."""
 
     http: Connection[CallHead]
     address: str
@@ -72,8 +72,8 @@ class Method(NamedTuple):
     """A method that can be called.
 
     Attributes:
-        too_long: Makes the error for a longer one, of its size and that.
-        answer: What answers it, for the kind of call that `begin` makes.
+        too_long: Makes the error for a longer message, from its size and `max_bytes`.
+        answer: Answers messages; its type depends on the call that `begin` makes.
     """
 
     begin: Callable[[CallConnection, Stream, CallHead, Method], RpcCall]
@@ -83,12 +83,12 @@ class Method(NamedTuple):
 
 
 class RpcCall:
-    """One call or stream: who makes it, and how long they wait. It receives its stream.
+    """One call; receives what arrives on its HTTP/2 stream.
 
     Attributes:
-        ids: Its request id, from the metadata `x-request-id` or a fresh one.
-        done: Whether it has ended for its caller: nothing more is sent.
-        counts: Whether the server waits for it when it stops.
+        ids: The request id, from the metadata `x-request-id` or fresh.
+        done: Whether the call has ended for its caller: nothing more is sent.
+        counts: Whether the server waits for the call when it stops.
     """
 
     __slots__ = (
@@ -131,11 +131,11 @@ class RpcCall:
 
     @property
     def address(self) -> str:
-        """Where it comes from."""
+        """The address of the caller."""
         return self.connection.address
 
     def headers(self) -> dict[bytes, bytes]:
-        """Return its metadata as headers of HTTP."""
+        """Return the metadata as headers of HTTP."""
         return self.head.headers()
 
     def deadline_ns(self) -> int | None:
@@ -152,15 +152,15 @@ class RpcCall:
         return deadline_ns
 
     def watch_deadline(self) -> None:
-        """End this call when its deadline passes; for those that nobody else ends then."""
+        """End this call when its deadline passes. Scored calls need no timer: scoring ends them."""
         if self.head.timeout_ns is not None and not self.done:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(self.head.timeout_ns / 1e9, self.fail, DeadlineExceeded())
 
-    # --- what its stream says ---
+    # --- received ---
 
     def take(self, part: bytes | memoryview, ended: bool) -> None:
-        """Take some content."""
+        """Receive some content."""
         if not self.done:
             for item in self._read(part):
                 self.arrive(item)
@@ -168,36 +168,36 @@ class RpcCall:
             self.end()
 
     def end(self) -> None:
-        """Take note that the caller has sent all."""
+        """Handle the end of what the caller sends."""
 
     def lost(self) -> None:
-        """Take note that the caller has gone."""
+        """Handle the disconnection of the caller."""
         if not self.done:
             self._finish()
             self.abandon()
 
     def drained(self) -> None:
-        """Go on where the caller had not taken all."""
+        """Continue: the caller has taken all that was sent."""
 
     def arrive(self, item: Message | StokerError) -> None:
-        """Take a message, or the error in its place."""
+        """Handle a message, or the error in its place."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Give up what is under way for it; called once, if it has not been answered."""
+        """Cancel the work for this call; called at most once, and not after an answer."""
 
     def close(self) -> None:
-        """End it if it would never end by itself: the server does."""
+        """End a call that would never end by itself, because the server stops."""
 
     def _read(self, part: bytes | memoryview) -> list[Message | StokerError]:
         if self._reader is None:
             self._reader = MessageReader(self.method.max_bytes, self.method.too_long, self.connection.budget)
         return self._reader.feed(part)
 
-    # --- what it says ---
+    # --- sent ---
 
     def send(self, message: bytes) -> None:
-        """Send a message, behind the head of the answer."""
+        """Send a message, after the head of the answer."""
         if not self.done:
             http = self.connection.http
             if self._stream.queue is None:
@@ -222,7 +222,7 @@ class RpcCall:
         self.end_with(error_fields(error))
 
     def fail(self, error: StokerError) -> None:
-        """End with an error, and give up what is under way."""
+        """End with an error, and cancel the work for this call."""
         if not self.done:
             self.refuse(error)
             self.abandon()
@@ -248,11 +248,11 @@ class RpcCall:
 
     @property
     def arriving(self) -> bool:
-        """Whether the caller is to send more now."""
+        """Whether the caller still has to send something."""
         return not self.done and not self._stream.ended
 
     def sweep(self) -> None:
-        """Look at it, as is done each second: end it if its message does not arrive, or its answer is not taken."""
+        """End the call if its message does not arrive, or if its answer is not read; called once a second."""
         stream = self._stream
         if stream.queued_bytes and stream.sent_bytes == self._sent_bytes:
             self._unsent_sweeps += 1
@@ -271,10 +271,10 @@ class RpcCall:
 
 
 async def inflate_message(call: RpcCall, message: Message) -> Message:
-    """Return what a compressed message holds.
+    """Inflate a compressed message.
 
     Raises:
-        StokerError: It cannot be read, or there is no room for it.
+        StokerError: The message is corrupt or too long, or there is no memory for it.
     """
     if message.reservation is not None:
         message.reservation.release()
@@ -288,19 +288,19 @@ async def inflate_message(call: RpcCall, message: Message) -> Message:
 
 
 def log_fault(error: Exception, call: RpcCall, model: str = "") -> StokerError:
-    """Log an error that should not have been, and return what the caller is told."""
+    """Log an unexpected error, and return the error for the caller."""
     name = call.ids.request_id.decode("latin-1")
     logger.error("request %s: %s failed", name, f"scoring {model}" if model else "a call", exc_info=error)
     return unexpected_error(error)
 
 
 def closing_error() -> NotReady:
-    """Return the error for what ends because the server does."""
+    """Return the error of calls that end because the server stops."""
     return NotReady("The server is shutting down.", retry_after_s=1)
 
 
 class UnaryCall(RpcCall):
-    """A call of one message; a subclass says in `run` what becomes of it."""
+    """A call of one message; a subclass answers it in `run`."""
 
     __slots__ = ("_message", "_task")
 
@@ -314,7 +314,7 @@ class UnaryCall(RpcCall):
         raise NotImplementedError
 
     def take(self, part: bytes | memoryview, ended: bool) -> None:
-        """Take some content: most calls have all of it in one frame, which is not held on any budget."""
+        """Receive some content. Most calls have all of it in one frame, which takes nothing of the budget."""
         size = len(part) - PREFIX_BYTES
         if (
             ended
@@ -352,7 +352,7 @@ class UnaryCall(RpcCall):
             self.run(message.content)
 
     def abandon(self) -> None:
-        """Cancel what answers it."""
+        """Cancel the task that answers."""
         if self._task is not None:
             self._task.cancel()
 
@@ -384,7 +384,7 @@ class CoroutineCall(UnaryCall):
     __slots__ = ()
 
     def run(self, content: bytes) -> None:
-        """Answer a message beside what else happens."""
+        """Answer a message in a task."""
         self.watch_deadline()
         self._task = asyncio.ensure_future(self._run(content))
 
@@ -398,11 +398,11 @@ class CoroutineCall(UnaryCall):
 
 
 _UNSENT_BYTES: Final = 1 << 18
-"""While a caller has so much of the answers left to take, no more messages of a stream are looked at."""
+"""While so many bytes of answers wait for the caller, no more messages of a stream are handled."""
 
 
 class StreamedCall(RpcCall):
-    """A call of many messages; a subclass says in `handle` what becomes of each."""
+    """A call of many messages; a subclass handles each in `handle`."""
 
     __slots__ = ("_backlog", "_closing", "_inflating", "_received_all")
 
@@ -415,32 +415,32 @@ class StreamedCall(RpcCall):
         self.watch_deadline()
 
     def handle(self, item: Message | StokerError) -> None:
-        """Take a message that is not compressed, or the error in its place."""
+        """Handle a message that is not compressed, or the error in its place."""
         raise NotImplementedError
 
     @property
     def busy(self) -> bool:
-        """Whether no further message is to be looked at now."""
+        """Whether no further message can be handled now."""
         return self._inflating is not None or self._stream.queued_bytes > _UNSENT_BYTES
 
     @property
     def complete(self) -> bool:
-        """Whether all that was heard has been answered."""
+        """Whether all handled messages have been answered."""
         return True
 
     @property
     def arriving(self) -> bool:
-        """Whether a message is there in part; between messages a caller may wait."""
+        """Whether a message has arrived in part; between messages the caller may wait."""
         reader = self._reader
         return not (self.done or self._stream.held or reader is None or reader.is_idle)
 
     def arrive(self, item: Message | StokerError) -> None:
-        """Take a message when it is its turn."""
+        """Queue a message."""
         self._backlog.append(item)
         self.advance()
 
     def drained(self) -> None:
-        """Look at further messages."""
+        """Handle further messages."""
         self.advance()
 
     def end(self) -> None:
@@ -449,12 +449,12 @@ class StreamedCall(RpcCall):
         self.advance()
 
     def close(self) -> None:
-        """End behind the answers to what has arrived."""
+        """End after the answers to what has arrived."""
         self._closing = True
         self.advance()
 
     def advance(self) -> None:
-        """Look at what has arrived, as far as that can be now; call this when something has been answered."""
+        """Handle queued messages until the call is busy; called after each answer."""
         while self._backlog and not self.busy and not self.done:
             item = self._backlog.popleft()
             if isinstance(item, Message) and item.compressed:
@@ -489,7 +489,7 @@ class StreamedCall(RpcCall):
         self.advance()
 
     def abandon(self) -> None:
-        """Forget what has not been looked at."""
+        """Cancel the inflation of the next message."""
         if self._inflating is not None:
             self._inflating.cancel()
 

@@ -31,7 +31,7 @@ _FIELDS: Final = {
 """The field of each datatype; FP16 has none."""
 
 _FIXED_SIZE: Final = {"bool_contents": "?", "fp32_contents": "<f4", "fp64_contents": "<f8"}
-"""Fields whose elements all have one size on the wire, and how they lie there."""
+"""Fields whose elements all have one size on the wire, and their layout."""
 
 
 def read_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any) -> np.ndarray:
@@ -41,7 +41,7 @@ def read_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any
         tensor: The `InferInputTensor`.
 
     Raises:
-        MalformedBody: There are none, or other ones than the datatype has, or not as many as the shape needs.
+        MalformedBody: The contents are missing, are in another field than the datatype's, or do not fit the shape.
         InvalidInput: The datatype has no typed contents, or an integer does not fit it.
     """
     field = _FIELDS.get(tensor.datatype)
@@ -71,12 +71,12 @@ def read_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any
 
 
 def missing_data(model: str, name: str) -> MalformedBody:
-    """The error for an input that has neither typed nor raw contents."""
+    """Return the error for an input that has neither typed nor raw contents."""
     return MalformedBody(f"unable to find data for input tensor '{name}' for model '{model}' in request")
 
 
 def _array(info: TensorInfo, field: str, contents: Any, elements: Any) -> np.ndarray:
-    """The elements of the only field that is filled, as a vector of the declared dtype."""
+    """Return the elements of the only field that is filled, as a vector of the declared dtype."""
     if info.dtype == "string":
         array = np.empty(len(elements), object)
         array[:] = list(elements)

@@ -1,4 +1,4 @@
-"""Messages within the content of a call, and the memory that they take while they arrive.
+"""Messages in the content of calls, and the memory budget of those that are arriving.
 
 Five bytes before each message hold its length, and whether it is compressed.
 """
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 _SMALL_BYTES: Final = 1 << 16
-"""Messages up to this size are not counted at all: there are no more of them than streams."""
+"""Messages up to this size are not counted: there are no more of them than streams."""
 
 
 class Reservation:
-    """What one message has taken, until it is released."""
+    """The memory of one message, until it is released."""
 
     __slots__ = ("_budget", "_size_bytes")
 
@@ -37,16 +37,16 @@ class Reservation:
         self._size_bytes = size_bytes
 
     def release(self) -> None:
-        """Give it back; again is no fault."""
+        """Release the memory; does nothing the second time."""
         size_bytes, self._size_bytes = self._size_bytes, 0
         self._budget.release_bytes(size_bytes)
 
 
 class MessageBudget:
-    """What the messages of one connection take.
+    """The memory of the messages of one connection, taken from the budget for large bodies.
 
-    Together they take nothing of the budget up to 1 MiB, as much as one body of HTTP may have uncounted. Whose they
-    are is not known while they arrive, as the model is named in the message: so the address stands for the caller.
+    Up to 1 MiB together is not counted, as for one body of HTTP. The caller is identified by address: while messages
+    arrive, their model and so the key is not known.
     """
 
     def __init__(self, budget: Callable[[], BodyBudget], address: str) -> None:
@@ -57,10 +57,10 @@ class MessageBudget:
         self._covered_bytes = 0
 
     def reserve(self, size_bytes: int) -> Reservation | None:
-        """Take room for a message of this size; None if it is so small that it is not counted.
+        """Reserve memory for a message; return None for a small one, which is not counted.
 
         Raises:
-            Overloaded: There is none.
+            Overloaded: The budget is used up.
         """
         if size_bytes <= _SMALL_BYTES:
             return None
@@ -69,7 +69,7 @@ class MessageBudget:
         return Reservation(self, size_bytes)
 
     def release_bytes(self, size_bytes: int) -> None:
-        """Take back what a message has taken."""
+        """Return the memory of a message to the budget."""
         self._cover(self._held_bytes - size_bytes)
 
     def _cover(self, held_bytes: int) -> bool:
@@ -95,7 +95,7 @@ class Message(NamedTuple):
     """A message that has arrived.
 
     Attributes:
-        reservation: The room that it has taken; None if it is small.
+        reservation: Its memory; None if it is small.
     """
 
     content: bytes
@@ -104,10 +104,10 @@ class Message(NamedTuple):
 
 
 class MessageReader:
-    """Takes the content of one call apart.
+    """Splits the content of one call into messages.
 
     Attributes:
-        arrived_bytes: How much has arrived of the message that is not whole.
+        arrived_bytes: How much of an incomplete message has arrived.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class MessageReader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no message is there in part."""
+        """Whether no message has arrived in part."""
         return self._missing_bytes < 0 and not self._prefix
 
     def feed(self, part: bytes | memoryview) -> list[Message | StokerError]:
-        """Take some content; return the messages that end in it, and an error in the place of each that is refused.
+        """Read some content; return the messages that end in it, and an error in the place of each refused message.
 
-        The rest of one that is refused is skipped as it comes.
+        The rest of a refused message is skipped.
         """
         found: list[Message | StokerError] = []
         while part:
@@ -156,7 +156,7 @@ class MessageReader:
         return found
 
     def close(self) -> None:
-        """Give back what the message has taken that is not whole."""
+        """Drop an incomplete message and release its memory."""
         self._parts.clear()
         if self._reservation is not None:
             self._reservation.release()
@@ -182,7 +182,7 @@ class MessageReader:
         self._missing_bytes = -1
         if self._skipped:
             return
-        # A copy of what is one part too: it may be a view of all that was received with it.
+        # A single part is copied too: it may be a view of everything received with it.
         found.append(Message(b"".join(self._parts), self._compressed, self._reservation))
         self._parts, self._reservation = [], None
 
@@ -190,11 +190,11 @@ class MessageReader:
 def inflate(
     content: bytes, encoding: bytes, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge]
 ) -> bytes:
-    """Return what a compressed message holds; to be run beside the loop where it may be long.
+    """Inflate a compressed message; run this in a thread if the message may be long.
 
     Raises:
-        MalformedBody: It is not what the encoding says.
-        BodyTooLarge: It becomes too long.
+        MalformedBody: The message is corrupt, or its encoding unknown.
+        BodyTooLarge: The inflated message is too long.
     """
     inflater = inflater_for([encoding])
     if inflater is None:
@@ -213,5 +213,5 @@ def inflate(
 
 
 def add_prefix(message: bytes) -> bytes:
-    """Return a message as content."""
+    """Return a message with its prefix."""
     return b"".join((b"\0", len(message).to_bytes(4, "big"), message))

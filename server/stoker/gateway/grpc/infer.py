@@ -71,23 +71,23 @@ class _Codec(NamedTuple):
 
 
 class GrpcDialect(TensorDialect):
-    """Requests whose tensors are read where they lie, and whose errors are the fields that end a call."""
+    """Requests whose tensors are views of the message, and whose errors are the fields that end a call."""
 
     __slots__ = ()
 
     def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
-        """Raw contents stay where they are; typed ones are bounded."""
+        """Always False: raw contents are not copied, and typed ones are bounded."""
         del service, body, head
         return False
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """Return the fields that end a call, as lines, and what the error says."""
+        """Return the fields that end a call, as lines, and the error's message."""
         lines = b"".join(b"%b: %b\r\n" % field for field in error_fields(error))
         return error.status, lines, error_text(error).encode()
 
 
 class _InferDialect(GrpcDialect):
-    """The requests of one `Inference` each, which `Call.asked` is."""
+    """Infer requests; `Call.asked` is the `Inference`."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ class _InferDialect(GrpcDialect):
         try:
             return _codec_of(service).decoder.decode(RequestMessage.read(body)).timeout_ns
         except StokerError:
-            # Its caller is told when it is submitted.
+            # The error is reported when the request is submitted.
             return None
 
     @staticmethod
@@ -129,7 +129,7 @@ class _InferDialect(GrpcDialect):
         call.answer_bare(inference.writer.write(request, outputs))
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
-        """Answer each with its row: most want it as it is, behind what all of them are told."""
+        """Answer each call with its row; what most answers have in common is encoded once."""
         contents, size = rows.tobytes(), rows.nbytes // len(rows)
         answers: list[bytes] = []
         for index, call in enumerate(calls):
@@ -153,7 +153,7 @@ _DIALECT: Final = _InferDialect()
 
 
 class _RegionDialect(_InferDialect):
-    """The same for callers who may have tensors in shared memory."""
+    """Infer requests of callers that may have tensors in shared memory."""
 
     __slots__ = ("_regions",)
 
@@ -267,10 +267,10 @@ class InferDispatcher:
         return service, caller
 
     def find(self, request: Named, call: RpcCall) -> tuple[Service, CallerTerms]:
-        """Return the service that a request is for, and who asks.
+        """Return the service for a request, and the caller.
 
         Raises:
-            StokerError: There is none, or none for this caller.
+            StokerError: There is no such service, or the caller may not use it.
         """
         error = self.check_key(call.authorization)
         if error is not None:
@@ -348,7 +348,7 @@ class _Slot:
 class InferStream(StreamedCall, InferenceOwner):
     """A stream of infer requests: scored side by side, answered in their order.
 
-    Answers that come in pieces have no place in that order: each piece is sent when it is there.
+    Answers that come in pieces have no place in that order: each piece is sent when it arrives.
     """
 
     __slots__ = ("_in_pieces", "_name_taken", "_slots", "_slots_of")

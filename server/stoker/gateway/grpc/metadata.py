@@ -1,4 +1,4 @@
-"""The metadata of calls: what the header fields of a call say, and the fields and the status that answer it."""
+"""The metadata of calls: the header fields of a request, and the fields and status of an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Status(IntEnum):
-    """How a call ends."""
+    """The status codes of gRPC."""
 
     OK = 0
     CANCELLED = 1
@@ -108,14 +108,14 @@ _UNQUOTED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 class CallHead(NamedTuple):
-    """What the head of a call says.
+    """The head of a call.
 
     Attributes:
-        method: What is called, as the server has found it; None if there is no such method.
+        method: The method, as `find` has returned it; None if there is no such method.
         timeout_ns: How long the caller waits; None for any time.
         encoding: How compressed messages are compressed; empty if none is.
-        metadata: All fields that are no pseudo fields, by name; the last of several.
-        error: What is wrong with the call; None for nothing.
+        metadata: All fields but pseudo fields, by name; of several with one name, the last.
+        error: The error for which the call is refused; None if it is not.
     """
 
     method: Any
@@ -133,10 +133,10 @@ class CallHead(NamedTuple):
 
 
 def head_reader(find: Callable[[str], Any]) -> Callable[[Fields], CallHead]:
-    """Return what makes a head of the fields of a call.
+    """Return a function that reads the head of a call from its fields.
 
     Args:
-        find: Finds a method by the path of its calls; raises NotSupported if there is none.
+        find: Finds a method by its path; raises NotSupported if there is none.
     """
 
     def read(fields: Fields) -> CallHead:
@@ -183,13 +183,13 @@ def _timeout_ns(value: bytes | None) -> int | None:
 
 
 def error_text(error: StokerError) -> str:
-    """The message of an error, cut to what clients take as metadata."""
+    """Return the message of an error, cut to the length that clients accept as metadata."""
     text = str(error)
     return text if len(text) <= _DETAILS_CHARS else text[: _DETAILS_CHARS - 1] + "…"
 
 
 def ok_trailers(request_id: bytes) -> bytes:
-    """Return the fields behind an answer, encoded; an id has at most 100 bytes."""
+    """Return the trailers of a successful answer, encoded; an id has at most 100 bytes."""
     return _OK % (len(request_id), request_id)
 
 
@@ -203,7 +203,7 @@ def error_fields(error: StokerError) -> Fields:
     ]
     fields += retry_fields(error)
     if error.retry_after_ms is not None:
-        # What the policies of retries of gRPC's clients know.
+        # Retry policies of gRPC clients read this field.
         fields.append((b"grpc-retry-pushback-ms", b"%d" % error.retry_after_ms))
     if error.error_id is not None:
         fields.append((b"error-id", error.error_id.encode()))

@@ -56,10 +56,9 @@ class RequestMessage(NamedTuple):
     """A `ModelInferRequest` that has been received.
 
     Attributes:
-        model_name, model_version, id: What it says.
-        raw: Its raw contents.
-        form: The rest of it as bytes: what callers repeat with every request.
-        size_bytes: How long all of it is.
+        raw: The raw contents.
+        form: All other fields as bytes, which callers repeat with every request.
+        size_bytes: The length of the message.
     """
 
     model_name: str
@@ -71,24 +70,24 @@ class RequestMessage(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> RequestMessage:
-        """Take a message apart; its raw contents stay where they are.
+        """Read a message; its raw contents are views.
 
         Raises:
             MalformedBody: The bytes are no message, or its id is too long.
-            BodyTooLarge: It has too many parts.
+            BodyTooLarge: The message has too many parts.
         """
         try:
             return cls.cut(content, *_split(content))
         except (IndexError, ValueError):
-            # Not as clients write it. It can be a message all the same, and the library is to say that.
+            # Not as clients write messages. It may still be one: the library decides.
             return cls.read_by_library(content)
 
     @classmethod
     def cut(cls, content: bytes, texts: Sequence[_Span], raw: Sequence[_Span], form: bytes) -> RequestMessage:
-        """Cut a message where its parts lie.
+        """Make a message from the places of its parts.
 
         Raises:
-            MalformedBody: Its id is too long.
+            MalformedBody: The id is too long.
             ValueError: A text is not UTF-8.
         """
         (name, version, identifier), view = texts, memoryview(content)
@@ -104,7 +103,7 @@ class RequestMessage(NamedTuple):
 
     @classmethod
     def read_by_library(cls, content: bytes) -> RequestMessage:
-        """Take a message apart that is not as clients write it; raises as `read`."""
+        """Read a message with the library, if clients have not written it in the usual way; raises as `read`."""
         if len(content) > _MAX_ODD_BYTES:
             raise MalformedBody(f"{_NO_REQUEST}, or has fields that are not known here")
         try:
@@ -119,11 +118,11 @@ class RequestMessage(NamedTuple):
         return cls(message.model_name, message.model_version, identifier, raw, form, len(content))
 
     def parsed(self, most_bytes: int) -> Any:
-        """Return its form as a `ModelInferRequest`.
+        """Return the form as a `ModelInferRequest`.
 
         Raises:
-            MalformedBody: It is none.
-            BodyTooLarge: It has more typed contents than are read.
+            MalformedBody: The form is no message.
+            BodyTooLarge: The form is longer than `most_bytes`.
         """
         if len(self.form) > most_bytes:
             raise BodyTooLarge(
@@ -136,12 +135,12 @@ class RequestMessage(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a message lie, which is the same for all that agree with it beside its id and raw contents.
+    """The places of the parts of a message; the same for all messages that differ only in their id and raw contents.
 
     Attributes:
-        said: All of it but its id and raw contents, the lengths of those too: parts, and where they begin.
-        identifier, raw: Where its id and its raw contents lie.
-        form: As of `RequestMessage`.
+        said: All bytes but the id and raw contents, with the lengths of these: parts, and where they begin.
+        identifier, raw: The places of the id and the raw contents.
+        form: As in `RequestMessage`.
     """
 
     said: tuple[tuple[bytes, int], ...]
@@ -155,16 +154,15 @@ class _Layout(NamedTuple):
 class RequestReader:
     """Reads messages as `RequestMessage.read` does.
 
-    Callers repeat theirs with other data and another id. A message is read field by field, by their lengths. So one
-    that is as long as another, and has the same bytes but for what lies in its id and its raw contents, has the same
-    fields in the same places.
+    Callers repeat their messages with other data and another id. A message that is as long as an earlier one, and has
+    the same bytes except in its id and raw contents, has the same fields in the same places.
     """
 
     def __init__(self) -> None:
         self._layouts: dict[int, _Layout] = {}
 
     def read(self, content: bytes) -> RequestMessage:
-        """Take a message apart; raises as `RequestMessage.read`."""
+        """Read a message; raises as `RequestMessage.read`."""
         layout = self._layouts.get(len(content))
         if layout is not None:
             said, name, version, identifier, raw, form = layout
@@ -209,14 +207,14 @@ class RequestReader:
 
 
 def _split(content: bytes) -> tuple[list[_Span], list[_Span], bytes]:
-    """Where model name, version and id of a `ModelInferRequest` lie, and its raw contents; and the rest as bytes.
+    """Find model name, version and id of a `ModelInferRequest`, and its raw contents; return the rest as bytes.
 
     All fields of this message are length-delimited: a byte that names the field, the length as a varint, the content.
     The library would copy the raw contents twice, and they may have 100 MiB.
 
     Raises:
-        IndexError: The bytes end within a length.
-        ValueError: There is another field, or the bytes end within one.
+        IndexError: The bytes end in a length.
+        ValueError: There is an unknown field, or the bytes end in a field.
         BodyTooLarge: There are too many fields.
     """
     view, end = memoryview(content), len(content)
@@ -254,19 +252,19 @@ def _split(content: bytes) -> tuple[list[_Span], list[_Span], bytes]:
 
 
 FINAL_ASKED: Final = "triton_enable_empty_final_response"
-"""The parameter of clients that want to be told of the end of an answer that comes in pieces."""
+"""The parameter with which clients ask for a last, empty answer after the pieces."""
 _MAX_FORMS: Final = 1024
 _MAX_REMEMBERED_BYTES: Final = 4096
 _MAX_TYPED_BYTES: Final = 8 << 20
-"""A message without its raw contents: a number of one byte in it becomes two of eight, for a while."""
+"""Longest message without its raw contents: while it is read, each byte may become two numbers of 8 bytes."""
 _REGION: Final = b"shared_memory"
 
 
 class RequestDecoder:
     """Decodes the requests to one model.
 
-    Callers repeat theirs with other data and another id. So the form of raw requests is remembered byte for byte with
-    what it said, and is checked once.
+    Callers repeat their requests with other data and another id. So the form of a raw request is checked once, and
+    kept with the result.
     """
 
     def __init__(self, model: str, tensors: ModelTensors) -> None:
@@ -275,7 +273,7 @@ class RequestDecoder:
         self._forms: dict[bytes, _Form] = {}
 
     def decode(self, message: RequestMessage, regions: RegionReader | None = None) -> InferRequest:
-        """Return what a message holds; its outputs are wanted as binary if its inputs are raw.
+        """Decode a message; if its inputs are raw, its outputs will be raw too.
 
         Arrays of raw inputs are views of bytes, and cannot be written.
 
@@ -284,8 +282,8 @@ class RequestDecoder:
 
         Raises:
             MalformedBody: Contents are missing, superfluous, or do not have the size of the shape.
-            InvalidInput: It does not fit the model.
-            BodyTooLarge: It has more typed contents than are read.
+            InvalidInput: The request does not fit the model.
+            BodyTooLarge: The typed contents are too long.
         """
         form = self._forms.get(message.form)
         known = None if form is None else form.decode(message)
@@ -298,9 +296,9 @@ class RequestDecoder:
         return decoded
 
     def plain_row(self, message: RequestMessage) -> PlainRow | None:
-        """Return what is known of a message whose raw content is one row of the only input, as the model stores it.
+        """Return the form of a message whose raw content is one row of the only input, as the model stores it.
 
-        None if it is another one, or the first of its form; `decode` reads it then.
+        None for any other message, and for the first of its form: `decode` reads these.
         """
         form = self._forms.get(message.form)
         if form is None or form.row is None or len(message.raw) != 1:
@@ -310,10 +308,10 @@ class RequestDecoder:
     def decode_parsed(
         self, message: RequestMessage, request: Any, regions: RegionReader | None = None
     ) -> InferRequest:
-        """Decode a message of which `RequestMessage.parsed` has been seen already; nothing of it is remembered.
+        """Decode a message that `RequestMessage.parsed` has parsed already; its form is not kept.
 
         Args:
-            request: What was parsed of it.
+            request: The parsed form.
 
         Raises:
             MalformedBody, InvalidInput: As `decode`.
@@ -324,7 +322,7 @@ class RequestDecoder:
             {"name": output.name, "parameters": _checked_parameters(output, regions=to_regions)}
             for output in request.outputs
         ]
-        # Who has inputs in shared memory reads raw outputs, as with raw inputs.
+        # Callers with inputs in shared memory read raw outputs, like those with raw inputs.
         raw = bool(message.raw) or _REGION in message.form
         binary = raw or parameters.get("binary_data_output") is True
         wanted = decode_wanted(self._model, self._tensors, outputs, binary_default=binary, regions=to_regions)
@@ -409,7 +407,7 @@ class RequestDecoder:
 
 
 def _is_plain(info: TensorInfo) -> bool:
-    """Whether any raw contents of the right size are an array; not so of strings and booleans."""
+    """Whether any raw contents of the right size are valid; strings and booleans have to be checked."""
     return info.dtype not in ("string", "bool")
 
 
@@ -424,7 +422,7 @@ class _RawInput(NamedTuple):
 
 
 class PlainRow(NamedTuple):
-    """What requests of one form say that are one row of the only input.
+    """The form of requests with one row of the only input.
 
     Attributes:
         request: The request, without its id and its input.
@@ -434,12 +432,12 @@ class PlainRow(NamedTuple):
     request: InferRequest
 
     def request_of(self, message: RequestMessage) -> InferRequest:
-        """Return what a message says, without its input."""
+        """Return the request of a message, without its input."""
         said = self.request
         return InferRequest(message.id, {}, said.wanted, said.timeout_ns, said.tier) if message.id else said
 
     def read(self, content: memoryview, row: memoryview | None) -> Rows:
-        """Return the raw content as an array, or write it where the row is to lie; a `Decode`."""
+        """Return the raw content as an array, or write it into `row`; a `Decode`."""
         if row is not None and len(row) == len(content):
             row[:] = content
             return ()
@@ -447,7 +445,7 @@ class PlainRow(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What a raw request says beside its id and its data."""
+    """A raw request without its id and data."""
 
     places: tuple[_RawInput, ...]
     wanted: tuple[WantedOutput, ...]
@@ -474,7 +472,7 @@ def _checked_parameters(owner: Any, *, regions: bool = False, sequences: bool = 
     parameters = {}
     for name, value in owner.parameters.items():
         kind = value.WhichOneof("parameter_choice")
-        # Whether the last answer of a stream is marked: where each request has one answer, that always is.
+        # If each request has one answer, the last answer is always marked.
         if kind is not None and name != FINAL_ASKED:
             parameters[name] = getattr(value, kind)
     check_parameters(parameters, regions=regions, sequences=sequences)

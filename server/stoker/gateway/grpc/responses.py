@@ -1,4 +1,4 @@
-"""Answers to infer requests: messages of gRPC, as bytes."""
+"""Answers to infer requests: gRPC messages as bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.wire.protobuf import length_delimited
 __all__ = ["IS_FINAL", "AnswerWriter", "stream_answer"]
 
 IS_FINAL: Final = "triton_final_response"
-"""The parameter of an answer of a stream that says whether it is the last one to its request."""
+"""The parameter that marks the last answer of a stream to its request."""
 
 _MAX_HEADS: Final = 1024
 _FIELDS: Final = ModelInferResponse.DESCRIPTOR.fields_by_name
@@ -28,11 +28,11 @@ _LAST: Final = ModelInferResponse(parameters={IS_FINAL: {"bool_param": True}}).S
 
 
 class _Row(NamedTuple):
-    """What answers of one row of the only output have in common.
+    """The common part of answers with one row of the only output.
 
     Attributes:
-        head: What stands before their id; None where they are not that row alone, as bytes.
-        prefix: What stands before the row.
+        head: The bytes before the id; None if the answer is more than the raw row.
+        prefix: The bytes before the row.
     """
 
     wanted: tuple[WantedOutput, ...]
@@ -44,8 +44,7 @@ class _Row(NamedTuple):
 class AnswerWriter:
     """Writes the answers of one model.
 
-    What they say beside the data and the id is the same for all answers with outputs of the same shapes, and is made
-    once.
+    All but the data and the id is the same for all answers with outputs of the same shapes, and is encoded once.
 
     Args:
         batched: Whether the first axis of its outputs is the batch.
@@ -62,7 +61,7 @@ class AnswerWriter:
         The library would copy raw contents twice.
 
         Raises:
-            InvalidInput: An output cannot be given as it was asked for.
+            InvalidInput: An output cannot be returned in the requested form.
         """
         arrays = [
             classified(wanted, outputs[wanted.name], batched=self._batched) for wanted in request.wanted
@@ -77,7 +76,7 @@ class AnswerWriter:
         if not raw:
             return _typed(head, request.id, arrays)
         if elsewhere:
-            # Clients count: each output has its contents, if only empty ones.
+            # Clients count the contents: each output has some, even if empty.
             arrays = [array[:0] if place else array for array, place in zip(arrays, elsewhere, strict=True)]
         parts = [head]
         if request.id:
@@ -89,11 +88,11 @@ class AnswerWriter:
         return b"".join(parts)
 
     def write_row(self, request: InferRequest, rows: np.ndarray, content: bytes) -> bytes | None:
-        """Return what `write` does for a request of one row, where that is all it wants; None where it is not.
+        """Write the answer to a request that wants one raw row and nothing else; None for any other.
 
         Args:
             rows: Rows of the model's only output.
-            content: One of them, as bytes of this machine.
+            content: One of the rows, in the byte order of this machine.
         """
         row = self._row
         if row is None or row.wanted is not request.wanted or row.shape != rows.shape[1:]:
@@ -117,7 +116,7 @@ class AnswerWriter:
         return _Row(wanted, rows.shape[1:], head, length_delimited(_RAW, array.nbytes))
 
     def _head(self, request: InferRequest, arrays: list[np.ndarray]) -> tuple[bytes, bool, tuple[bool, ...]]:
-        """What is the same for all answers with these shapes, whether they are raw, and what is in regions."""
+        """Return the common part of answers with these shapes; whether they are raw; which outputs are in regions."""
         answer = ModelInferResponse(model_name=self._model, model_version=self._version)
         for wanted, array in zip(request.wanted, arrays, strict=True):
             answer.outputs.add(name=wanted.name, datatype=datatype_of(array), shape=array.shape)

@@ -1,4 +1,7 @@
-"""The gRPC server of one frontend: its port, its connections and what is checked on them, and how they end."""
+"""The gRPC server of one frontend: its port, its connections, and their timeouts.
+
+What is sent in one turn of the event loop is written at its end, in one piece.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,16 @@ logger = logging.getLogger(__name__)
 
 _INFERS: Final = (InferCall, InferStream)
 _LINGER_S: Final = 1.0
-"""How long a client may take to close a connection that was told to end; then it is closed here."""
+"""How long a client may take to close a connection after the GOAWAY; then the server closes it."""
 
 
 class GrpcConnection(asyncio.Protocol):
     """One connection, and the calls on it.
 
     Attributes:
-        transport: What it is said through; None before it is there, and when it has gone.
-        handed: Whether it is to stay here, since another frontend has handed it on, or nobody is to have it any more.
-        due: Whether it is to be flushed at the end of this turn, so that nobody asks for it again.
+        transport: None before the connection is made, and after it is lost.
+        handed_over: Whether the connection stays here: another frontend has handed it over, or none accepts more.
+        due: Whether the connection will be flushed at the end of this turn.
     """
 
     def __init__(self, server: GrpcServer, *, handed_over: bool = False) -> None:
@@ -63,13 +66,13 @@ class GrpcConnection(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """How much of what was written has not been taken from this process."""
+        """How many written bytes are still buffered in this process."""
         return 0 if self.transport is None else int(self.transport.get_write_buffer_size())
 
     # --- the socket ---
 
     def connection_made(self, transport: Any) -> None:
-        """Greet the client."""
+        """Begin to speak HTTP/2, if there is room for the connection."""
         self.transport = transport
         sock, tls = transport.get_extra_info("socket"), transport.get_extra_info("ssl_object")
         spoken = "h2" if tls is None else tls.selected_alpn_protocol()
@@ -84,7 +87,7 @@ class GrpcConnection(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has arrived, and write what that has made."""
+        """Handle what has arrived, and write the answers."""
         self.due = True
         self.http.receive(data)
         if self._unchecked:
@@ -94,13 +97,13 @@ class GrpcConnection(asyncio.Protocol):
         self.due = False
         self.flush()
         if self.http.more and not self._resumes:
-            # Others have their turn before the rest of what this one has sent.
+            # Other connections have their turn before the rest of this one.
             self._resumes = True
             self.transport.pause_reading()
             self._server.resume_soon(self)
 
     def resume(self) -> bool:
-        """Read a turn's part of what is left; whether there is more."""
+        """Handle one portion of what is left; return whether there is more."""
         self.data_received(b"")
         if self.http.more:
             return True
@@ -110,17 +113,17 @@ class GrpcConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """Send nothing more: the client does not take it."""
+        """Stop sending: the client does not read."""
         self.http.writable = False
 
     def resume_writing(self) -> None:
-        """Go on sending."""
+        """Continue to send."""
         self.http.writable = True
         self.http.pump()
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give up all calls."""
+        """Cancel all calls."""
         del exc
         self.http.failed, self.http.more = True, False
         self.http.lose()
@@ -136,7 +139,7 @@ class GrpcConnection(asyncio.Protocol):
             self._server.flush_soon(self)
 
     def flush(self) -> None:
-        """Write what is to be sent; close the connection where it ends with that."""
+        """Write what is queued; close the connection if it ends with that."""
         self.due = False
         http, transport = self.http, self.transport
         if transport is None or transport.is_closing():
@@ -147,21 +150,21 @@ class GrpcConnection(asyncio.Protocol):
             self.written_bytes += len(data)
             transport.write(data)
             if http.sending:
-                # One portion has been written; the next one as long as the socket takes it.
+                # One portion has been written; the next follows while the socket accepts it.
                 http.pump()
         if http.failed:
             transport.close()
         elif http.settled and not http.streams and self._ending is None:
-            # Its client closes it. If it were closed here, what is still on its way to us would reset it.
+            # The client closes it. If the server closed it, data that is still arriving would reset the connection.
             self._ending = asyncio.get_running_loop().call_later(_LINGER_S, transport.close)
 
     def end(self, reason: str) -> None:
-        """End the connection, on which nothing is under way."""
+        """End an idle connection."""
         self.http.fail(ErrorCode.NO_ERROR, reason)
         self.flush()
 
     def abort(self) -> None:
-        """End the connection, whatever is under way."""
+        """End the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -174,7 +177,7 @@ class GrpcConnection(asyncio.Protocol):
             return _UnknownCall(self, stream, head, _NO_METHOD)
         call: RpcCall = method.begin(self, stream, head, method)
         if isinstance(call, _INFERS):
-            # Most have their message with them: their key is looked at with it.
+            # Most messages arrive with their head: the key is checked together with the message.
             self._unchecked.append(call)
         return call
 
@@ -202,22 +205,21 @@ def call_of(stream: Stream) -> RpcCall:
     return call
 
 
-# What is looked at on a connection each second: that it begins, that its peer is there and takes what is sent.
 _PART_SWEEPS: Final = 75
-"""So long a frame may arrive: 64 KiB at a KiB a second, and ten seconds."""
+"""How long a frame may take to arrive: 64 KiB at a KiB a second, and ten seconds."""
 _MOST_PATIENCE: Final = 100 * PATIENCE
 _MOST_RESETS: Final = 100 * RESETS
 
 
 class Timeouts(NamedTuple):
-    """How long what may take.
+    """The timeouts of a connection.
 
     Attributes:
-        handshake_s: Until a connection speaks HTTP/2.
+        handshake_s: Until the connection speaks HTTP/2.
         idle_s: Without a call.
-        silence_s: Until a peer that says nothing is asked whether it is there.
-        answer_s: Until it has to have answered that.
-        unread_s: Until a peer has to take some of what is sent.
+        silence_s: Until a silent peer gets a PING.
+        answer_s: Until the peer has to answer the PING.
+        unread_s: Until the peer has to read some of what is sent.
     """
 
     handshake_s: float
@@ -228,11 +230,11 @@ class Timeouts(NamedTuple):
 
 
 class ConnectionMonitor:
-    """Looks after one connection.
+    """Ends a connection that exceeds its timeouts.
 
     Args:
-        now_s: The time; any clock that only grows.
-        retires_s: When it is old, by that clock: then its client is asked to connect anew.
+        now_s: The time of any monotonic clock.
+        retires_s: When the connection reaches its maximum age; then it gets a GOAWAY.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class ConnectionMonitor:
         self._calls = self._taken_bytes = self._part_sweeps = 0
 
     def check(self, now_s: float) -> None:
-        """Look at it, and end it if it is time for that."""
+        """Check the connection and its calls; called once a second."""
         connection, http = self._new_connection, self._new_connection.http
         http.patience = min(max(http.patience, PATIENCE), _MOST_PATIENCE)
         http.resets = min(max(http.resets, RESETS), _MOST_RESETS)
@@ -293,7 +295,7 @@ class ConnectionMonitor:
         return True
 
     def _check_unread(self, now_s: float) -> None:
-        """End it at once if its peer takes nothing: closing it would wait until it does."""
+        """Abort the connection if its peer reads nothing: closing would wait until it does."""
         unread_bytes = self._new_connection.unread_bytes
         taken_bytes = self._new_connection.written_bytes - unread_bytes
         if not unread_bytes or taken_bytes > self._taken_bytes:
@@ -303,32 +305,32 @@ class ConnectionMonitor:
 
 
 _ACCEPTED_A_TURN: Final = 16
-"""As many copies of the listening socket: the loop takes one connection from each in a turn."""
+"""The number of copies of the listening socket: the loop accepts one connection from each in a turn."""
 _BACKLOG: Final = 2048
 _SWEEP_S: Final = 1.0
 _SETTLED_S: Final = 5.0
-"""At the end, a peer that does not say that it has read so is taken to have."""
+"""How long the server waits for a peer to acknowledge the GOAWAY when it stops."""
 _HANDSHAKES_END_S: Final = 1.0
-"""So is one whose TLS handshake is not complete by then taken to have nothing to ask."""
+"""How long the server waits for TLS handshakes when it stops."""
 _UNREAD_S: Final = 75.0
 _YOUNGEST: Final = 0.9
 # Multiples of it, without their whole part, fill the space between 0 and 1 evenly, however many there are.
 _GOLDEN: Final = (5**0.5 - 1) / 2
 
 _HANDSHAKE_MS: Final = 10_000
-"""A connection that has not begun to speak HTTP/2 by then is closed."""
+"""A connection that does not speak HTTP/2 by then is closed."""
 _IDLE_MS: Final = 300_000
-"""So is one on which no call is under way for so long; callers connect anew by themselves when they call again."""
+"""A connection without a call for this time is closed; clients connect again with their next call."""
 _LOOK_FOR_PEER_MS: Final = 60_000
 _SILENT_PEER_MS: Final = 20_000
-"""A peer that says nothing for a minute is asked whether it is there; one that does not answer by then has gone."""
+"""A peer that sends nothing for a minute gets a PING; one that does not answer by then has gone."""
 
 
 class GrpcServer:
     """Answers the calls of one frontend, with health checks and reflection; belongs to one event loop.
 
     Attributes:
-        draining: Whether no more calls are to come.
+        draining: Whether the server accepts no more calls.
     """
 
     def __init__(
@@ -342,14 +344,14 @@ class GrpcServer:
         count_refused: Callable[[], None] = lambda: None,
         peers: Peers | None = None,
     ) -> None:
-        """Take the port; `start` begins to listen.
+        """Bind the port; `start` begins to listen.
 
         Args:
             address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections over them
                 (SO_REUSEPORT).
-            tls: makes TLS connections; None serves without TLS.
-            connection_age_s: How old connections become, give or take a tenth; then their callers are told to
-                connect anew, and they end with the last answer. 0 for any age.
+            tls: Makes TLS connections; None serves without TLS.
+            connection_age_s: Maximum age of connections, give or take a tenth; then they get a GOAWAY, and end with
+                the last answer. 0 for any age.
             count_refused: Called for each connection for which there is no descriptor.
             peers: The other frontends, which share connections; None if there are none.
 
@@ -391,7 +393,7 @@ class GrpcServer:
         self._ticker = loop.call_later(_SWEEP_S, self._tick)
 
     async def stop(self, timeout_s: float) -> int:
-        """Accept nothing new, answer what has been sent, end; return how many were cut off after `timeout_s`."""
+        """Accept nothing new, answer pending calls, and end; return how many calls were cut off after `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.draining = True
@@ -414,16 +416,14 @@ class GrpcServer:
             self._ticker.cancel()
         return cut_off
 
-    # --- what doors ask of their house ---
-
     def accept_connection(self, connection: GrpcConnection, descriptor: int) -> bool:
-        """Whether there is room for a new connection with this descriptor; then it is looked after."""
-        # With TLS it was admitted before its handshake.
+        """Accept a new connection if there is room for its descriptor."""
+        # With TLS, it was accepted before its handshake.
         if self._tls is None and not self._acceptor.accepts(descriptor, handed_over=connection.handed_over):
             return False
         now_s, retires_s = asyncio.get_running_loop().time(), math.inf
         if self._age_s:
-            # Connections that were made together are not to end together, nor any two that follow each other.
+            # Connections that were made together, or one after the other, must not end together.
             self._made += 1
             share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._made * _GOLDEN % 1)
             retires_s = now_s + self._age_s * share
@@ -433,7 +433,7 @@ class GrpcServer:
         return True
 
     def remove(self, connection: GrpcConnection) -> None:
-        """Take note that a connection has ended."""
+        """Forget a connection that has ended."""
         self.connections.pop(connection, None)
         self._monitors.pop(connection, None)
         self._report_count()
@@ -441,25 +441,25 @@ class GrpcServer:
             self._none_left.set()
 
     def flush_soon(self, connection: GrpcConnection) -> None:
-        """Call a door's `flush` at the end of this turn of the loop."""
+        """Flush a connection at the end of this turn of the loop."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._flush)
         self._due.append(connection)
 
     def resume_soon(self, connection: GrpcConnection) -> None:
-        """Call a door's `resume` in a later turn of the loop, and again until nothing is left."""
+        """Resume a connection in later turns of the loop until nothing is left."""
         self._resuming.append(connection)
         if len(self._resuming) == 1:
             asyncio.get_running_loop().call_soon(self._resume_next)
 
     def _resume_next(self) -> None:
-        # One a turn: however many connections are flooded, others wait for the part of one.
+        # One a turn: however many connections are flooded, others wait for one portion only.
         connection = self._resuming.popleft()
         try:
             if connection.resume():
                 self._resuming.append(connection)
         except Exception:
-            # As the loop does with what a connection raises when it is read.
+            # As the event loop does if `data_received` raises.
             logger.exception("a connection of gRPC failed; it is ended")
             connection.abort()
         if self._resuming:
@@ -482,7 +482,7 @@ class GrpcServer:
         return GrpcConnection(self, handed_over=True)
 
     def _report_count(self) -> None:
-        # Those whose handshake is under way count, or all that come at once would stay here.
+        # Handshakes under way count, or all connections of a burst would stay here.
         self._acceptor.report(len(self.connections) + (0 if self._tls is None else self._tls.pending))
 
     def _tick(self) -> None:
@@ -497,7 +497,7 @@ class GrpcServer:
             self._monitors[connection].check(now_s)
 
     async def _stop_listening(self, handshake_s: float) -> None:
-        """Stop accepting, but take every connection that the kernel has accepted already."""
+        """Stop accepting, but serve every connection that the kernel has accepted already."""
         drop_new_handshakes(self._socket)
         await asyncio.sleep(handshake_s)
         for server in self._servers:
@@ -513,7 +513,7 @@ class GrpcServer:
             if self._tls is None:
                 await self._accept(sock)
             else:
-                # Its client may take its time for the handshake.
+                # The handshake may take long.
                 self._tls.begin(sock)
         self._socket.close()
 

@@ -1,1 +1,1 @@
-"""What HTTP asks of every endpoint, whoever scores: heads, bodies, encodings, ids, and the lines of answers."""
+"""HTTP without scoring: heads, bodies, encodings and ids of requests, and the bytes of answers."""

@@ -1,9 +1,9 @@
 """The memory budget of large request bodies in one frontend, shared by caller.
 
-Bytes that have arrived are counted, not what was announced. A caller may hold at most a fixed multiple of the
-memory that is still free, so no caller can take all of it, and callers that come later find room. This is the rule
-by which switches divide buffer memory among queues (dynamic thresholds). What a caller has announced counts only
-when that same caller announces more.
+Bytes that have arrived are counted, not those that were announced. A caller may hold at most a fixed multiple of the
+memory that is still free, so no caller can take all of it, and later callers find room. Switches divide buffer memory
+among queues by the same rule (dynamic thresholds). What a caller has announced counts only when the same caller
+announces more.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Caller(NamedTuple):
 
 
 class _Share:
-    """What one caller, or one key, holds.
+    """The memory of one caller, or of one key.
 
     Attributes:
         factor: How many times the free memory it may hold.
-        held_bytes: What has arrived of its bodies.
-        claimed_bytes: What its bodies will take once all that was announced has arrived.
+        held_bytes: The bytes of its bodies that have arrived.
+        claimed_bytes: The size of its bodies when all that was announced has arrived.
     """
 
     __slots__ = ("claimed_bytes", "factor", "held_bytes")
@@ -72,7 +72,7 @@ class _Share:
 
 
 class BodyBudget:
-    """What the large bodies of one frontend may add up to."""
+    """The memory that the large bodies of one frontend may take together."""
 
     def __init__(self, total_bytes: int = 1 << 30) -> None:
         self.total_bytes = total_bytes
@@ -85,9 +85,9 @@ class BodyBudget:
         return self.total_bytes - self.held_bytes
 
     def announce(self, caller: Caller, size_bytes: int) -> bool:
-        """Record that a body of this size will arrive.
+        """Announce that a body of this size will arrive.
 
-        False if it would not fit beside what this caller has announced.
+        False if it would not fit beside the other bodies that this caller has announced.
         """
         for share in self._shares_of(caller):
             claimed = share.claimed_bytes + size_bytes
@@ -97,7 +97,7 @@ class BodyBudget:
         return True
 
     def reserve(self, caller: Caller, size_bytes: int, unannounced_bytes: int) -> bool:
-        """Take memory for bytes that have arrived; False if the caller would hold too much of what stays free.
+        """Reserve memory for bytes that have arrived; False if the caller would hold too much of what stays free.
 
         Args:
             unannounced_bytes: How many of them were not announced.
@@ -109,7 +109,7 @@ class BodyBudget:
         return True
 
     def release(self, caller: Caller, held_bytes: int, claimed_bytes: int) -> None:
-        """Give back what a body held and what it had claimed, which is at least as much."""
+        """Release the memory that a body held, and what it had claimed, which is at least as much."""
         self._change(caller, -held_bytes, -claimed_bytes)
 
     def _shares_of(self, caller: Caller) -> list[_Share]:
@@ -127,7 +127,7 @@ class BodyBudget:
 
 
 def _factors(caller: Caller) -> tuple[tuple[Hashable, int], ...]:
-    """Factors by sharer: the networks of a key share what the key may hold."""
+    """Return factors by sharer: the networks of a key share what the key may hold."""
     place = (caller, _OF_AN_ADDRESS)
     return (place,) if caller.key is None else (place, ((caller.key,), _OF_A_KEY))
 
@@ -136,10 +136,10 @@ class Allowance:
     """The memory that one request takes from the budget, until the context is left."""
 
     def __init__(self, budget: BodyBudget, find_caller: Callable[[], Caller]) -> None:
-        """Begin with nothing.
+        """Begin with no memory.
 
         Args:
-            find_caller: Returns who sends the request; called only if the body is large.
+            find_caller: Returns the sender of the request; called only if the body is large.
         """
         self._budget = budget
         self._find_caller = find_caller
@@ -169,14 +169,14 @@ class Allowance:
         self._claimed_bytes = claimed
 
     def cover(self, size_bytes: int) -> None:
-        """Make sure that this much of the body is covered by the budget; small bodies need no cover.
+        """Reserve memory for this much of the body; small bodies need none.
 
         Raises:
-            Overloaded: There is no room for it; what was covered stays so.
+            Overloaded: There is no room for it; what was reserved before is kept.
         """
         if size_bytes <= max(LARGE_BODY_BYTES, self._held_bytes):
             return
-        # In steps, so that a body that grows piece by piece does not ask for each of them.
+        # In steps, so that a growing body does not reserve memory for each piece.
         held = _in_steps(size_bytes)
         claimed = max(held, self._claimed_bytes)
         if not self._budget.reserve(
@@ -186,7 +186,7 @@ class Allowance:
         self._held_bytes, self._claimed_bytes = held, claimed
 
     def release(self) -> None:
-        """Give back everything."""
+        """Release everything."""
         if self._claimed_bytes:
             self._budget.release(self._found_caller(), self._held_bytes, self._claimed_bytes)
             self._held_bytes = self._claimed_bytes = 0

@@ -47,7 +47,7 @@ def inflater_for(encodings: Iterable[bytes]) -> Inflater | None:
 
 
 class Inflater:
-    """Inflates one body. The caller bounds what it yields: it can stop after each piece."""
+    """Inflates one body. To bound its size, the caller can stop after each piece."""
 
     def __init__(self, window_bits: int | None) -> None:
         """Begin.
@@ -59,9 +59,9 @@ class Inflater:
         self._stream: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what this part of the compressed body inflates to, in pieces of at most `PIECE_BYTES`.
+        """Inflate a part of the compressed body, and yield pieces of at most `PIECE_BYTES`.
 
-        After some time without output it yields an empty piece too: a long input can inflate to very little.
+        Empty pieces give the caller a chance to stop: a long input can inflate to very little.
 
         Raises:
             MalformedBody: The data are not in the encoding that the request names.
@@ -98,7 +98,7 @@ class Inflater:
 
     def _begin(self, data: bytes) -> zlib._Decompress:
         if self._window_bits == _GZIP:
-            # Members may stand one behind the other (RFC 1952, section 2.2).
+            # A gzip file may have several members (RFC 1952, section 2.2).
             return zlib.decompressobj(_GZIP)
         if self._stream is not None:
             raise MalformedBody("The compressed request body is corrupt: something follows its end.")

@@ -3,6 +3,7 @@
 `x-request-id` names this request, `x-ms-request-id` is its older name, `x-ms-client-request-id` is the client's own
 id. The ids that a client sends are returned unchanged; if it sends only the older name, its value is returned as
 the client's own id too.
+
 The header `traceparent` of W3C's Trace Context says which trace a request belongs to.
 """
 
@@ -128,7 +129,7 @@ class RequestIds:
     def __init__(
         self, sent: bytes = b"", sent_legacy: bytes = b"", sent_client: bytes = b"", traceparent: bytes = b""
     ) -> None:
-        """Take the ids that the client sent; empty values count as absent.
+        """Keep the ids that the client sent; empty values count as absent.
 
         The value of `traceparent` is kept unparsed: it is only needed if the request is logged.
 

@@ -58,11 +58,11 @@ MAX_CHUNK_FRAMING_BYTES: Final = 1 << 14
 MAX_HEADERS: Final = 100
 """Most header lines."""
 _MAX_HOST_BYTES: Final = 260
-"""A name has at most 253 characters (RFC 1035), a port 6: so few are looked at, each with the names above it."""
+"""A name has at most 253 characters (RFC 1035), a port 6."""
 
 
 class AllowedHosts:
-    """The hosts that requests may be for. Addresses are always among them: no page has one for its own name.
+    """The hosts for which requests are accepted. Addresses are always accepted: DNS rebinding needs a name.
 
     Args:
         names: Names beside `localhost`; `*.NAME` stands for all below a name.
@@ -72,7 +72,7 @@ class AllowedHosts:
         self._names = frozenset(("localhost", *names))
 
     def have(self, host: bytes) -> bool:
-        """Whether a value of `Host` is one of them."""
+        """Whether a value of `Host` is allowed."""
         if len(host) > _MAX_HOST_BYTES:
             return False
         name = host.decode("latin-1").lower()
@@ -97,7 +97,7 @@ class AllowedHosts:
         """Refuse a request for another host.
 
         Raises:
-            HostNotAllowed: It is none of these.
+            HostNotAllowed: The host is not allowed.
         """
         if not self.have(host):
             name = host[:100].decode("latin-1")
@@ -111,14 +111,14 @@ def check_head(scope: Scope, hosts: AllowedHosts | None = None) -> None:
     """Refuse a request whose head is not acceptable, whatever path it is for.
 
     Args:
-        hosts: The hosts that it may be for; None for any.
+        hosts: The allowed hosts; None for any.
 
     Raises:
-        HostNotAllowed: It is for another host.
+        HostNotAllowed: The request is for another host.
         TargetTooLong: Path and query are too long.
         HeaderTooLarge: There are too many headers, or they are too long.
         MalformedBody: HTTP/1.1 without a `Host`, or with several.
-        MalformedBody: HTTP/1.0 with a `Transfer-Encoding`, which that does not have: two readers could disagree.
+        MalformedBody: HTTP/1.0 with a `Transfer-Encoding`, on which two readers could disagree.
         NotSupported: `Transfer-Encoding` names another coding than `chunked`.
         ExpectationFailed: `Expect` asks for something other than `100-continue`.
     """
@@ -156,13 +156,13 @@ _Pair = tuple[bytes, bytes]
 
 
 def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a browser asks what it may send, before it sends that."""
+    """Whether a request is a CORS preflight."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """The origins that may read answers. No request is refused for its origin: it is browsers that keep answers back.
+    """The origins that may read answers. No request is refused for its origin: browsers withhold the answers.
 
     Attributes:
         origins: The origins, at least one; `*` stands for all.
@@ -205,12 +205,12 @@ class Cors:
 
 
 def content_encodings(scope: Scope) -> list[bytes]:
-    """All values of the header `Content-Encoding`, in order."""
+    """Return all values of the header `Content-Encoding`, in order."""
     return [value for name, value in scope["headers"] if name == b"content-encoding"]
 
 
 def authorization_of(request: Request) -> bytes:
-    """Value of the header `Authorization`; empty where there is none."""
+    """Return the header `Authorization`; empty if absent."""
     return request.headers.get("authorization", "").encode("latin-1")
 
 
@@ -275,6 +275,6 @@ codecs.register_error(_KEPT, _keep_percent_encoded)
 
 
 def content_length(headers: Mapping[bytes, bytes]) -> int:
-    """Return the length that a request says its body has; -1 if it says none."""
+    """Return the `Content-Length` of a request; -1 if it has none."""
     value = headers.get(b"content-length", b"")
     return int(value) if value.isdigit() else -1

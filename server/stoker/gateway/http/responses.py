@@ -43,7 +43,7 @@ _JSON_LINES: Final = JSON_TYPE_LINE + b"content-length: %d\r\n"
 
 
 def json_lines(body: bytes) -> bytes:
-    """Header lines of a JSON body."""
+    """Return the header lines of a JSON body."""
     return _JSON_LINES % len(body)
 
 
@@ -65,12 +65,12 @@ def parse_error(body: bytes) -> dict[str, Any] | None:
 
 
 def failed_line(failed: bool) -> bytes:
-    """The header line that says whether the model or script is to blame; clients of Azure look for this spelling."""
+    """Return the header line that says whether the model or script has failed, in the spelling of Azure."""
     return b"x-ms-run-function-failed: %b\r\n" % (b"True" if failed else b"False")
 
 
 def error_lines(error: StokerError) -> bytes:
-    """The header lines that an error adds."""
+    """Return the header lines that an error adds."""
     lines = failed_line(error.run_failed)
     for field in retry_fields(error):
         lines += b"%b: %b\r\n" % field
@@ -84,7 +84,7 @@ def error_lines(error: StokerError) -> bytes:
 
 
 def retry_fields(error: StokerError) -> list[tuple[bytes, bytes]]:
-    """Names and values that tell when a refused request may be retried, and why it was refused, for any protocol."""
+    """Return the fields that say when a refused request may be retried, and why it was refused."""
     seconds, milliseconds = error.retry_after_s, error.retry_after_ms
     if seconds is None or milliseconds is None:
         return []
@@ -95,12 +95,12 @@ def retry_fields(error: StokerError) -> list[tuple[bytes, bytes]]:
 
 
 def code_line(error: StokerError) -> bytes:
-    """The header line with an error's code, for protocols whose JSON has no field for it."""
+    """Return the header line with an error's code, for protocols whose JSON has no field for it."""
     return b"x-stoker-error-code: %b\r\n" % error.code.encode()
 
 
 def split_lines(lines: bytes) -> list[tuple[bytes, bytes]]:
-    """Header lines as pairs for ASGI."""
+    """Return header lines as pairs for ASGI."""
     pairs = []
     for line in lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b": ")

@@ -1,1 +1,1 @@
-"""Where requests come in: the listening sockets, the direct door for plain scoring requests, the app for others."""
+"""Where requests come in: the listening sockets, the fast path for plain scoring requests, the app for others."""

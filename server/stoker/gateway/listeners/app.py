@@ -108,8 +108,8 @@ def _with_checks(app: ASGIApp, gateway: Gateway) -> ASGIApp:
         try:
             await app(scope, receive, answer)
         except asyncio.CancelledError:
-            # Nobody cancels a request but a process that ends when the time for its answer is over. Of an answer that
-            # has begun nothing is to be said any more.
+            # Requests are cancelled only when the process ends before they are answered. An answer that has begun
+            # cannot be replaced by an error.
             with contextlib.suppress(RuntimeError):
                 await send_answer(answer, refusal(NotReady("The server is shutting down."), headers))
 
@@ -234,7 +234,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:
-    # The caller has gone, so this answer is sent to nobody.
+    # The caller has gone, so nobody reads this answer.
     del error
     logger.info("a caller disconnected during the body of %s %s", request.method, request.url.path)
     return Response(status_code=_CLIENT_GONE)

@@ -1,8 +1,7 @@
 """uvicorn's HTTP protocol with bounds: on the size of heads and chunks, and on the time of slow or idle connections.
 
-uvicorn limits neither the size of a head nor what chunks have beside their content, and it closes a connection
-whose client has half-closed it. It treats every offer of an upgrade as an upgrade, and answers malformed HTTP with
-a text of its own.
+uvicorn limits neither the size of a head nor the extensions of chunks, and it closes a connection whose client has
+half-closed it. It treats every offer of an upgrade as an upgrade, and answers malformed HTTP with its own text.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AppThrottle", "BoundedProtocol"]
 
-# This parser closes the connection on a method that it does not know, although such a request line is valid HTTP.
+# The parser closes the connection on an unknown method, although such a request line is valid HTTP.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
 _METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
 _OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
@@ -62,10 +61,10 @@ _BEGUN_A_TURN: Final = 8
 
 
 class AppThrottle:
-    """Begins a few of the waiting requests in each turn of the event loop, in the order in which they came.
+    """Begins a few of the waiting requests in each turn of the event loop, first in, first out.
 
-    The app takes about 0.3 ms for the least of answers. If it began all that arrive in a turn, those who score would
-    wait for hundreds of callers who look at the index, which needs no key.
+    The app takes at least 0.3 ms for an answer. If it began all requests that arrive in a turn, scoring would wait
+    for hundreds of requests for the index, which need no key.
     """
 
     def __init__(self) -> None:
@@ -95,12 +94,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     Attributes:
         idle_sweeps: How many sweeps of the listener have passed since this connection last made progress.
-        unread_bytes: How many bytes of its answers the kernel had not taken at the last sweep.
+        unread_bytes: How many bytes of its answers the client had not taken at the last sweep.
         arriving_sweeps: In how many sweeps the same request was still arriving while the server was reading it.
         arrived_bytes: How many bytes of that request's body have arrived.
         fresh: Whether nothing has arrived on the connection yet.
-        retires_s: When the connection reaches its maximum age, in the loop's time; the answer after that closes it.
-        turns: Where requests that score nothing wait for their turn; None lets all begin at once.
+        retires_s: When the connection reaches its maximum age, in the loop's time; the next answer closes it.
+        throttle: Delays requests that score nothing; None begins all at once.
     """
 
     retires_s = math.inf
@@ -150,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return int(self.transport.get_write_buffer_size())
 
     def idle_limit_s(self, keep_alive_s: int) -> int:
-        """How many seconds without anything are too many, where idle connections are kept for so long."""
+        """Return how many idle seconds are too many, given the limit for keep-alive."""
         return keep_alive_s
 
     def close_unless_readable(self) -> None:
@@ -162,7 +161,7 @@ class BoundedProtocol(HttpToolsProtocol):
             (unread_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
             if unread_bytes:
                 return
-            # The transport closes its socket later; the caller is to know before sending one more request.
+            # The transport closes its socket later; the caller must know before it sends one more request.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
         transport.close()
@@ -172,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         begun = getattr(cycle, "response_started", False) and not cycle.response_complete
         if self.pipeline or begun:
-            # A pipelined request would be lost with the connection, or its caller not be told to close.
+            # A pipelined request would be lost with the connection, or its answer would not announce the close.
             return
         self.old = True
         if cycle is not None:
@@ -198,7 +197,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # After an offer of an upgrade this parser takes all that follows for another protocol, so a new one
+            # After an offer of an upgrade the parser treats all that follows as another protocol, so a new one
             # continues.
             self.parser = httptools.HttpRequestParser(self)
             offered, self._stripped_head = self._stripped_head, b""
@@ -287,11 +286,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _handle_directly(self) -> bool:
-        """Whether the request is answered without the app; overridden by the direct door."""
+        """Handle the request without the app, if possible; overridden by the fast path."""
         return False
 
     def _handle_by_app(self) -> None:
-        """Let uvicorn handle the request: do now what its `on_message_begin` would have done."""
+        """Let uvicorn handle the request: do what its `on_message_begin` would have done."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
@@ -311,12 +310,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.throttle.submit(partial(self._begin, cycle, app))
 
     def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        # Whoever has gone meanwhile needs no answer.
+        # A caller that has disconnected needs no answer.
         if not cycle.disconnected:
             super()._start_asgi_task(cycle, app)
 
     def _scores(self, scope: HTTPScope) -> bool:
-        """Whether it is a request to score rows of a caller who may: those share turns, and batches."""
+        """Whether a request scores rows with a valid key: such requests begin in one turn, and share batches."""
         if scope["method"] != "POST" or scope["path"].endswith("/index"):
             return False
         authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -347,7 +346,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio expects; uvicorn says None
-        """The client has closed its sending side: it has gone, or only waits for the answer to what it has sent."""
+        """Handle the end of what the client sends: it has gone, or only waits for answers."""
         if self.receiving:
             self._refuse(MalformedBody("The request ended before its body was complete."))
         if self.transport.is_closing() or not self.busy:
@@ -359,9 +358,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> bytes:
-        """Send bytes that a waiting client ignores, and on which the connection is reset if the client has gone.
+        """Return bytes that a waiting client ignores, and to which the system of a client that has gone sends a reset.
 
-        Without that the two cannot be told apart.
+        Otherwise the two cannot be distinguished.
         """
         running = self._running
         # uvicorn's cycle is that of the request that came last, which may be queued behind this one.
@@ -373,7 +372,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"0" if getattr(cycle, "chunked_encoding", None) else b""
 
     def _check_half_closed(self) -> None:
-        """Close a connection whose client has gone: it is not read any more, so nothing else would notice."""
+        """Abort a half-closed connection whose client has gone; as it is not read, nothing else would notice."""
         if self.transport.is_closing() or not self.busy:
             return
         state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -386,8 +385,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.busy:
-            # The client would take it for the answer to the previous request, which is the connection's last one
-            # now.
+            # The client would take it for the answer to the previous request, whose answer closes the connection now.
             self.cycle.keep_alive = False
             self.flow.pause_reading()
             return

@@ -1,4 +1,4 @@
-"""The direct door: plain scoring requests are answered inside uvicorn's HTTP protocol, without an ASGI cycle.
+"""The fast path: plain scoring requests are answered inside uvicorn's HTTP protocol, without an ASGI cycle.
 
 A request is plain when it is HTTP/1.1 with one Host, a POST to a scoring path with a valid key, has a
 Content-Length within the limit, has no header that needs the app (Expect, Transfer-Encoding, Content-Encoding,
@@ -8,8 +8,8 @@ through uvicorn to the Starlette app, which gives the same answers byte for byte
 of a script's own headers.
 
 Clients send the same head (request line and headers) with every request. So the heads of plain requests are cached,
-as bytes, together with what they mean. A request that arrives in one piece behind a cached head is not parsed
-again; only its key is verified each time.
+as bytes, together with their meaning. A request that arrives in one piece with a cached head is not parsed; only its
+key is verified each time.
 
 To uvicorn a direct request looks like one of its own cycles (`_DirectCycle`), so that its pipelining, its shutdown
 and its bookkeeping of connections keep working. This depends on uvicorn's internals: pyproject.toml pins the
@@ -55,7 +55,7 @@ __all__ = [
     "plain_headers",
 ]
 
-# The headers of plain scoring requests: which the direct door reads, and which it leaves to the app.
+# Headers of scoring requests: what the fast path reads, and what it leaves to the app.
 (
     _AUTHORIZATION,
     _LENGTH,
@@ -90,7 +90,7 @@ _HEADERS: Final = {
     DEPLOYMENT_HEADER: _NOT_PLAIN,
     **dict.fromkeys((*PATIENCE_HEADERS, *GATEWAY_HEADERS), _PATIENCE),
 }
-# Of headers that come several times the app says what is wrong.
+# If these headers are repeated, the app answers with the error.
 _ONCE: Final = (_HOST, _JSON_LENGTH)
 
 
@@ -113,14 +113,14 @@ def is_plain_head(head: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 # Receives long bodies straight into the memory in which they are read.
 #
-# What a loop hands to a protocol as `bytes` has been copied twice before it is gathered: out of the memory into which
-# the loop reads, and out of the parser. So a connection whose request has a long body hands its transport over to a
-# receiver, which lets the kernel write into the body itself, and takes it back when a request comes that is shorter.
-# Short bodies are better off without: a receiver is asked for memory before each read.
+# A loop that passes `bytes` to a protocol copies a body twice before it is gathered: from its read buffer, and from
+# the parser. So a connection with a long body hands its transport to a receiver, which lets the kernel write into the
+# body itself, and takes it back for a shorter request. For short bodies the receiver would be slower: it is asked for
+# memory before each read.
 STRAIGHT_BODY_BYTES: Final = 1 << 18
-"""Bodies from this size on are received so; of those of half the size it saves nothing."""
+"""Bodies from this size on are received so; for bodies of half the size it saves nothing."""
 
-# One for all connections: what was read into it is taken out before the loop reads again. A head has room in it.
+# One for all connections: it is emptied before the loop reads again. A head fits into it.
 _CHUNK: Final = memoryview(bytearray(1 << 14))
 
 _new_bytes: Final = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -128,9 +128,9 @@ _new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_char_p, ct
 
 
 def allocate_body(length: int) -> io.BytesIO:
-    """Return a stream over a body that has still to be written, all of it, before its value is taken.
+    """Return a stream over uninitialized memory, all of which has to be written before its value is read.
 
-    To clear that much memory takes as long as to copy it. Where nobody has written yet, the system need not give any.
+    Clearing the memory would take as long as copying the body, and the system need not provide unwritten pages.
     """
     return io.BytesIO(_new_bytes(None, length))
 
@@ -150,8 +150,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
         """Receive the rest of a body.
 
         Args:
-            body: It, at the place up to which it has come with its head, which is not its end. Nobody else may hold
-                its memory until it is complete.
+            body: The body, at the end of the part that arrived with the head. Nothing else may hold its memory until
+                it is complete.
         """
         self._memory, self._arrived_bytes = body.getbuffer(), body.tell()
         if not self._holds_transport:
@@ -159,7 +159,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
             self._hand_over(self)
 
     def _hand_over(self, protocol: asyncio.BaseProtocol) -> None:
-        """Let a protocol have what arrives from now on: uvloop reads as its last start of reading has told it to."""
+        """Set the protocol of the transport: uvloop uses the new one after reading has been started again."""
         transport = self._transport
         transport.set_protocol(protocol)
         if transport.is_reading():
@@ -167,18 +167,18 @@ class BodyReceiver(asyncio.BufferedProtocol):
             transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go: no further than to the end of the body."""
+        """Return the memory for the next bytes, which ends with the body."""
         del sizehint
         self._finish()
         return _CHUNK if self._memory is None else self._memory[self._arrived_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take note of what was written there."""
+        """Handle the bytes that were read into the memory."""
         connection, memory = self._connection, self._memory
         if memory is None:
             connection.data_received(bytes(_CHUNK[:nbytes]))
             if self._memory is None and not connection.in_head:
-                # Another request than the last one.
+                # This request is not received straight.
                 self._holds_transport = False
                 self._hand_over(connection)
             return
@@ -186,32 +186,32 @@ class BodyReceiver(asyncio.BufferedProtocol):
         if not connection.body_grew(nbytes):
             self._memory = None
         elif self._arrived_bytes == len(memory):
-            # The loop holds the memory until this returns. Mostly it asks for more at once, and this comes too late.
+            # The loop holds the memory until this returns. Mostly it asks for more first, which finishes the body.
             self._loop.call_soon(self._finish)
 
     def _finish(self) -> None:
-        """Hand over the body, if it is complete and that has not been done."""
+        """Hand over the body once it is complete."""
         if self._memory is not None and self._arrived_bytes == len(self._memory):
-            # A stream whose memory somebody holds would copy it.
+            # A stream whose memory is exported would copy it.
             self._memory = None
             self._connection.on_message_complete()
 
     def eof_received(self) -> bool | None:
-        """The caller sends no more."""
+        """Handle the end of what the caller sends."""
         self._finish()
         return self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
         self._memory = None
         self._connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The caller does not take its answers."""
+        """Stop writing: the caller does not read its answers."""
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Continue to write."""
         self._connection.resume_writing()
 
 
@@ -280,7 +280,7 @@ class DirectProtocol(BoundedProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._between:
-            # Usually the head is the same as the last one, whose length is known here; only whole heads are cached.
+            # Usually the head is the same as the last one, whose length is known; only whole heads are cached.
             known = self._heads.get(data[: self._head_ends])
             if known is None:
                 self._head_ends = data.find(_END_OF_HEAD, 0, _REMEMBERED_HEAD_BYTES) + 4
@@ -310,12 +310,12 @@ class DirectProtocol(BoundedProtocol):
         if self._in_headers or self._framing_bytes is not None:
             self._bound(len(data))
         elif self._receives_straight:
-            # This request waits for its body, whose end uvicorn is not told of.
+            # This request waits for its body, whose end the parser does not see.
             self.parser = httptools.HttpRequestParser(self)
             self._receive_straight()
 
     def _begin_straight(self, known: PlainHead, data: bytes, end: int) -> bool:
-        """Whether a cached head announces a long body of which more is to come; it is received without the parser."""
+        """Receive a long body without the parser, if the cached head announces one that has not arrived."""
         if (
             known.body_bytes > LARGE_BODY_BYTES
             or end + known.body_bytes <= len(data)
@@ -344,7 +344,7 @@ class DirectProtocol(BoundedProtocol):
         self.cycle = direct  # type: ignore[assignment]  # it has all that uvicorn uses of a cycle
 
     def _receive_straight(self) -> None:
-        """Receive the rest of a long body without the parser, unless the part that has come was refused."""
+        """Receive the rest of a long body without the parser, unless its beginning was refused."""
         self._receives_straight = False
         if self._receiving is None or self._gathered is None:
             return
@@ -414,7 +414,7 @@ class DirectProtocol(BoundedProtocol):
         return asker_of(caller, dict(headers), headers, trusts_proxy=self._gateway.trusts_proxy)
 
     def _announce(self, service: Service, authorization: bytes, length: int) -> bool:
-        """Whether there is room for a large body; if not, the app answers."""
+        """Announce a large body; False if there is no room, and the app has to answer."""
 
         def find_caller() -> Caller:
             return identify_caller(service, authorization, self.client[0] if self.client else "")
@@ -473,7 +473,7 @@ class DirectProtocol(BoundedProtocol):
             self._set_caller(self._asker.caller, self._asker)
 
     def _set_caller(self, caller: CallerTerms, asker: Asker | None) -> None:
-        """Set the caller on the call that was just taken, before it is submitted; the caller's terms may change."""
+        """Set the caller of the latest call, before it is submitted; the caller's terms may change."""
         if self._call is not None:
             asker = Asker(caller) if asker is None else asker._replace(caller=caller)
             asker.put_on(self._call)
@@ -512,14 +512,14 @@ class DirectProtocol(BoundedProtocol):
         self._receiving = None
         running = self._running
         if running is not None and not running.response_complete:
-            # uvicorn tells the cycle that came last, which may be queued behind this one.
+            # uvicorn notifies the latest cycle, which may be queued behind this one.
             running.disconnected = True
             running.message_event.set()
         self._running = self._receiver = None
         super().connection_lost(exc)
 
     def _cover_body(self, allowance: Allowance) -> bool:
-        """Whether there is room for what has arrived of a large body; if not, the request is refused here."""
+        """Reserve memory for what has arrived of a large body; refuse the request if there is no room."""
         service = self._receiving
         assert service is not None, "its body arrives"
         try:
@@ -531,7 +531,7 @@ class DirectProtocol(BoundedProtocol):
             self._receiving = self._gathered = None
             self._direct.response_complete = True
             self._release_allowance()
-            # The announced body is too long to be read only to be dropped, so the answer closes the connection.
+            # The body is too long to read it only to drop it, so the answer closes the connection.
             self._answer_last(*answer)
             return False
         return True

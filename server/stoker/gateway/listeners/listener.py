@@ -94,23 +94,23 @@ class TlsProtocol(DirectProtocol):
         return False
 
 
-# libuv takes one connection from a listening socket in a turn of the loop. Under load a turn lasts tens of
-# milliseconds, and callers who connect anew would wait for seconds. Each copy of the socket is one more.
+# libuv accepts one connection from a listening socket in a turn of the loop. Under load a turn lasts tens of
+# milliseconds, and new connections would wait for seconds. Each copy of the socket accepts one more.
 _ACCEPTED_A_TURN: Final = 16
 _CLOSED_A_TURN: Final = 16
 _KEEP_ALIVE_S: Final = 75
 _ARRIVAL_TIMEOUT_S: Final = 10
-# A body that drips would last for ever: it has that time, and longer only as far as it arrives at this rate.
+# A body may take longer than this only if it arrives at this rate: a dripping one would last for ever.
 _SLOWEST_BYTES_S: Final = 1024
 _LONGEST_ARRIVAL_S: Final = 900
-# A client that reads nothing of its answer for so long is cut off, sooner when everybody is to go.
+# A client that reads nothing of its answer for so long is cut off, sooner when the server stops.
 _UNREAD_S: Final = 75
 _UNREAD_AT_END_S: Final = 5
-# A client that has connected sends its first request within this time, or is not waited for.
+# When the server stops, it waits so long for the first request of a new connection.
 _FIRST_REQUEST_S: Final = 1.0
-# Connections become old between this share of their age and as much more than it.
+# Connections end between this share of the maximum age and as much above it.
 _YOUNGEST: Final = 0.8
-# Multiples of it, without their whole part, fill the space between 0 and 1 evenly, however many there are.
+# The fractional parts of its multiples fill the space between 0 and 1 evenly.
 _GOLDEN: Final = (5**0.5 - 1) / 2
 _SERVER: Final = (b"server", b"stoker")
 _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
@@ -168,11 +168,11 @@ class Listener:
         peers: Peers | None = None,
         tls: TlsListener | None = None,
     ) -> None:
-        """Begin without any.
+        """Begin without connections; `start` begins to accept.
 
         Args:
             count_refused: Called for each connection for which there is no descriptor.
-            connection_age_s: How old connections become, give or take a fifth; 0 for any age.
+            connection_age_s: Maximum age of connections, give or take a fifth; 0 for any age.
             peers: The other frontends, which share connections; None if there are none.
             tls: Makes TLS connections; None serves without TLS.
         """
@@ -208,7 +208,7 @@ class Listener:
         return self._open
 
     def receives_for(self, service: Service) -> bool:
-        """Whether the body of a plain request for this service is arriving: it does not know of it yet."""
+        """Whether the body of a plain request is arriving, of which the service does not know yet."""
         return any(connection.receives_for(service) for connection in self.connections)
 
     def _new_protocol(self) -> DirectProtocol:
@@ -231,7 +231,7 @@ class Listener:
 
     def _set_age(self, protocol: DirectProtocol) -> None:
         if self._connection_age_s:
-            # Connections that were made together are not to end together, nor any two that follow each other.
+            # Connections that were made together, or one after the other, must not end together.
             self._connections += 1
             share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._connections * _GOLDEN % 1)
             protocol.retires_s = asyncio.get_running_loop().time() + self._connection_age_s * share
@@ -246,7 +246,7 @@ class Listener:
         if self._tls is not None:
             self._start_tls(self._tls)
         for sock in [] if self._tls is not None else self._sockets:
-            # Copies, because a server closes its socket before the last connections have been taken from it.
+            # Copies, because a server closes its socket before the last connections have been accepted from it.
             for _ in range(_ACCEPTED_A_TURN):
                 self._servers.append(
                     await loop.create_server(self._new_protocol, sock=_copy(sock), backlog=2048)
@@ -255,7 +255,7 @@ class Listener:
 
     def _start_tls(self, tls: TlsListener) -> None:
         def report(_: int = 0) -> None:
-            # Those whose handshake is under way count, or all that come at once would stay here.
+            # Handshakes under way count, or all connections of a burst would stay here.
             self._acceptor.report(len(self._open) + tls.pending)
 
         self._open.report = report
@@ -286,11 +286,11 @@ class Listener:
             headers.append(_VERSION)
         traffic = self._gateway.traffic
         if traffic is not None and traffic.undivided:
-            # What scores is the same for all requests; where it is not, the app says it of each.
+            # All requests go to one deployment; otherwise the app adds the header to each answer.
             headers.append((DEPLOYMENT_HEADER, traffic.endpoint.leading.encode()))
         self._state.default_headers = headers
         if self._gateway.cors is not None:
-            # The direct door leaves requests of browsers to the app.
+            # The direct protocol leaves requests of browsers to the app.
             headers = [*headers, *self._gateway.cors.without_origin]
         self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
@@ -349,7 +349,7 @@ class Listener:
             await self._close_idle(now() < patience)
             self._open.none_left.clear()
             if self.connections:
-                # Their answers close them. Those of which nothing has come are looked at again.
+                # Their answers close them. Connections without a request are checked again.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(
                         self._open.none_left.wait(), min(_FIRST_REQUEST_S, deadline - now())
@@ -362,10 +362,10 @@ class Listener:
         """Close idle connections; if `patient`, not those on which nothing has come yet."""
         for number, connection in enumerate(list(self.connections)):
             if number % _CLOSED_A_TURN == _CLOSED_A_TURN - 1:
-                # What has arrived meanwhile is read.
+                # Read what has arrived meanwhile.
                 await asyncio.sleep(0)
             if connection.unacknowledged_bytes:
-                # Its answer is not sent to its end; `sweep` ends those whose callers take nothing of it.
+                # Its answer is not complete; `sweep` ends it if the caller reads nothing.
                 continue
             if not (connection.busy or connection.receiving or (connection.fresh and patient)):
                 connection.close_unless_readable()
@@ -374,8 +374,8 @@ class Listener:
 def _copy(sock: socket.socket) -> socket.socket:
     """Copy a listening socket without making it block.
 
-    `socket.dup` lets the copy block for a moment, and with it all copies of other processes: a predecessor that looks
-    for one more connection just then would stand still until it comes.
+    `socket.dup` makes the copy blocking for a moment, and with it all copies in other processes: a predecessor that
+    calls `accept` just then would wait for the next connection.
     """
     return socket.socket(fileno=os.dup(sock.fileno()))
 
@@ -395,7 +395,7 @@ def _end_if_idle(connection: DirectProtocol, unread_s: int) -> None:
     ):
         connection.time_out()
     elif connection.arriving and not connection.flow.read_paused:
-        # Where reading is paused, it is the server that is slow.
+        # If reading is paused, the server is slow, not the client.
         connection.arriving_sweeps += 1
         patience_s = _ARRIVAL_TIMEOUT_S + connection.arrived_bytes // _SLOWEST_BYTES_S
         if connection.arriving_sweeps > min(patience_s, _LONGEST_ARRIVAL_S):

@@ -1,7 +1,7 @@
-"""A port that speaks TLS: its connections are accepted, handed on and counted before a byte of them is read.
+"""A port with TLS: its connections are accepted, handed over and counted before a byte of them is read.
 
-The event loop's own servers would begin each handshake at once, with one context for ever, and tell nobody of those
-that fail.
+The event loop's own servers would begin each handshake at once, always with the same context, and would not report
+handshakes that fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PLAIN_HTTP: Final = MalformedBody(
 
 
 class TlsListener:
-    """The TLS connections of one kind that a frontend has; belongs to its event loop."""
+    """Accepts the TLS connections of one protocol in a frontend; belongs to its event loop."""
 
     def __init__(
         self, files: TlsFiles, protocol: str, page: MetricPage, clock_s: Callable[[], float] = time.monotonic
@@ -51,8 +51,8 @@ class TlsListener:
         """Read the certificate; nothing is accepted before `start`.
 
         Args:
-            protocol: What is spoken, of `stoker.metrics.layout.PROTOCOLS`.
-            page: Where failures are counted, and when the certificate expires.
+            protocol: One of `stoker.metrics.layout.PROTOCOLS`.
+            page: Counts failures, and shows when the certificate expires.
 
         Raises:
             InvalidSettings: The certificate cannot be used.
@@ -85,7 +85,7 @@ class TlsListener:
         acceptor: Acceptor,
         pending_changed: Callable[[], None],
     ) -> None:
-        """Set what serves connections, before any is accepted.
+        """Set how connections are served, before any is accepted.
 
         Args:
             make_protocol: Makes the protocol of a connection whose handshake has ended.
@@ -95,7 +95,7 @@ class TlsListener:
         self._make_protocol, self._acceptor, self._pending_changed = make_protocol, acceptor, pending_changed
 
     def listen(self, sock: socket.socket) -> None:
-        """Accept what comes to a socket, which is owned from now on."""
+        """Accept the connections of a socket, and own the socket."""
         sock.setblocking(False)
         sock.listen(_BACKLOG)
         self._listening.append(sock)
@@ -115,22 +115,22 @@ class TlsListener:
         self._report_expiry()
 
     async def wait_for_handshakes(self, timeout_s: float) -> None:
-        """Wait until no handshake is under way, or for so long."""
+        """Wait until no handshake is under way, or for `timeout_s`."""
         self._all_settled.clear()
         if self._pending:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_settled.wait(), timeout_s)
 
     def begin(self, connection: socket.socket) -> None:
-        """Serve a connection that has been accepted, beside what is under way."""
+        """Serve a connection that has been accepted, in a task."""
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # It is one from now on, not from the next turn on: others are accepted in this one.
+        # Counted now, not in the next turn: more connections are accepted in this one.
         self._count(1)
 
     async def serve(self, connection: socket.socket) -> None:
-        """Serve a connection that another frontend has handed on.
+        """Serve a connection that another frontend has handed over.
 
         Raises:
             OSError: The handshake has failed, and was counted.
@@ -146,7 +146,7 @@ class TlsListener:
             await self._shake_hands(connection)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
-        # The loop ends its own descriptor with the handshake; who speaks HTTP here is to be told.
+        # The loop closes its own descriptor with the handshake; callers that speak plain HTTP get an answer.
         copy = -1
         try:
             connection.setblocking(False)
@@ -174,7 +174,7 @@ class TlsListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:
-                # There is no descriptor, and there would be none in the next turn.
+                # There is no descriptor, and there will be none in the next turn.
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(sock.fileno())
                 loop.call_later(_ACCEPT_AGAIN_S, self._resume_accepting, sock)
@@ -198,7 +198,7 @@ class TlsListener:
         self._page.set_certificate_expiry(self._protocol, self._certificate.current.expires_s)
 
     def _count_failure(self, error: OSError, copy: int) -> None:
-        """Count a handshake that has failed, and tell of it: the caller, if it speaks HTTP, and the operator."""
+        """Count and log a handshake that has failed, and answer a caller that speaks plain HTTP."""
         reason = getattr(error, "reason", None)
         if reason in _NOT_TLS:
             kind, said = "not_tls", "the caller does not speak TLS"
@@ -210,7 +210,7 @@ class TlsListener:
         elif isinstance(error, ConnectionAbortedError):
             kind, said = "timeout", f"it was not complete after {_HANDSHAKE_S:g} s"
         else:
-            # Who looks whether the port is open, mostly.
+            # Mostly probes of whether the port is open.
             kind, said = "closed", ""
         self._page.count_handshake_failure(self._protocol, kind)
         if said:
@@ -228,7 +228,7 @@ class TlsListener:
 
 
 def _answer_in_plain_http(descriptor: int) -> None:
-    """Tell a caller who speaks plain HTTP what is wrong, if its connection still takes it."""
+    """Answer a caller that speaks plain HTTP with an error, if its connection still accepts it."""
     body = error_body(_PLAIN_HTTP)
     lines = json_lines(body) + error_lines(_PLAIN_HTTP) + CLOSE_LINE
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as sock:

@@ -1,1 +1,1 @@
-"""Shared memory of callers: the table of what is registered, and reading and writing it."""
+"""Shared memory of callers: the table of registered regions, and how they are read and written."""

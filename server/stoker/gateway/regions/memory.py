@@ -1,8 +1,8 @@
-"""A caller's shared memory as this process has it open: read and written by system calls, never mapped.
+"""A caller's shared memory that this process has open: read and written by system calls, never mapped.
 
-The caller may truncate it at any moment: a process that touches a mapped page behind the new end dies of SIGBUS,
-whatever it has checked before. `preadv` returns less instead. It copies once, after which the caller can change
-nothing of what was checked; and reading a hole in the file takes no memory.
+The caller may truncate the memory at any moment: a process that touches a mapped page behind the new end dies of
+SIGBUS, whatever it has checked before. `preadv` returns less instead. It copies once, so the caller cannot change
+what was checked; and reading a hole in the file takes no memory.
 
 Memory on a GPU never changes its length, and nothing reports that its owner has ended: CUDA asks owners not to free
 memory that others have open. CUDA's errors are passed on to the caller, for they are about the caller's own memory.
@@ -39,10 +39,10 @@ def file_of(key: str) -> Path:
     """Return the file of a shared memory object.
 
     Args:
-        key: Its name, as `shm_open` takes it.
+        key: The name, as for `shm_open`.
 
     Raises:
-        InvalidInput: The key is invalid; it can name no other files of the machine.
+        InvalidInput: The key is invalid. No key names other files of the machine.
     """
     name = key.removeprefix("/")
     fits = 0 < len(os.fsencode(name)) <= _MAX_KEY_BYTES and "/" not in name and "\0" not in name
@@ -134,12 +134,12 @@ class CudaMemory:
     """One region; it is open as long as this object exists.
 
     Attributes:
-        linked: Always True: nothing tells when its owner has ended.
+        linked: Always True: nothing reports that the owner has ended.
 
     Raises:
         InvalidInput: The allocation is shorter than the region.
-        CudaFailure: It cannot be opened.
-        CudaUnusable: Memory of GPUs cannot be shared here.
+        CudaFailure: The region cannot be opened.
+        CudaUnusable: This machine cannot share memory of GPUs.
     """
 
     linked = True
@@ -207,7 +207,7 @@ class CudaDevices:
         self._prepared: set[int] = set()
 
     def open(self, location: CudaLocation, size_bytes: int) -> CudaMemory:
-        """Open a region; to be called on a thread too, for the first one in a process takes long.
+        """Open a region; may be called in a thread, because the first one in a process takes long.
 
         Raises:
             NotSupported: There is no GPU, driver or library, or they cannot share memory.
@@ -227,13 +227,13 @@ class CudaDevices:
         return memory
 
     def cold(self, devices: Collection[int]) -> set[int]:
-        """Those of these devices on which nothing has been opened yet; each is returned once."""
+        """Return the devices on which nothing has been opened yet; each is returned once."""
         cold = set(devices) - self._prepared
         self._prepared |= cold
         return cold
 
     def prepare(self, devices: Collection[int]) -> None:
-        """Create this process's contexts on devices, on a thread: it takes some tenths of a second."""
+        """Create this process's contexts on devices; called in a thread, for it takes tenths of a second."""
         for device in sorted(devices):
             try:
                 self._load_once().prepare(device)

@@ -45,7 +45,7 @@ class Regions:
     """The regions that are registered with the server, and those that this frontend has open.
 
     Args:
-        needs_admin: Whether registering takes the admin key.
+        needs_admin: Whether registering needs the admin key.
         anywhere: Whether callers on other machines may use regions.
     """
 
@@ -93,7 +93,7 @@ class Regions:
                 f"failed to register shared memory region {quoted(name)}: it would end at byte "
                 f"{offset_bytes + size_bytes}, and {quoted(key)} has {has_bytes}"
             )
-        # Closed again until it is used: more may be registered than this process may have open.
+        # Closed until it is used: more regions may be registered than this process may have open.
         self._add(name, size_bytes, FileLocation(key, offset_bytes, memory.device, memory.inode))
 
     def register_cuda(self, name: str, memory: CudaMemory) -> None:
@@ -188,7 +188,7 @@ class Regions:
         return [entry for entry in self._table.registered.values() if isinstance(entry.location, kind)]
 
     def cold_devices(self) -> set[int]:
-        """The GPUs with registered regions that this process has not used yet; each is returned once."""
+        """Return the GPUs with registered regions that this process has not used yet; each is returned once."""
         return self.cuda.cold(
             {
                 entry.location.device_id
@@ -198,9 +198,9 @@ class Regions:
         )
 
     def remove_gone(self) -> None:
-        """Unregister regions whose owners have removed them; to be called once a second.
+        """Unregister regions whose owners have removed them; called once a second.
 
-        Nobody else can open memory that has no name any more, and this server would keep it allocated.
+        Nobody can open memory without a name, and this server would keep it allocated.
         """
         gone = {entry.number for entry in self._table.registered.values() if not _is_there(entry)}
         if gone:
@@ -276,7 +276,7 @@ class Regions:
             memory = self.cuda.open(entry.location, entry.size_bytes)
         else:
             memory = OpenMemory(entry.location.key)
-            # Since the registration somebody may have created other shared memory of this name.
+            # Other shared memory may have been created under this name since the registration.
             if (memory.device, memory.inode) != (entry.location.device, entry.location.inode):
                 return None
         self._open[entry.number] = memory
@@ -327,7 +327,7 @@ class LimitedReader:
 def _is_there(entry: Registration) -> bool:
     location = entry.location
     if isinstance(location, CudaLocation):
-        # CUDA has no flag for it.
+        # CUDA does not report it.
         return True
     with contextlib.suppress(OSError):
         status = file_of(location.key).lstat()
@@ -336,7 +336,7 @@ def _is_there(entry: Registration) -> bool:
 
 
 def _begin(entry: Registration) -> int:
-    """The offset of a region in its memory."""
+    """Return the offset of a region in its memory."""
     return entry.location.offset_bytes if isinstance(entry.location, FileLocation) else 0
 
 
@@ -355,7 +355,7 @@ def _cut_short(span: RegionSpan) -> InvalidInput:
 
 
 class OutputRegions:
-    """Where the outputs of one request are written."""
+    """The regions for the outputs of one request."""
 
     __slots__ = ("_batched", "_regions", "_registered", "_request")
 
@@ -367,14 +367,14 @@ class OutputRegions:
         *,
         batched: bool,
     ) -> None:
-        """Made by `of`."""
+        """Made by `find`."""
         self._regions, self._batched, self._registered = regions, batched, registered
         # Without the inputs: they are as large as the answer, and have been copied.
         self._request = replace(request, inputs={})
 
     @classmethod
     def find(cls, regions: Regions, request: InferRequest, *, batched: bool) -> OutputRegions | None:
-        """The destinations of a request, checked before it runs; None if its outputs name no regions.
+        """Find the regions for a request's outputs, before it runs; None if its outputs name no regions.
 
         Args:
             batched: Whether the first axis of its outputs is the batch.
@@ -390,10 +390,10 @@ class OutputRegions:
         return cls(regions, request, registered, batched=batched) if registered else None
 
     def write(self, outputs: Mapping[str, np.ndarray]) -> InferRequest:
-        """Write the outputs; returns the request without its inputs, which is what the rest of the answer needs.
+        """Write the outputs; return the request without its inputs, for the rest of the answer.
 
         Raises:
-            InvalidInput: An output does not fit, in which case none has been written; or a region has been removed.
+            InvalidInput: An output does not fit, and none has been written; or a region has been removed.
         """
         contents: list[tuple[RegionOutput, memoryview]] = []
         for wanted in self._request.wanted:

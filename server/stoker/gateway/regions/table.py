@@ -68,7 +68,7 @@ class Registration(NamedTuple):
     location: Location
 
     def to_row(self) -> tuple[object, ...]:
-        """The registration as it stands in the table; see `read`."""
+        """Return the row of the table for this registration; see `from_row`."""
         return (self.number, self.name, self.size_bytes, _NAMES[type(self.location)], tuple(self.location))
 
     @classmethod
