@@ -62,7 +62,7 @@ class Samples:
         return list(self._kept)
 
     def collect(self, exchanges: Iterable[Exchange], now_ns: int) -> None:
-        """Sample a request that was answered since the last look, if a quarter of a second has passed."""
+        """Sample a request that was answered since the last call, at most four a second."""
         if self._paused or now_ns - self._checked_ns < _PERIOD_NS:
             return
         since_ns, self._checked_ns = self._checked_ns, now_ns
@@ -73,7 +73,7 @@ class Samples:
 
     @contextmanager
     def pause(self, clock_ns: Callable[[], int]) -> Iterator[None]:
-        """Suspend sampling: the rows in the arena are those of samples that run again."""
+        """Pause sampling: the rows in the arena are those of samples that run again."""
         self._paused = True
         try:
             yield
@@ -91,7 +91,7 @@ class Samples:
 
 
 def content_of(exchange: Exchange, number: int) -> Rows | bytes:
-    """Return a copy of what a row was queued with."""
+    """Return a copy of the content of a queued row."""
     arena = exchange.arena
     if arena.signature.takes != "rows":
         return arena.read_bytes("in", 0, number)
@@ -257,7 +257,7 @@ class Shadow:
     """
 
     def __init__(self, percent: int) -> None:
-        """Begin with none."""
+        """Begin without copies."""
         self.percent = percent
         self._due = 0.0
         self._seen: dict[Exchange, int] = {}
@@ -265,7 +265,7 @@ class Shadow:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def copy_requests(self, mains: list[Service], shadow: Service, tolerance: float) -> None:
-        """Run copies of requests that have been answered since the last look.
+        """Run copies of requests that have been answered since the last call.
 
         Args:
             tolerance: See `stoker.takeover.comparison.compare`.

@@ -1,1 +1,1 @@
-"""The console: a page in a browser that shows what the server does, and the figures that it asks for."""
+"""The console: a page that shows what the server does, and the figures that it requests."""

@@ -47,12 +47,11 @@ _BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in STAGE_BOUNDS_S)])
 def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
     """Return the steps after `since` as columns.
 
-    Counts are those of one step, whose length in milliseconds stands beside them. Means and quantiles are of the
-    requests answered in the step, None if there were none. Series of statuses and reasons that are all 0 are left
-    out.
+    Counts are those of one step, whose length is in `span_ms`. Means and quantiles are of the requests answered in
+    the step, None if there were none. Series of statuses and reasons that are all 0 are left out.
 
     Args:
-        since: The number of the step that the caller has last seen; 0 for all that are kept.
+        since: The number of the last step that the caller has; 0 for all steps.
     """
     steps = past.read(slots, since)
     counted = np.diff(steps.slots, axis=0)
@@ -91,7 +90,7 @@ def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
 
 
 def quantiles_ms(counts: np.ndarray) -> dict[str, list[float | None]]:
-    """Return quantiles of times that were counted by `STAGE_BOUNDS_S`, straight between the bounds.
+    """Return quantiles of times that were counted by `STAGE_BOUNDS_S`, interpolated between the bounds.
 
     Args:
         counts: How many times were counted of each bucket, the last one without a bound: `int64[steps, buckets]`.
@@ -106,20 +105,20 @@ def quantiles_ms(counts: np.ndarray) -> dict[str, list[float | None]]:
         below = np.where(inside > 0, sums[rows, inside - 1], 0)
         count = np.maximum(counts[rows, inside], 1)
         low, high = _BOUNDS_MS[inside], _BOUNDS_MS[inside + 1]
-        # Of what is beyond the last bound nothing else is known.
+        # Beyond the last bound nothing else is known.
         value = np.where(bucket > inside, high, low + (high - low) * (rank - below) / count)
         found[name] = _where(sums[:, -1] > 0, value)
     return found
 
 
 def _stages_ms(counted: np.ndarray) -> dict[str, list[float | None]]:
-    """What a request spent in each stage, on the mean; `answer` is what the others leave of the whole."""
+    """Return the mean time of requests in each stage; `answer` is the rest of the whole."""
     requests = _times(counted, "total")[:, :-1].sum(axis=1)
     rows = _times(counted, "queue")[:, :-1].sum(axis=1)
     run = counted[:, BATCH_BLOCK.end - 1]
     total, parse = (_mean_ms(_times(counted, stage)[:, -1], requests) for stage in ("total", "parse"))
     queue = _mean_ms(_times(counted, "queue")[:, -1], rows)
-    # The time of its batch, for each row: large batches count for many.
+    # The time of the batch for each row: large batches count more.
     compute = _mean_ms(counted[:, ROW_COMPUTE_BLOCK.offset], run)
     answer = np.maximum(total - parse - queue - compute, 0)
     stages = {"parse": parse, "queue": queue, "compute": compute, "answer": answer}
@@ -151,7 +150,7 @@ def _processes(steps: Steps) -> list[dict[str, Any]]:
     shown = []
     for page, words in steps.processes().items():
         pids, cpu_ms = words[1:, 0], np.diff(words[:, 1])
-        # Where another process has taken its place, it begins anew.
+        # A successor with the same page begins at 0.
         percent = np.where((np.diff(words[:, 0]) == 0) & (cpu_ms >= 0), 100 * cpu_ms / span_ms, 0).round(1)
         shown.append(
             {
@@ -204,7 +203,7 @@ def _records(journal: Journal, kind: Kind) -> list[dict[str, Any]]:
 
 
 def _around(columns: Mapping[str, Any], at_ms: int) -> dict[str, Any] | None:
-    """What a model did in the second of a request; None if that second is not kept (any more)."""
+    """Return what a model did in the second of a request; None if that second is not kept."""
     times = np.array(columns["time_ms"])
     step = int(times.searchsorted(at_ms))
     if step >= len(times) or at_ms < times[step] - columns["span_ms"][step]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ConsoleFiles", "console_routes", "describe_models"]
 
 _LIBRARIES: Final = "libraries"
-"""The folder of what `console_build` copies; it is not in the repository."""
+"""The folder into which `console_build` copies libraries; it is not in the repository."""
 _ROOT: Final = Path(__file__).parent / "page"
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -64,7 +64,7 @@ _HEADERS: Final = {
 
 
 class ConsoleFiles:
-    """The files, found once: what is not in the package when a frontend starts is not served."""
+    """The files, listed when a frontend starts: others are not served."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         """Find the files below `root`."""
@@ -94,7 +94,7 @@ class ConsoleFiles:
     def _response(self, name: str) -> Response:
         path = self._files[name]
         content = path.read_bytes()
-        # Asked again each time: another version of the server may stand there.
+        # Not cached: another version of the server may have other files.
         digest = hashlib.sha256(content).hexdigest()[:16]
         headers = {**_HEADERS, "cache-control": "no-cache", "etag": f'"{digest}"'}
         return Response(content, media_type=_TYPES[path.suffix], headers=headers)
@@ -199,7 +199,7 @@ def console_routes(gateway: Gateway) -> list[Route]:
         return files.page()
 
     async def to_page(_: Request) -> Response:
-        # Relative, so that it leads there behind the path of a proxy too.
+        # Relative, so that it works behind the path of a proxy.
         return RedirectResponse("console/")
 
     async def file(request: Request) -> Response:
@@ -216,14 +216,14 @@ def console_routes(gateway: Gateway) -> list[Route]:
 
 
 class _Figures:
-    """What callers with a key of any service are shown."""
+    """The figures, for callers with a key of any service."""
 
     def __init__(self, gateway: Gateway, past: Past) -> None:
         self._gateway = gateway
         self._past = past
 
     async def figures(self, request: Request) -> Response:
-        """The steps since the one that the page has last seen, of all models or of one."""
+        """Return the steps that the page does not have yet, of all models or of one."""
         self._check(request)
         names = request.query_params.getlist("model")
         slots = [
@@ -236,7 +236,7 @@ class _Figures:
         return await _json(request, found)
 
     async def models(self, request: Request) -> Response:
-        """All models with what is known of them, and of the server."""
+        """Return all models with their state, and the server's."""
         self._check(request)
         administration = self._gateway.administration
         found = {
@@ -249,7 +249,7 @@ class _Figures:
         return await _json(request, found)
 
     async def requests(self, request: Request) -> Response:
-        """The last failures and the slowest requests, with what went on in the second of each."""
+        """Return the last failures and the slowest requests, with the figures of the second of each."""
         self._check(request)
         journal = self._gateway.journal
         if journal is None:
@@ -267,10 +267,10 @@ class _Figures:
 
 
 def _number(request: Request, name: str) -> int:
-    """A number of the query, 0 where there is none.
+    """Return a number of the query, 0 by default.
 
     Raises:
-        RequestError: It is none.
+        RequestError: The value is no number.
     """
     text = request.query_params.get(name, "0")
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:

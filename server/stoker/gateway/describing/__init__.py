@@ -1,1 +1,1 @@
-"""What is said of the models that are served: their Swagger descriptions and the metrics."""
+"""Descriptions of the served models: Swagger, Triton's model configuration, and metrics."""

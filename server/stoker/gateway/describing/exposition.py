@@ -286,7 +286,7 @@ _METRICS: Final = (
         "reason",
     ),
 )
-"""The metrics of each model, by the order of the exposition."""
+"""The metrics that are read from the counters of each model."""
 
 
 def render(
@@ -330,7 +330,7 @@ def _share(model: ServedModel, number: str) -> float:
 
 
 class _ServerCollector(Collector):
-    """Reads the shared memory, and what is known of the models."""
+    """Collects metrics from the shared memory and the models."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The configuration of a model as Triton has it, made from what the model is: the model configuration extension.
+"""The configuration of a model in Triton's form: the model configuration extension.
 
-See `model_config.proto` of Triton Inference Server for the fields; those that say nothing here are left out.
+See `model_config.proto` of Triton Inference Server for the fields; those without a meaning here are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def platform(framework: str) -> str:
 
 
 def describe_tensors(signature: Signature | None) -> ModelTensors | None:
-    """Return the tensors that a model is said to take and give; None for scripts that take whole bodies at once."""
+    """Return the inputs and outputs that a model shows to callers; None for scripts that take whole bodies."""
     if signature is None:
         return None
     return PIECE_TENSORS if _yields(signature) else signature.model_tensors
@@ -102,14 +102,14 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
 
 
 def _most_rows(service: Service) -> int:
-    """Most rows in one batch; of a pipeline those that all of its models take."""
+    """Return the most rows in one batch; of a pipeline, the least of its models."""
     steps = service.models if isinstance(service, PipelineService) else [service]
     deployments = (step.facts.deployment for step in steps)
     return min(1 if deployment is None else deployment.max_batch_rows for deployment in deployments)
 
 
 def _steps(joined: JoinedPipeline) -> list[dict[str, Any]]:
-    """The steps of a pipeline; -1 is Triton's word for the version that is meant where none is named."""
+    """Return the steps of a pipeline; Triton writes -1 for the default version."""
     return [
         {
             "model_name": step.model,
@@ -124,7 +124,7 @@ def _steps(joined: JoinedPipeline) -> list[dict[str, Any]]:
 def _sequence_batching(
     deployment: Deployment, settings: SequenceSettings, signature: Signature
 ) -> dict[str, Any]:
-    """Rows of as many sequences as there are may share a batch, those first that came first: Triton's `oldest`."""
+    """Return the settings of sequences. A batch may have rows of any sequences, oldest first: Triton's `oldest`."""
     return {
         "max_sequence_idle_microseconds": round(settings.max_idle_s * 1e6),
         "oldest": {
@@ -151,7 +151,7 @@ def _initial_state(state: StateTensor) -> dict[str, Any]:
 
 
 def _control_input(control: Control) -> dict[str, Any]:
-    """An input that is no caller's, with what it is filled with."""
+    """Return a control input, which the server fills, with its values."""
     said: dict[str, Any] = {"kind": _CONTROLS[control.kind]}
     if control.kind == "id":
         said["data_type"] = "TYPE_STRING" if control.dtype == TEXT_IDS else f"TYPE_{control.dtype.upper()}"
@@ -177,13 +177,13 @@ def _data_type(info: TensorInfo) -> str:
 
 
 def _dims(info: TensorInfo, batched: bool) -> dict[str, Any]:
-    """The sizes of one row, or of all where there are no rows. No list of sizes is empty in Triton."""
+    """Return the shape of a row, or of the tensor if it has no rows. Triton has no empty shapes."""
     dims = [-1] if info.any_rank else list(info.shape[1:] if batched else info.shape)
     return {"dims": dims} if dims else {"dims": [1], "reshape": {"shape": []}}
 
 
 def _instance_groups(deployment: Deployment) -> list[dict[str, Any]]:
-    """A group for each device, of as many instances as all its replicas have there."""
+    """Return a group for each device, with the instances of all replicas on it."""
     groups = []
     for number, (device, replicas) in enumerate(Counter(deployment.devices).items()):
         group: dict[str, Any] = {"name": f"{deployment.name}_{number}", "kind": _kind(device)}

@@ -15,7 +15,7 @@ from stoker.wire.images import IMAGE_TYPES
 __all__ = ["Naming", "describe"]
 
 _VERSIONS: Final = ("2", "3", "3.1")
-"""The versions that a description is there in, by the names that they are asked for."""
+"""The versions of descriptions, as requests name them."""
 
 _ALIASES: Final = {"2.0": "2", "3.0": "3"}
 _ERROR: Final = {
@@ -33,7 +33,7 @@ class Naming:
 
     Attributes:
         title: Title of the description; None is the service's name.
-        path_prefix: What a proxy has before the paths `/`, `/score` and `/swagger.json`.
+        path_prefix: The prefix that a proxy puts before the paths `/`, `/score` and `/swagger.json`.
     """
 
     title: str | None = None
@@ -45,8 +45,8 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
     """Return the description of a service.
 
     Args:
-        prefix: What stands before the paths `/`, `/score` and `/swagger.json`.
-        version: `2` (None stands for it), `3` or `3.1`, as it was asked for.
+        prefix: The prefix of the paths `/`, `/score` and `/swagger.json`.
+        version: `2` (the default), `3` or `3.1`.
 
     Raises:
         NotFound: There is no such version, or the script's schema cannot be expressed in it.
@@ -203,7 +203,7 @@ def _input(service: Service) -> dict[str, Any]:
 
 
 def _table(signature: Signature) -> dict[str, Any]:
-    """The input of an estimator that was fitted on a table with texts: rows as objects, with one that it answers."""
+    """Return the schema of an estimator fitted on a table with texts: rows as objects, with an example."""
     assert signature.tensors is not None, "only models that take tensors have a table"
     inputs = signature.tensors.inputs
     types = {"string": "string", "bool": "boolean"}

@@ -1,7 +1,7 @@
-"""Counters and readings of GPUs under the names that Triton gives them, for tools that were made for those.
+"""Counters and readings of GPUs under Triton's names, for tools that were made for Triton.
 
-Source: docs/user_guide/metrics.md of Triton, "Inference Request Metrics". Sums only grow, as counters must: the
-statistics extension has times by request, which are made of means of rows and may become less.
+Source: docs/user_guide/metrics.md of Triton, "Inference Request Metrics". Sums only grow, as counters must; the times
+by request of the statistics extension are made of means of rows, and may shrink.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Me
 
 
 def format_for_triton(exposition: bytes) -> bytes:
-    """Return a text with all that has Triton's names as its tools read it.
+    """Rewrite the metrics with Triton's names as its tools read them.
 
     Args:
-        exposition: In it, counters of these names have no type, for theirs do not end in `_total`.
+        exposition: Counters with Triton's names are untyped, because these names do not end in `_total`.
     """
-    # To perf_analyzer a number ends at an `e`: 5.4e+09 bytes are 5 bytes.
+    # perf_analyzer reads a number up to an `e`: it takes 5.4e+09 bytes for 5 bytes.
     plain = _LARGE.sub(lambda line: b"%b %b" % (line[1], _plain(line[2])), exposition)
     return _UNTYPED.sub(rb"\1 counter", plain)
 
@@ -156,7 +156,7 @@ def _plain(number: bytes) -> bytes:
 
 
 def _uuids(gpus: Sequence[GpuReading], environ: Mapping[str, str]) -> dict[str, str]:
-    """UUIDs by the names of devices, which CUDA_VISIBLE_DEVICES renumbers; readings have the driver's numbers."""
+    """Return UUIDs by device name. CUDA_VISIBLE_DEVICES renumbers devices; readings have the driver's numbers."""
     if "CUDA_VISIBLE_DEVICES" not in environ:
         # By number, not by place: of one that has fallen off the bus there is no reading.
         return {f"cuda:{gpu.index}": gpu.uuid for gpu in gpus}
@@ -167,7 +167,7 @@ def _uuids(gpus: Sequence[GpuReading], environ: Mapping[str, str]) -> dict[str, 
 def _labels(
     labels: Sequence[str], slot: int, busy_s: Mapping[str, np.ndarray], uuids: Mapping[str, str]
 ) -> dict[str, str]:
-    """Name and version, and the GPU where all batches ran on one: counts of several are not told apart."""
+    """Return name and version, and the GPU if all batches ran on one: counters are not kept by GPU."""
     used = [device for device, kept_s in busy_s.items() if kept_s[slot]]
     uuid = uuids.get(used[0]) if len(used) == 1 else None
     own = dict(zip(("model", "version"), labels, strict=True))
@@ -187,10 +187,10 @@ class _GpuQuantity:
     """A number that is read of each GPU.
 
     Attributes:
-        name: Its name; a counter's is without `_total`.
-        read: The number of a reading, None where its driver does not say.
-        alias: Triton's name for it.
-        counter: Whether it only grows.
+        name: The metric's name; of a counter, without `_total`.
+        read: Returns the number; None if the driver does not report it.
+        alias: Triton's name.
+        counter: Whether the number only grows.
     """
 
     name: str
@@ -258,7 +258,7 @@ _GPU_QUANTITIES: Final = (
 
 
 def gpu_metrics(readings: Sequence[GpuReading]) -> Iterator[Metric]:
-    """All metrics of GPUs; what was not read is left out, and is not 0."""
+    """Return all metrics of GPUs; numbers that were not read are left out."""
     for quantity in _GPU_QUANTITIES:
         values = [(reading, quantity.read(reading)) for reading in readings]
         yield from _families(quantity, [(reading, value) for reading, value in values if value is not None])

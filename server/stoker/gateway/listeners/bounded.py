@@ -358,7 +358,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> bytes:
-        """Return bytes that a waiting client ignores, and to which the system of a client that has gone sends a reset.
+        """Return bytes that a waiting client ignores, and that make a client that has gone reset the connection.
 
         Otherwise the two cannot be distinguished.
         """

@@ -1,1 +1,1 @@
-"""The endpoints of each protocol, and who may read the metadata that they serve."""
+"""The endpoints of each protocol over HTTP, and access to their metadata."""

@@ -23,12 +23,11 @@ __all__ = ["check_caller", "check_metadata_access"]
 def check_metadata_access(
     gateway: Gateway, authorization: bytes, services: Iterable[Service] = (), *, sent_as: str = BEARER_HEADER
 ) -> None:
-    """Refuse a caller who sends neither a key or token of a service nor the admin key.
+    """Refuse a caller without a key or token of a service, or the admin key, if metadata need a key.
 
     Args:
-        services: The services that the request is about; empty for the server as a whole, for which the key of any
-            service is accepted.
-        sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
+        services: The services that the request is about; if empty, the key of any service is accepted.
+        sent_as: How clients of the protocol send a key, in the wording of `BEARER_HEADER`.
 
     Raises:
         Unauthorized: No such key was sent.
@@ -40,11 +39,7 @@ def check_metadata_access(
 def check_caller(
     gateway: Gateway, authorization: bytes, services: Iterable[Service] = (), *, sent_as: str = BEARER_HEADER
 ) -> None:
-    """As `check_metadata_access`, if the setting asks for keys for metadata.
-
-    Raises:
-        Unauthorized: No such key was sent.
-    """
+    """Refuse a caller as `check_metadata_access` does, whether or not metadata need a key."""
     # There are no keys for a model that is not loaded.
     asked = list(services) or list(gateway.all_services)
     if any(service.access.allows(authorization) for service in asked):

@@ -1,6 +1,6 @@
 """The scoring endpoint of the app: every method, scripts that read the head, compressed and chunked bodies.
 
-It shares the scoring core and the bytes of its answers with the direct door.
+It shares the scoring core and the bytes of its answers with the fast path.
 A body may also be one array, `application/octet-stream` or `application/x-npy`.
 """
 
@@ -68,7 +68,7 @@ _NPY_TYPE: Final = b"content-type: application/x-npy\r\n"
 
 
 def is_array(content_type: bytes) -> bool:
-    """Whether a `Content-Type` is one of these, so that the body may be one array."""
+    """Whether a `Content-Type` says that the body is one array."""
     return _kind(content_type) in (_OCTETS, _NPY)
 
 
@@ -175,7 +175,7 @@ class ScoringEndpoint:
     async def _answer(
         self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> Answer | None:
-        """Check all that can be checked before the body is read, then score; None if the caller has gone."""
+        """Check the request before its body is read, then score; None if the caller has gone."""
         method, raw = scope["method"], _is_raw(service)
         if method not in SCORING_METHODS:
             raise MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS)
@@ -232,8 +232,7 @@ def _is_raw(service: Service) -> bool:
 
 def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[bytes, bytes]) -> None:
     """Score a copy of a request (shadow traffic): the answer is dropped, and only failures are counted."""
-    # Copied, for the memory budget covers the body only until its own request is answered, and the copy may wait
-    # longer.
+    # The memory budget covers the body only until its own request is answered, and the copy may wait longer.
     if not service.ready or len(request.body) > LARGE_BODY_BYTES:
         return
     asker = None if request.asker is None else request.asker.unlimited

@@ -49,7 +49,7 @@ _OK: Final = 200
 
 
 class ScoringRequest(NamedTuple):
-    """A request whose body has arrived: what `Service.score` takes."""
+    """The arguments of `Service.score` for a request whose body has arrived."""
 
     body: bytes
     ids: RequestIds
@@ -74,11 +74,11 @@ class DialectEndpoint:
         """Make the endpoint.
 
         Args:
-            find: Returns the service and the dialect for a request, given its scope and headers; without a dialect
-                the service's own is used.
+            find: Returns the service and the dialect for a request, given its scope and headers; if the dialect is
+                None, the service's own.
             refuse: Returns status and body of an error in this protocol.
-            compress: Compresses a body if `Accept-Encoding` allows; returns it with the header line that says so.
-            names_deployment: Whether answers name the deployment that has answered.
+            compress: Compresses a body if `Accept-Encoding` allows; returns the body and a header line.
+            names_deployment: Whether answers name their deployment.
         """
         self._gateway = gateway
         self._find = find
@@ -135,7 +135,7 @@ class DialectEndpoint:
 
 
 def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -> Answer:
-    """The answer to a request whose path names no model, with the name of the deployment that has answered."""
+    """Add the name of the deployment to an answer, if the request's path names no model."""
     if service is None or gateway.traffic is None or gateway.traffic.undivided:
         return answer
     line = b"%b: %b\r\n" % (DEPLOYMENT_HEADER, service.name.encode())
@@ -145,7 +145,7 @@ def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -
 def allowance_of(
     gateway: Gateway, service: Service, scope: Scope, headers: Mapping[bytes, bytes]
 ) -> Allowance:
-    """What an authorized request may take of the memory budget of large bodies."""
+    """Return the allowance of an authorized request from the budget for large bodies."""
 
     def find_caller() -> Caller:
         client = scope.get("client")
@@ -161,7 +161,7 @@ async def read_body(
     inflater: Inflater | None,
     allowance: Allowance,
 ) -> bytes | None:
-    """The whole body within the limit and the allowance, inflated; None if the caller has gone."""
+    """Return the body within the limit and the allowance, inflated; None if the caller has gone."""
     length = content_length(headers)
     if length > service.max_body_bytes:
         raise service.too_large()
@@ -276,10 +276,7 @@ _LINES: Final = PieceFormat(b"application/x-ndjson", b"%b\n", b'{"error": %b}\n'
 
 
 def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
-    """Return the format that `Accept` asks for: lines unless it names events.
-
-    None for a single list, if it names plain JSON.
-    """
+    """Return the format that `Accept` names: events, else lines; None for one list, if it names plain JSON."""
     accepted = headers.get(b"accept", b"*/*").lower()
     if EVENTS.media_type in accepted:
         return EVENTS
@@ -290,7 +287,7 @@ def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
 
 @contextmanager
 def piecewise(service: Service, request: ScoringRequest, streams: ScriptStreams) -> Iterator[PiecewiseAnswer]:
-    """Score, and give access to the answer as it is made; leaving the `with` block tells the script to stop."""
+    """Score, and read the answer piece by piece; leaving the `with` block stops the script."""
     assert request.head is not None, "scripts that yield want it"
     expected = streams.expect()
     try:
@@ -316,8 +313,7 @@ async def score_and_stream(
     """Score, and send each piece of the answer when it arrives.
 
     Returns:
-        An answer that is still to be sent, where there were no pieces; None if the caller has been answered, or
-            gone.
+        An answer to be sent if there were no pieces; None if the caller has been answered or has gone.
     """
     # Proxies would otherwise buffer pieces.
     start = b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % form.media_type
@@ -337,7 +333,7 @@ async def _send_pieces(pieces: PiecewiseAnswer, form: PieceFormat, send: Send, l
     """Send the header lines and all pieces, and after them an error if there is one.
 
     Returns:
-        The answer where nothing was yielded, which has not been sent: an error, or nothing; else None.
+        An answer to be sent, an error or an empty one, if there were no pieces; else None.
     """
     if not await pieces.begin():
         answer = await pieces.end()

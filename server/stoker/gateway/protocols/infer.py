@@ -55,12 +55,12 @@ class InferDialect(TensorDialect):
     __slots__ = ("_json_bytes",)
 
     def __init__(self, json_bytes: int | None) -> None:
-        """Create it for this `Inference-Header-Content-Length`; None for requests without it."""
+        """Create the dialect for this `Inference-Header-Content-Length`; None for requests without it."""
         self._json_bytes = json_bytes
 
     @classmethod
     def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> InferDialect:
-        """The dialect for a request with these headers.
+        """Return the dialect for a request with these headers.
 
         Raises:
             MalformedBody: The length of the JSON is not a number, or is given twice.
@@ -72,7 +72,7 @@ class InferDialect(TensorDialect):
 
     @classmethod
     def for_length(cls, value: bytes | None) -> InferDialect:
-        """The dialect for this value of `Inference-Header-Content-Length`, which may be absent; see `of`."""
+        """Return the dialect for a value of `Inference-Header-Content-Length`, which may be empty; raises as `of`."""
         if not value:
             return cls(None)
         if not re.fullmatch(rb"[0-9]{1,18}", value):
@@ -109,7 +109,7 @@ class InferDialect(TensorDialect):
         try:
             return codec_of(service).decode(body, self._json_bytes).timeout_ns
         except StokerError:
-            # An error in it is reported when the request is submitted.
+            # The error is reported when the request is submitted.
             return None
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
@@ -119,7 +119,7 @@ class InferDialect(TensorDialect):
 
 
 def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> None:
-    """Queue the tensors of a request, with the priority and deadline that its parameters ask for.
+    """Queue the tensors of a request, with the priority and deadline of its parameters.
 
     Raises:
         StokerError: As `submit_tensors`.
@@ -135,7 +135,7 @@ def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> Non
 
 
 def set_urgency(call: Call, request: InferRequest) -> None:
-    """Let a call be as urgent as its request says."""
+    """Set the deadline and tier of a call from its request."""
     if request.timeout_ns is not None or request.tier is not None:
         call.shorten(request.timeout_ns)
         call.ask_for(request.tier)
@@ -163,7 +163,7 @@ def signatures_of(service: ServiceBase) -> tuple[NamedSignature, ...]:
     """Return the signatures of a model, the default first.
 
     Raises:
-        NotReady: It has not been loaded yet.
+        NotReady: The model has not been loaded yet.
         InvalidInput: The model is an entry script that takes whole bodies.
     """
     if service.signature is None:
@@ -200,7 +200,7 @@ class SharedMemoryDialect(InferDialect):
 
     @classmethod
     def beside(cls, plain: InferDialect, regions: Regions) -> SharedMemoryDialect:
-        """The dialect like this one, but with regions."""
+        """Return the dialect for the same requests with regions."""
         return cls(plain.json_bytes, regions)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,7 +1,6 @@
-"""Trace and log settings, as Triton's trace and logging extensions show and change them.
+"""Trace and log settings: Triton's trace and logging extensions.
 
-Changes take the admin key and are made by the supervisor, for all processes; reading is subject to the rules of
-other metadata.
+Changes need the admin key, and the supervisor makes them for all processes; reading follows the rules of metadata.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class LiveSettings:
     """Both extensions, independent of the transport; names in requests and answers are Triton's.
 
     Args:
-        sent_as: How a client of the transport sends a key; the wording of `BEARER_HEADER`.
+        sent_as: How clients of the transport send a key, in the wording of `BEARER_HEADER`.
     """
 
     def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
@@ -53,12 +52,12 @@ class LiveSettings:
     async def traces(
         self, authorization: bytes, model: str, content: Mapping[str, Any], *, from_page: bool = False
     ) -> dict[str, str | list[str]]:
-        """Change which requests are traced, and return the settings that hold now.
+        """Change which requests are traced, and return the new settings.
 
         Args:
-            model: The model; empty for the settings of all models that have none of their own.
+            model: The model; empty for the default of all models.
             content: The settings to change; a value of None resets a setting.
-            from_page: Whether the request's headers say that a web page made it in a browser.
+            from_page: Whether a web page has sent the request.
 
         Raises:
             StokerError: The model is unknown, the caller may not change settings, or a value is invalid.
@@ -83,7 +82,7 @@ class LiveSettings:
     async def logs(
         self, authorization: bytes, content: Mapping[str, Any], *, from_page: bool = False
     ) -> dict[str, str | bool | int]:
-        """Change the log settings of all processes, and return those that hold now; see `traces`."""
+        """Change the log settings of all processes, and return the new settings; see `traces`."""
         administration = self._administration(LOGGING)
         if content:
             administration.access.check(authorization, from_page=from_page, sent_as=self._sent_as)
@@ -112,18 +111,18 @@ class LiveSettingsApi:
     async def traces(self, request: Request) -> Response:
         """Return the trace settings, after changing those that the request names."""
         model, content = request.path_params.get("name", ""), await _content(request)
-        told = await self._settings.traces(
+        settings = await self._settings.traces(
             authorization_of(request), model, content, from_page="origin" in request.headers
         )
-        return JSONResponse(told)
+        return JSONResponse(settings)
 
     async def logs(self, request: Request) -> Response:
         """Return the log settings, after changing those that the request names."""
         content = await _content(request)
-        told = await self._settings.logs(
+        settings = await self._settings.logs(
             authorization_of(request), content, from_page="origin" in request.headers
         )
-        return JSONResponse(told)
+        return JSONResponse(settings)
 
 
 async def _content(request: Request) -> Mapping[str, Any]:
@@ -135,7 +134,7 @@ async def _content(request: Request) -> Mapping[str, Any]:
 
 
 def _trace_changes(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The change for the supervisor, made from Triton's names of trace settings."""
+    """Translate Triton's trace settings for the supervisor."""
     changes: dict[str, Any] = {}
     for name, value in content.items():
         if name in _FILES:
@@ -174,7 +173,7 @@ def _number(name: str, value: Any, least: int) -> int:
 
 
 def _log_changes(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The change for the supervisor, made from Triton's names of log settings; None leaves a setting as it is."""
+    """Translate Triton's log settings for the supervisor; None leaves a setting unchanged."""
     changes: dict[str, Any] = {}
     for name, value in content.items():
         if value is None:

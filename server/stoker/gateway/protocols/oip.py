@@ -157,7 +157,7 @@ def _check_yields(service: Service) -> None:
 
 
 def _error_json(content: bytes) -> bytes:
-    """The JSON of an error in this protocol's form; an error answer of a script keeps its own text."""
+    """Return the JSON of an error in this protocol's form; a script's own error keeps its text."""
     error = parse_error(content)
     if error is None:
         error = {"message": content.decode(errors="replace")}
@@ -266,7 +266,7 @@ class _Routes:
         self._gateway = gateway
 
     def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
-        """The service and the dialect for an infer request."""
+        """Find the service and the dialect for an infer request."""
         if scope["method"] != "POST":
             raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
         service, dialect = self.find_service(scope, headers), InferDialect.of(scope["headers"])
@@ -276,7 +276,7 @@ class _Routes:
         return service, dialect
 
     def find_service(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
-        """The service for a request; where weights divide the model's requests, the version whose turn it is."""
+        """Find the service for a request, by weight if the model's requests are split."""
         service = self._service(scope["path_params"])
         return service if "version" in scope["path_params"] else self._gateway.by_weight(service, headers)
 
@@ -292,7 +292,7 @@ class _Routes:
         try:
             self._gateway.check_ready()
         except NotReady as error:
-            # The same value under this protocol's name of the field and under that of Azure's errors.
+            # The message is in this protocol's field and in that of Azure's errors.
             content = {"ready": False, "error": str(error), **json.loads(error_body(error))}
             headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
             return JSONResponse(content, error.status, headers)
@@ -381,7 +381,7 @@ def _post(path: str, handler: _Handler) -> Route:
 
 
 def _any(path: str, handler: _Handler) -> Route:
-    """A route for all methods, whose errors have this protocol's form."""
+    """Make a route for all methods, whose errors have this protocol's form."""
 
     async def handle(request: Request) -> Response:
         sent = sent_ids(dict(request.headers.raw))

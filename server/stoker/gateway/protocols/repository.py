@@ -49,16 +49,16 @@ __all__ = [
 
 _TENSORS: Final = ("input", "output")
 _DESCRIBES: Final = ("name", "platform", "backend", "model_transaction_policy", *_TENSORS)
-"""Fields of a configuration that describe the model's files, and so cannot be changed by a load."""
+"""Fields that describe the model's files, so a load cannot change them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """What a load request asks for.
+    """The parameters of a load request.
 
     Attributes:
-        versions: Which versions to serve, if not those of the settings.
-        adjustments: Settings of batching that replace the model's own.
+        versions: The versions to serve; None for those of the settings.
+        adjustments: Batching settings that replace the model's own.
     """
 
     versions: str | tuple[int, ...] | None = None
@@ -71,7 +71,7 @@ def read_load_parameters(
     """Read the parameters of a load request.
 
     Args:
-        takes_config: Whether a configuration is accepted among them.
+        takes_config: Whether a configuration is accepted.
 
     Raises:
         Forbidden: The request contains files.
@@ -99,7 +99,7 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
         served: The configuration of the served model; None if it is not served.
 
     Raises:
-        MalformedBody: It is malformed, or would change something that a load cannot change.
+        MalformedBody: The configuration is malformed, or changes what a load cannot change.
     """
     problem = f"failed to load '{cut(name)}', "
     try:
@@ -127,7 +127,7 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
 
 
 def _served_config(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
-    """The configuration of the served model; None if its tensors are not known now."""
+    """Return the configuration of the served model; None if its tensors are not known."""
     try:
         service = gateway.find(name)
         return model_config(service, gateway.models[service.name].served)
@@ -136,7 +136,7 @@ def _served_config(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
 
 
 def _differs(given: Any, served: Any) -> bool:
-    """Whether a configuration sets a field to another value than it has."""
+    """Whether a configuration changes the value of a field."""
     if not given:
         return False
     if isinstance(served, str):
@@ -145,7 +145,7 @@ def _differs(given: Any, served: Any) -> bool:
 
 
 def _tensors(infos: Any) -> Any:
-    """Name, type and sizes of each tensor, as far as they are valid; protobuf's JSON writes sizes as strings."""
+    """Return name, type and shape of each tensor; protobuf's JSON writes sizes as strings."""
     if not isinstance(infos, list) or not all(isinstance(info, Mapping) for info in infos):
         return None
     return [
@@ -159,7 +159,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _versions(policy: Any) -> str | tuple[int, ...] | None:
-    """The versions that a version policy names; raises ValueError if it is not valid."""
+    """Return the versions of a version policy; raises ValueError if it is invalid."""
     match policy:
         case None:
             return None
@@ -360,5 +360,5 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
 
 
 def _per_request(requests: int, count: float, ns: int) -> dict[str, int]:
-    """Counts per request from a mean that may be per row: Triton's tools expect one count for all times."""
+    """Convert a mean, which may be per row, to requests: Triton's tools expect one count for all times."""
     return {"count": requests, "ns": round(ns * requests / count) if count else 0}

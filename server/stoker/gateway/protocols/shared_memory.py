@@ -65,13 +65,13 @@ def regions_to_change(
     """Return the regions for a caller who registers or unregisters.
 
     Args:
-        from_page: Whether the request's headers say that a web page made it in a browser.
-        extension: The extension, for the error if it is off.
+        from_page: Whether a web page has sent the request.
+        extension: The name of the extension, for errors.
 
     Raises:
         NotSupported: Shared memory is off.
         Forbidden: The caller is on another machine or is a web page, or there is no admin key.
-        Unauthorized: The key that is needed was not sent.
+        Unauthorized: The required key was not sent.
     """
     regions = _regions(gateway, address, extension)
     if from_page:
@@ -135,13 +135,13 @@ _MOST_DEVICES: Final = 1 << 16
 
 
 class CudaMemoryAccess:
-    """The extension, independent of the transport.
+    """The extension for memory on GPUs, independent of the transport.
 
-    Clients ask for the status and unregister all regions before they know whether the server supports this: where
-    it does not, both succeed, with nothing registered.
+    Clients request the status and unregister all regions before they know whether the server supports this: if it
+    does not, both succeed, with nothing registered.
 
     Args:
-        sent_as: How a client of the transport sends a key; the wording of `BEARER_HEADER`.
+        sent_as: How clients of the transport send a key, in the wording of `BEARER_HEADER`.
     """
 
     def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
@@ -192,7 +192,7 @@ class CudaMemoryAccess:
             self.to_change(authorization, address, from_page=from_page).unregister(name, CudaLocation)
 
     def _regions(self, address: str) -> Regions | None:
-        """The regions that a caller may use; None if there are none."""
+        """Return the regions for a caller; None if it may not use any."""
         regions = self._gateway.regions
         return None if regions is None or not regions.serves(address) else regions
 
@@ -225,7 +225,7 @@ class CudaMemoryApi:
         self._memory = CudaMemoryAccess(gateway)
 
     async def status(self, request: Request) -> Response:
-        """List what is registered, or one region."""
+        """List all regions, or one."""
         return JSONResponse(
             self._memory.status(*_key_and_address(request), request.path_params.get("region"))
         )
@@ -249,7 +249,7 @@ class CudaMemoryApi:
 
 
 def _key_and_address(request: Request) -> tuple[bytes, str]:
-    """The key and the address of the caller."""
+    """Return the key and the address of the caller."""
     return authorization_of(request), request.client.host if request.client else ""
 
 

@@ -70,11 +70,10 @@ _LOAD_ERRORS: Final = {
 
 
 def find_version(gateway: Gateway, name: str, number: str | None, label: str | None) -> Service:
-    """Find a version of a model.
+    """Find a version of a model by number or label; the default version if both are None.
 
     Args:
-        number: The version's number; None means what the label means, or the default.
-        label: A label, if no number was given.
+        label: Ignored if a number is given.
 
     Raises:
         NotFound: There is no such model or version.
@@ -97,7 +96,7 @@ def describe_versions(gateway: Gateway, name: str, number: str | None, label: st
     """Return the states of one version of a model, or of all, as the JSON of a `GetModelStatusResponse`.
 
     Args:
-        label: A label, if no number was given. Without either, all versions are meant.
+        label: A label, if no number was given; all versions if both are None.
 
     Raises:
         StokerError: There is no such model, version or label.
@@ -217,7 +216,7 @@ def tfs_routes(gateway: Gateway) -> list[Route]:
 
 
 class _Endpoint:
-    """All paths below `/v1`: the API matches them by case-insensitive patterns, and answers 400 to any other."""
+    """All paths below `/v1`. The API matches them by case-insensitive patterns, and answers 400 to others."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -269,7 +268,7 @@ def _label(target: re.Match[str]) -> str | None:
 
 
 def _version(target: re.Match[str]) -> str | None:
-    """The version number of a path, without leading zeros; raises MalformedBody if it has too many digits."""
+    """Return the version of a path, without leading zeros; raises MalformedBody if it has too many digits."""
     if target["version"] is None:
         return None
     digits = target["version"].lstrip("0") or "0"
@@ -279,7 +278,7 @@ def _version(target: re.Match[str]) -> str | None:
 
 
 def _raw_path(scope: Scope) -> str:
-    """The path as it was sent: a name may contain an encoded slash or colon."""
+    """Return the path as it was sent: a name may contain an encoded slash or colon."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.partition(b"?")[0].decode("latin-1")
 
