@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker_runs.records.states import FailureCode, RunFailure
-from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, Unreachable
+from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say, Unreachable
 
 __all__ = ["Machine", "PuppetEngine", "exited"]
 
@@ -101,21 +101,21 @@ class PuppetEngine:
             script.starts += 1
         self._machine.at("started")
 
-    def observe(self, job: Job) -> Sight:
+    def observe(self, job: Job) -> AttemptState:
         self._machine.at("observe")
         self._reach()
         script = self._machine.script(job)
         if not script.starts:
-            return Sight(Presence.ABSENT)
+            return AttemptState(Presence.ABSENT)
         if script.gone:
-            return Sight(Presence.GONE)
+            return AttemptState(Presence.GONE)
         if script.told and self._machine.heeds:
             script.looks_left = 0
             script.exit = {**script.exit, "outcome": "stopped", "reason": script.told, "signal": "SIGTERM"}
         if script.looks_left <= 0:
-            return Sight(Presence.ENDED, exit=script.exit)
+            return AttemptState(Presence.ENDED, exit=script.exit)
         script.looks_left -= 1
-        return Sight(Presence.ALIVE, self._machine.problem, 5)
+        return AttemptState(Presence.ALIVE, self._machine.problem, 5)
 
     def pull(self, job: Job, *, final: bool) -> None:
         self._machine.at("pull")

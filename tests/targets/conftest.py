@@ -14,7 +14,7 @@ from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.engine import Engine, Job, Presence, Sight
+from stoker_runs.targets.engine import AttemptState, Engine, Job, Presence
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -58,7 +58,7 @@ class Bench:
         self.engine.prepare(job, said.append)
         self.engine.start(job)
 
-    def until(self, job: Job, reached: Callable[[Sight], bool]) -> Sight:
+    def until(self, job: Job, reached: Callable[[AttemptState], bool]) -> AttemptState:
         end_s = time.monotonic() + PROGRAM_S
         while time.monotonic() < end_s:
             sight = self.engine.observe(job)
@@ -68,7 +68,7 @@ class Bench:
             time.sleep(0.05)
         raise AssertionError(f"it came to nothing: {self.engine.observe(job)}")
 
-    def ended(self, job: Job) -> Sight:
+    def ended(self, job: Job) -> AttemptState:
         sight = self.until(job, lambda one: one.presence is Presence.ENDED)
         self.engine.pull(job, final=True)
         self.engine.clean(job)

@@ -212,7 +212,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
     """A script that ignores SIGTERM and has grandchildren is gone, and its outputs are kept."""
     folder = project.submit("open('outputs/o.txt', 'w').write('kept')\n" + STUBBORN, grace_s=1.0)
     project.until_printed(folder, "ready")
-    folder.ask_to_cancel("by its user", 1)
+    folder.request_cancel("by its user", 1)
     state = wait(folder, project.workspace)
     assert (state.status, state.reason) == (Status.CANCELED, "by its user")
     assert (folder.outputs / "o.txt").read_text() == "kept"
@@ -231,7 +231,7 @@ def test_a_cancelled_run_is_resumed_from_its_checkpoint(project: Project) -> Non
     )
     folder = project.submit(script, grace_s=1.0)
     project.until_printed(folder, "epoch 3")
-    folder.ask_to_cancel("by its user", 1)
+    folder.request_cancel("by its user", 1)
     assert wait(folder, project.workspace).status is Status.CANCELED
     resume(folder, project.workspace)
     state = wait(folder, project.workspace)

@@ -149,7 +149,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
         "open('outputs/o.txt', 'w').write('kept')\n" + STUBBORN, target="gpu-vm", grace_s=1.0
     )
     project.until_printed(folder, "ready")
-    folder.ask_to_cancel("by its user", 1)
+    folder.request_cancel("by its user", 1)
     state = wait(folder, project.workspace)
     assert (state.status, state.reason) == (Status.CANCELED, "by its user")
     assert (folder.outputs / "o.txt").read_text() == "kept"

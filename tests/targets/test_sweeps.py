@@ -20,7 +20,7 @@ from stoker_runs.records.record import Definition
 from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import submit_sweep, trials_of
-from stoker_runs.tuning.definition import Terms, expression, sampler, terms
+from stoker_runs.tuning.definition import SweepDefinition, expression, sampler, terms
 from stoker_runs.tuning.policies import Bandit
 
 pytestmark = pytest.mark.targets
@@ -59,7 +59,7 @@ class Project:
         self.path.mkdir()
         (self.path / "train.py").write_text(SCRIPT)
 
-    def submit(self, asked: Terms, *arguments: str) -> RunFolder:
+    def submit(self, asked: SweepDefinition, *arguments: str) -> RunFolder:
         definition = Definition("train.py", ("--began", str(self.began), *arguments), grace_s=2.0)
         return submit_sweep(Request(definition, self.path), asked, self.workspace)[0]
 
@@ -73,7 +73,7 @@ def project(tmp_path: Path, workspace: Workspace) -> Project:
     return Project(tmp_path, workspace)
 
 
-def rates(*values: float, at_once: int = 2, runs: int = 100, policy: Bandit | None = None) -> Terms:
+def rates(*values: float, at_once: int = 2, runs: int = 100, policy: Bandit | None = None) -> SweepDefinition:
     grid = sampler("grid", {"--rate": expression("choice", *values)})
     return terms(grid, "acc", "maximize", runs, at_once, policy)
 
@@ -122,7 +122,7 @@ def test_a_cancelled_sweep_leaves_nothing_running(project: Project) -> None:
     folder = project.submit(rates(0.1, 0.2, 0.3, 0.4), "--sleep", "300")
     while len(project.has_begun()) < 2:
         time.sleep(0.02)
-    folder.ask_to_cancel("by its user", 1)
+    folder.request_cancel("by its user", 1)
     assert wait(folder, project.workspace).status is Status.CANCELED
     trials = trials_of(folder, project.store)
     assert [trial.status for trial in trials] == [Status.CANCELED] * 2

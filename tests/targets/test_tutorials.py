@@ -19,7 +19,7 @@ from stoker.environments.requested import AskedEnvironment
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.store import RunStore
-from stoker_runs.run_environment import prepared_for_run
+from stoker_runs.run_environment import prepare_environment
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("STOKER_TEST_SHARED", ROOT.parent / "shared"))
@@ -208,7 +208,7 @@ def test_pins_of_2020_are_had_as_of_2020(tmp_path: Path, environments: Path) -> 
     said: list[str] = []
     asked = AskedEnvironment("exact", file="asked.txt")
     for _ in range(2):
-        built = prepared_for_run(asked, folder, environments, said.append)
+        built = prepare_environment(asked, folder, environments, said.append)
     assert sum("building an environment" in line for line in said) == 2
     assert any("trying once more as of 2020-07-02" in line for line in said)
     got = (folder / "got.txt").read_text()

@@ -44,7 +44,7 @@ from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
 
-__all__ = ["as_written", "prepared_for_run", "relaxed", "relaxed_variables"]
+__all__ = ["as_written", "prepare_environment", "relaxed", "relaxed_variables"]
 
 _SHOWN_LINES: Final = 30
 _KERAS_2: Final = {"TF_USE_LEGACY_KERAS": "1"}
@@ -68,7 +68,7 @@ class _Built:
     differences: tuple[str, ...]
 
 
-class _Having:
+class _EnvironmentBuilder:
     """Has environments built, or finds those that are there.
 
     Args:
@@ -80,7 +80,7 @@ class _Having:
         self._environments_dir = environments_dir
         self._say = say
 
-    def once(self, wanted: Wanted) -> _Built:
+    def build(self, wanted: Wanted) -> _Built:
         """Have one of what is wanted, or not at all."""
         specification, as_of = wanted.specification, wanted.as_of
         python, note = choose_run_interpreter(specification)
@@ -88,7 +88,7 @@ class _Having:
         for line in differences:
             self._say(line)
         try:
-            venv, packages = _kept(
+            venv, packages = _find_or_build(
                 specification, python, as_of, self._folder, self._environments_dir, self._say
             )
         except EnvironmentUnusable as error:
@@ -96,7 +96,7 @@ class _Having:
         return _Built(venv, packages, python, tuple(differences))
 
 
-def prepared_for_run(
+def prepare_environment(
     asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
 ) -> RunEnvironment:
     """Have the environment of a run, and write down what it is.
@@ -108,10 +108,10 @@ def prepared_for_run(
         EnvironmentUnusable: It cannot be had.
     """
     written = read_environment(folder / asked.file)
-    having = _Having(folder, environments_dir, say)
+    builder = _EnvironmentBuilder(folder, environments_dir, say)
     if asked.kind == "relaxed":
         variables, lines = relaxed_variables(written)
-        built = having.once(Wanted(relaxed(written, gpus), asked.as_of))
+        built = builder.build(Wanted(relaxed(written, gpus), asked.as_of))
         for line in lines:
             say(line)
         write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
@@ -121,7 +121,7 @@ def prepared_for_run(
     found = tries(
         specification, asked, remembered.read(), say, can_date=lambda: Installer.find().uv is not None
     )
-    built, wanted = first_built(found, having.once)
+    built, wanted = first_built(found, builder.build)
     remembered.keep(wanted)
     write_got(folder, built.differences, f"Python {built.python}", built.packages)
     return RunEnvironment(python_of(built.venv), {}, built.packages)
@@ -213,7 +213,7 @@ def _name_alone(line: str) -> str:
     return line if asked.url else f"{asked.name}{extras}{marker}"
 
 
-def _kept(
+def _find_or_build(
     specification: Specification,
     python: Interpreter,
     as_of: str,
@@ -244,14 +244,14 @@ def _kept(
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(mode=0o700)
         try:
-            packages = _Builder(specification, python, as_of, place, folder / "build.log", lock, say).build()
+            packages = _Build(specification, python, as_of, place, folder / "build.log", lock, say).build()
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
     return place / "venv", packages
 
 
-class _Builder:
+class _Build:
     """Builds one environment in a folder that nobody else uses."""
 
     def __init__(

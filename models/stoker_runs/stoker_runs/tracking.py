@@ -141,12 +141,12 @@ class Run:
         write, notes = (_print, _print_note) if show_output else (_pass, _pass)
         state = follow(self._folder, self._workspace, write, notes=notes)
         if raise_on_error and state.status is not Status.COMPLETED:
-            raise RunFailed(f"{self.id} is {state.status.value}{_told(state)}")
+            raise RunFailed(f"{self.id} is {state.status.value}{_reason_text(state)}")
         return state.status.value
 
     def cancel(self, *, grace_s: float | None = None) -> None:
         """Request the run to end; `wait` returns when it has."""
-        self._folder.ask_to_cancel("by its user", _now_ms(), grace_s)
+        self._folder.request_cancel("by its user", _now_ms(), grace_s)
         adopt(self._folder, self._workspace)
 
     def resume(self) -> None:
@@ -342,7 +342,7 @@ def list_runs(
     return RunIndex(RunStore(found.runs_dir)).runs(experiment, metrics)
 
 
-def _told(state: RunState) -> str:
+def _reason_text(state: RunState) -> str:
     if state.error is None:
         return f": {state.reason}" if state.reason else ""
     traceback = state.error.details.get("traceback")

@@ -102,7 +102,7 @@ def _train(workspace: Workspace, data: Path | None) -> RunFolder:
     try:
         state = follow(folder, workspace, write_bytes)
     except KeyboardInterrupt:
-        folder.ask_to_cancel("by its user", time.time_ns() // 1_000_000)
+        folder.request_cancel("by its user", time.time_ns() // 1_000_000)
         raise
     if state.status is not Status.COMPLETED:
         message = state.reason if state.error is None else state.error.message

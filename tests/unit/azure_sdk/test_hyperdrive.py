@@ -38,7 +38,7 @@ from azureml.train.hyperdrive.policy import BanditPolicy as BanditPolicyOfBefore
 
 from stoker_azure.exceptions import NotOffered
 from stoker_runs.tuning import children
-from stoker_runs.tuning.children import terms_of
+from stoker_runs.tuning.children import definition_of
 from stoker_runs.tuning.definition import expression
 from stoker_runs.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
 
@@ -89,7 +89,7 @@ def test_a_configuration_becomes_a_sweep(ws: Workspace) -> None:
     run = Experiment(ws, "e").submit(config(policy=BanditPolicy(evaluation_interval=2, slack_factor=0.1)))
     assert isinstance(run, HyperDriveRun)
     record = run.folder.record()
-    asked = terms_of(record)
+    asked = definition_of(record)
     assert record.definition.arguments == ("--epochs", "6")
     assert asked.sampler.space["--rate"] == expression("loguniform", -6, -1)
     assert asked.policy == Bandit(slack_factor=0.1, evaluation_interval=2)

@@ -287,7 +287,7 @@ def test_a_container_that_is_asked_for_is_had_where_there_is_a_program_for_it(
     assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
     setting(config)
     monkeypatch.setattr(ContainerProgram, "find", lambda _engine: ContainerProgram("docker", "docker"))
-    monkeypatch.setattr(Image, "had", lambda *_: None)
+    monkeypatch.setattr(Image, "obtain", lambda *_: None)
     request = asked(ScriptRunConfig("src", "train.py", run_config=config))
     assert request.definition.container == {"optional": True, **said}
     assert plan(request, ws.local).target.has_containers
@@ -297,7 +297,7 @@ def test_a_container_that_is_asked_for_is_had_where_there_is_a_program_for_it(
         raise EngineFailure(RunFailure("DockerUnavailable", "it is not there", "install it"))
 
     # An image that is not here and cannot be pulled, and then not even a program.
-    for kind, name in ((Image, "had"), (ContainerProgram, "find")):
+    for kind, name in ((Image, "obtain"), (ContainerProgram, "find")):
         monkeypatch.setattr(kind, name, missing)
         assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
         assert capsys.readouterr().out == (

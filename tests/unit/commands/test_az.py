@@ -230,7 +230,7 @@ def test_a_container_of_an_azure_file_is_had_where_there_is_a_program_for_it(
     content = f"script: train.py\ntarget: local\n{asks}\n"
     (project / "aml_config" / "sdk.runconfig").write_text(content)
     monkeypatch.setattr(ContainerProgram, "find", lambda _engine: ContainerProgram("docker", "docker"))
-    monkeypatch.setattr(Image, "had", lambda *_: None)
+    monkeypatch.setattr(Image, "obtain", lambda *_: None)
     assert main(["submit", "--dry-run", "--config", "sdk"]) == 0
     assert "target       local (docker)" in capsys.readouterr().out
     monkeypatch.undo()
@@ -406,7 +406,7 @@ def test_attach_logs_in(project: Path, capsys: Output, monkeypatch: pytest.Monke
                 )
             return ["Python 3.6.15 on host"]
 
-        def learned(self) -> dict[str, Any]:
+        def discover_settings(self) -> dict[str, Any]:
             return {"cores": 4, "gpus": ["0"]}
 
     monkeypatch.setattr("stoker_runs.targets.registry.engine_of", Machine)

@@ -347,7 +347,7 @@ def test_runs_that_go_on_are_cancelled_and_not_deleted(
     assert main(["runs", "cancel", "--all", "--grace", "5s"]) == 0
     assert capsys.readouterr().out == "".join(f"{one.id} is told to end\n" for one in going_on)
     for folder in going_on:
-        asked = folder.cancel_asked()
+        asked = folder.cancel_request()
         assert asked is not None
         assert asked["grace_s"] == 5.0
     assert main(["runs", "cancel", going_on[0].id, "--grace", "soon"]) == 2
@@ -372,7 +372,7 @@ def test_ctrl_c_leaves_a_run_to_itself(
     monkeypatch.setattr(time, "sleep", interrupt)
     assert main(["runs", "logs", folder.id, "-f"]) == 130
     assert f"{folder.id} goes on; follow it with: stoker runs logs" in capsys.readouterr().err
-    assert folder.cancel_asked() is None
+    assert folder.cancel_request() is None
 
 
 def test_what_has_printed_nothing_says_why(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from stoker.environments.requested import AskedEnvironment, user_managed
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker_runs import run_environment
-from stoker_runs.run_environment import as_written, prepared_for_run, relaxed
+from stoker_runs.run_environment import as_written, prepare_environment, relaxed
 
 
 def specification(tmp_path: Path, python: str) -> Specification:
@@ -234,7 +234,7 @@ def prepared(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "asked.txt").write_text("six==1.16.0\nazureml-defaults\n")
     said: list[str] = []
-    prepared_for_run(asked, folder, tmp_path / "environments", said.append)
+    prepare_environment(asked, folder, tmp_path / "environments", said.append)
     return said
 
 
@@ -325,7 +325,7 @@ def test_relaxed_brings_the_keras_that_was_meant(
     (folder / "asked.txt").write_text(f"{line}\n")
     asked = AskedEnvironment("relaxed", file="asked.txt")
     of_tensorflow_1 = {"STOKER_TENSORFLOW_1": "1"} if "1.15" in line else {}
-    built = prepared_for_run(asked, folder, tmp_path / "environments", lambda _: None)
+    built = prepare_environment(asked, folder, tmp_path / "environments", lambda _: None)
     (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
     assert requirements.read_text().splitlines() == packages
     of_keras_2 = {"TF_USE_LEGACY_KERAS": "1"} if "tf-keras" in packages else {}

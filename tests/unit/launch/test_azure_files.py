@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
-from stoker_runs.launch.azure_files import find_run_config, keep_target, read_compute, read_run_config
+from stoker_runs.launch.azure_files import find_run_config, read_compute, read_run_config, save_target
 from stoker_runs.targets.definitions import SshSettings, Target, find_target
 
 OLD = """
@@ -242,7 +242,7 @@ def test_a_compute_file_becomes_a_target(project: Path, tmp_path: Path) -> None:
     workspace.targets_dir.mkdir()
     (workspace.targets_dir / "box.yaml").write_text("type: docker\nmemory: 8g\n")
     said: list[str] = []
-    keep_target(compute, workspace, said.append)
+    save_target(compute, workspace, said.append)
     target = find_target(workspace.targets_dir, "box")
     expected = {"memory": "8g", "shared_directory": "~/.azureml/share/"}
     assert expected.items() <= dict(target.settings).items()
@@ -254,10 +254,10 @@ def test_local_gets_a_shared_folder_and_an_interpreter(project: Path, tmp_path: 
     workspace = Workspace(tmp_path / ".stoker").create()
     lines = "type: local\nuserManagedEnvironment: true\npythonLocation: /opt/bin/python\n"
     compute = read_compute(write(project, "local.compute", lines))
-    keep_target(compute, workspace, lambda _: None)
+    save_target(compute, workspace, lambda _: None)
     assert compute.python == "/opt/bin/python"
     assert not (workspace.targets_dir / "local.yaml").exists()
-    keep_target(
+    save_target(
         read_compute(write(project, "local.compute", lines + "nativeSharedDirectory: /share\n")),
         workspace,
         lambda _: None,

@@ -6,7 +6,7 @@ import pytest
 from tests.puppet_engine import exited
 
 from stoker_runs.launch.runner_process import observations
-from stoker_runs.records.states import CancelAsked, Ended, FailureCode, Lost, Refused, TimeUp
+from stoker_runs.records.states import CancelRequested, Ended, FailureCode, Lost, Refused, TimeLimitExceeded
 
 KILLED = {"outcome": "signalled", "exit_status": None}
 
@@ -74,8 +74,8 @@ def test_other_ends_are_other_observations() -> None:
     """A good end, a stop, the end of the time, a lost lease, and a start that was none."""
     assert observations(exited(0), 60) == [Ended(0, None, 5)]
     stopped = observations(exited(0, outcome="stopped", reason="canceled", signal="SIGTERM"), 60)
-    assert stopped == [CancelAsked("canceled"), Ended(-15, None, 5)]
-    assert observations(exited(0, outcome="timed_out"), 60)[0] == TimeUp(60)
+    assert stopped == [CancelRequested("canceled"), Ended(-15, None, 5)]
+    assert observations(exited(0, outcome="timed_out"), 60)[0] == TimeLimitExceeded(60)
     assert isinstance(observations(exited(0, outcome="lease_lost"), 60)[0], Lost)
     (refused,) = observations(exited(0, outcome="not_started", reason="there is no folder x"), 60)
     assert isinstance(refused, Refused)

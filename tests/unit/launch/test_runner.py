@@ -91,7 +91,7 @@ def test_a_cancel_is_told_once_and_waited_for(world: World) -> None:
     runner = world.runner(folder)
     while runner.state.status is not Status.RUNNING:
         runner.step()
-    folder.ask_to_cancel("by its user", 1, grace_s=3)
+    folder.request_cancel("by its user", 1, grace_s=3)
     for _ in range(5):
         runner.step()
     assert runner.state.status is Status.CANCEL_REQUESTED
@@ -107,7 +107,7 @@ def test_a_cancel_before_the_start_starts_nothing(world: World, steps: int) -> N
     runner = world.runner(folder)
     for _ in range(steps):
         runner.step()
-    folder.ask_to_cancel("by its user", 1)
+    folder.request_cancel("by its user", 1)
     assert runner.run().status is Status.CANCELED
     assert not any(script.starts for script in world.machine.scripts.values())
 
@@ -187,7 +187,7 @@ def test_a_run_on_a_machine_that_is_no_more_can_be_cancelled(world: World) -> No
     while runner.state.status is not Status.RUNNING:
         runner.step()
     world.machine.unreachable = "no route to host"
-    folder.ask_to_cancel("by its user", world.clock.now_ms())
+    folder.request_cancel("by its user", world.clock.now_ms())
     begun_s = world.clock.seconds
     assert runner.run().status is Status.CANCELED
     assert 60 < world.clock.seconds - begun_s < 3600
@@ -271,7 +271,7 @@ def test_a_runner_may_be_killed_anywhere(seed: int, what: str) -> None:
 
         world.machine.at = at
         if what == "cancelled":
-            folder.ask_to_cancel("by chance", 1)
+            folder.request_cancel("by chance", 1)
         state = RunState()
         while not state.is_terminal:
             try:

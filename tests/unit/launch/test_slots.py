@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.unit.launch.conftest import World
 
 from stoker.errors import SubmissionRefused
-from stoker_runs.launch.slots import Ask, Held, Slots, Wait, check_ask, choose
+from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, Unavailable, check_request, choose
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.targets.definitions import Capacity
 
@@ -17,12 +17,12 @@ FOUR = Capacity(4, ("0", "1"))
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=12))
 def test_no_gpu_is_given_twice(asks: list[tuple[int, int]]) -> None:
     """However many ask, what is held is within what there is, and no GPU has two holders."""
-    holders: list[Held] = []
+    holders: list[Allocation] = []
     for number, (cores, gpus) in enumerate(asks):
-        chosen = choose(Ask(cores, gpus), holders, [], FOUR)
-        if not isinstance(chosen, Wait):
+        chosen = choose(ResourceRequest(cores, gpus), holders, [], FOUR)
+        if not isinstance(chosen, Unavailable):
             assert len(chosen) == gpus
-            holders.append(Held(str(number), number, cores, tuple(chosen)))
+            holders.append(Allocation(str(number), number, cores, tuple(chosen)))
     given_gpus = [gpu for held in holders for gpu in held.gpus]
     assert len(given_gpus) == len(set(given_gpus))
     assert sum(held.cores for held in holders) <= FOUR.cores
@@ -30,43 +30,46 @@ def test_no_gpu_is_given_twice(asks: list[tuple[int, int]]) -> None:
 
 def test_who_came_earlier_is_served_first() -> None:
     """What an earlier run waits for is kept for it; a run for cores alone passes one that waits for GPUs."""
-    holder = Held("a", 1, 1, ("0",))
-    earlier = Held("b", 2, 1, ("", ""))
-    waits = choose(Ask(1, 1), [holder], [earlier], FOUR)
-    assert isinstance(waits, Wait)
+    holder = Allocation("a", 1, 1, ("0",))
+    earlier = Allocation("b", 2, 1, ("", ""))
+    waits = choose(ResourceRequest(1, 1), [holder], [earlier], FOUR)
+    assert isinstance(waits, Unavailable)
     assert waits.reason.startswith("waits for 1 GPU: held by a since ")
-    assert choose(Ask(1, 0), [holder], [earlier], FOUR) == []
-    behind = choose(Ask(4, 0), [], [Held("b", 2, 1)], FOUR)
-    assert behind == Wait("waits for 4 cores: b came earlier")
+    assert choose(ResourceRequest(1, 0), [holder], [earlier], FOUR) == []
+    behind = choose(ResourceRequest(4, 0), [], [Allocation("b", 2, 1)], FOUR)
+    assert behind == Unavailable("waits for 4 cores: b came earlier")
 
 
 @pytest.mark.parametrize(
     ("ask", "reason"),
-    [(Ask(1, 8), "8 GPUs asked for, at most 2 exist"), (Ask(5, 0), "5 cores asked for, at most 4 exist")],
+    [
+        (ResourceRequest(1, 8), "8 GPUs asked for, at most 2 exist"),
+        (ResourceRequest(5, 0), "5 cores asked for, at most 4 exist"),
+    ],
 )
-def test_what_can_never_be_had_is_refused(ask: Ask, reason: str) -> None:
+def test_what_can_never_be_had_is_refused(ask: ResourceRequest, reason: str) -> None:
     """With both numbers, before anything waits for ever."""
     with pytest.raises(SubmissionRefused, match=reason):
-        check_ask(ask, FOUR)
-    check_ask(Ask(4, 2), FOUR)
+        check_request(ask, FOUR)
+    check_request(ResourceRequest(4, 2), FOUR)
 
 
 def test_what_is_held_outlives_the_asking(world: World) -> None:
     """Asked again, a run gets what it holds; when it has ended, or was deleted, the next one has it."""
     slots = Slots(world.root / "slots", world.store, Capacity(1, ("7",)))
     one, two, three = (world.submit() for _ in range(3))
-    first = slots.ask(one.id, Ask(1, 1), 1, 10)
-    assert isinstance(first, Held)
+    first = slots.ask(one.id, ResourceRequest(1, 1), 1, 10)
+    assert isinstance(first, Allocation)
     assert first.gpus == ("7",)
-    assert slots.ask(one.id, Ask(1, 1), 1, 20) == first
-    assert isinstance(slots.ask(two.id, Ask(1, 1), 2, 20), Wait)
-    assert isinstance(slots.ask(three.id, Ask(1, 1), 3, 20), Wait)
+    assert slots.ask(one.id, ResourceRequest(1, 1), 1, 20) == first
+    assert isinstance(slots.ask(two.id, ResourceRequest(1, 1), 2, 20), Unavailable)
+    assert isinstance(slots.ask(three.id, ResourceRequest(1, 1), 3, 20), Unavailable)
     one.write_state(RunState(Status.COMPLETED))
     # It came later than one that waits.
-    assert isinstance(slots.ask(three.id, Ask(1, 1), 3, 30), Wait)
-    assert isinstance(slots.ask(two.id, Ask(1, 1), 2, 30), Held)
+    assert isinstance(slots.ask(three.id, ResourceRequest(1, 1), 3, 30), Unavailable)
+    assert isinstance(slots.ask(two.id, ResourceRequest(1, 1), 2, 30), Allocation)
     world.store.delete(two)
-    assert isinstance(slots.ask(three.id, Ask(1, 1), 3, 40), Held)
+    assert isinstance(slots.ask(three.id, ResourceRequest(1, 1), 3, 40), Allocation)
     slots.release(three.id)
     assert list((world.root / "slots" / "holders").iterdir()) == []
 
@@ -75,6 +78,6 @@ def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
     """What a power cut has left is passed over."""
     slots = Slots(world.root / "slots", world.store, Capacity(1))
     one, two = world.submit(), world.submit()
-    slots.ask(one.id, Ask(1, 0), 1, 1)
+    slots.ask(one.id, ResourceRequest(1, 0), 1, 1)
     (world.root / "slots" / "holders" / one.id).write_bytes(b"")
-    assert isinstance(slots.ask(two.id, Ask(1, 0), 2, 2), Held)
+    assert isinstance(slots.ask(two.id, ResourceRequest(1, 0), 2, 2), Allocation)

@@ -146,10 +146,10 @@ def test_a_run_that_has_ended_is_resumed(workspace: Workspace, request_of: Calla
     folder, _ = submit(request_of(), workspace, spawn=lambda one, _: spawned.append(one))
     with pytest.raises(SubmissionRefused, match="only what has ended"):
         resume(folder, workspace)
-    folder.ask_to_cancel("x", 1)
+    folder.request_cancel("x", 1)
     folder.write_state(RunState(Status.CANCELED, ended_ms=1))
     state = resume(folder, workspace, spawn=lambda one, _: spawned.append(one))
-    assert (state.attempt, state.status, folder.cancel_asked()) == (2, Status.QUEUED, None)
+    assert (state.attempt, state.status, folder.cancel_request()) == (2, Status.QUEUED, None)
     assert spawned == [folder, folder]
     folder.write_state(RunState(Status.COMPLETED, ended_ms=1))
     with pytest.raises(SubmissionRefused, match="Completed cannot be resumed"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.unit.runs.conftest import MakeRun
 
 from stoker_runs.records.comparing import compare_runs
-from stoker_runs.records.exports import curves_of, thinned
+from stoker_runs.records.exports import curves_of, downsample
 from stoker_runs.records.snapshots import SnapshotStore, git_properties
 from stoker_runs.records.states import Status
 
@@ -66,7 +66,7 @@ def test_a_long_curve_keeps_its_extremes() -> None:
     """Fifty thousand values become two thousand, and a single peak is among them."""
     values = [math.sin(i / 1e4) for i in range(50_000)]
     values[12_345] = 50.0
-    places, kept, _ = thinned(([float(i) for i in range(len(values))], values, True))
+    places, kept, _ = downsample(([float(i) for i in range(len(values))], values, True))
     assert len(kept) <= 2000
     assert max(kept) == 50.0
     assert places == sorted(places)

@@ -14,7 +14,7 @@ from stoker_runs.records.store import RunStore
 from stoker_runs.records.summary import SortKey, read_conditions
 
 
-def measured(**values: object) -> list[dict[str, object]]:
+def metric_statistics(**values: object) -> list[dict[str, object]]:
     return [{"k": name, "v": value} for name, value in values.items()]
 
 
@@ -25,7 +25,9 @@ def index(store: RunStore) -> RunIndex:
 
 def test_runs_are_listed_newest_first_with_their_last_numbers(index: RunIndex, make_run: MakeRun) -> None:
     """Each with the newest, least and greatest value of the metrics that were asked for."""
-    make_run(1, metrics=[*measured(loss=3.0), *measured(loss="NaN"), *measured(loss=1)])
+    make_run(
+        1, metrics=[*metric_statistics(loss=3.0), *metric_statistics(loss="NaN"), *metric_statistics(loss=1)]
+    )
     make_run(2, experiment="waste", metrics=[{"k": "loss", "v": "loss.png", "y": "image"}])
     newest, first = index.runs(metrics=["loss"])
     assert (newest.experiment, dict(newest.metrics)) == ("waste", {})
@@ -57,17 +59,17 @@ def test_metrics_are_read_for_those_who_ask_for_them(
     index: RunIndex, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for a plain list; of those that are listed, once of what has ended, and each time of what goes on."""
-    ended = make_run(1, metrics=measured(loss=1))
-    running = make_run(2, metrics=measured(loss=2), status=Status.RUNNING)
+    ended = make_run(1, metrics=metric_statistics(loss=1))
+    running = make_run(2, metrics=metric_statistics(loss=2), status=Status.RUNNING)
     read: list[str] = []
-    measure: Callable[..., object] = index_module.measured
+    measure: Callable[..., object] = index_module.metric_statistics
     monkeypatch.setattr(
         index_module,
-        "measured",
+        "metric_statistics",
         lambda files: read.extend(path.parents[2].name for path in files) or measure(files),
     )
     assert len(index.runs()) == index.count() == 2
-    assert index.going_on() == [running.id]
+    assert index.unfinished_runs() == [running.id]
     assert read == []
     assert [run.metrics["loss"].last for run in index.runs(metrics=["loss"], limit=1)] == [2]
     assert read == [running.id]
@@ -85,9 +87,13 @@ def test_a_command_looks_for_changes_once(
     store: RunStore, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it asks after that is answered by the index alone; the newest ones are had without the others."""
-    first, second, third = make_run(1, metrics=measured(a=1)), make_run(2, experiment="waste"), make_run(3)
+    first, second, third = (
+        make_run(1, metrics=metric_statistics(a=1)),
+        make_run(2, experiment="waste"),
+        make_run(3),
+    )
     index = RunIndex(store, once=True)
-    assert index.going_on() == []
+    assert index.unfinished_runs() == []
     monkeypatch.setattr(store, "paths", lambda _: pytest.fail("it has looked again"))
     assert [run.id for run in index.runs(metrics=["a"], limit=2)] == [third.id, second.id]
     assert [run.id for run in index.runs("digits", limit=1)] == [third.id]
@@ -97,7 +103,7 @@ def test_a_command_looks_for_changes_once(
 
 def test_what_was_deleted_is_not_listed(index: RunIndex, store: RunStore, make_run: MakeRun) -> None:
     """Also not with the metrics that it had; other experiments are not touched by it."""
-    gone, stays = make_run(1, metrics=measured(loss=1)), make_run(2, experiment="waste")
+    gone, stays = make_run(1, metrics=metric_statistics(loss=1)), make_run(2, experiment="waste")
     index.runs()
     store.delete(gone)
     assert index.runs("digits") == []
@@ -110,7 +116,7 @@ def test_a_lost_or_damaged_index_is_made_anew(
     index: RunIndex, store: RunStore, make_run: MakeRun, content: bytes | None
 ) -> None:
     """It is a cache: what is listed is the same without it."""
-    make_run(1, metrics=measured(accuracy=0.9))
+    make_run(1, metrics=metric_statistics(accuracy=0.9))
     before = index.runs(metrics=["accuracy"])
     path = store.runs_dir / ".index.sqlite"
     for rest in store.runs_dir.glob(".index.sqlite*"):
@@ -132,7 +138,7 @@ def test_a_damaged_run_does_not_hide_the_others(index: RunIndex, make_run: MakeR
 def test_conditions_choose_and_keys_sort(index: RunIndex, make_run: MakeRun) -> None:
     """By metrics, facts and labels; a run that lacks what is compared is not chosen, and sorted last."""
     for number, accuracy in enumerate([0.9, 0.7, None, 0.95], 1):
-        run = make_run(number, metrics=measured(accuracy=accuracy) if accuracy else [])
+        run = make_run(number, metrics=metric_statistics(accuracy=accuracy) if accuracy else [])
         run.change_tags({"lr": str(number)}, 5000)
     runs = index.runs(metrics=["accuracy"])
 
@@ -161,7 +167,7 @@ def test_what_is_no_condition_is_said(text: str) -> None:
 
 def test_a_metric_is_compared_with_numbers(index: RunIndex, make_run: MakeRun) -> None:
     """A word behind it is refused by name."""
-    make_run(1, metrics=measured(accuracy=1))
+    make_run(1, metrics=metric_statistics(accuracy=1))
     (run,) = index.runs(metrics=["accuracy"])
     (condition,) = read_conditions("accuracy > high")
     with pytest.raises(InvalidSettings, match="not with 'high'"):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stoker_runs.records.states import (
     TERMINAL,
-    CancelAsked,
+    CancelRequested,
     Collected,
     Ended,
     FailureCode,
@@ -20,7 +20,7 @@ from stoker_runs.records.states import (
     RunState,
     Seen,
     Status,
-    TimeUp,
+    TimeLimitExceeded,
     Unseen,
     Waits,
     next_state,
@@ -39,8 +39,8 @@ OBSERVATIONS = st.one_of(
     st.builds(Ended, st.integers(-9, 3), st.sampled_from([None, FAILURE])),
     st.builds(Lost, st.just(GONE)),
     st.builds(Refused, st.just(FAILURE)),
-    st.builds(CancelAsked, st.just("by its user")),
-    st.builds(TimeUp, st.just(60.0)),
+    st.builds(CancelRequested, st.just("by its user")),
+    st.builds(TimeLimitExceeded, st.just(60.0)),
     st.builds(Collected),
 )
 # Of states without a node, each may only be followed by a later one; the two at one rank turn into each other.
@@ -109,7 +109,7 @@ def test_how_a_run_ends_follows_from_its_process(observations: list[Observation]
         assert any(isinstance(one, Ended) and one.failure is None for one in observations)
         assert (state.error, state.ending) == (None, "")
     if state.status is Status.CANCELED:
-        assert any(isinstance(one, CancelAsked) for one in observations)
+        assert any(isinstance(one, CancelRequested) for one in observations)
         assert state.error is None
 
 
@@ -118,7 +118,7 @@ def test_how_a_run_ends_follows_from_its_process(observations: list[Observation]
 def test_every_run_can_be_brought_to_its_end(observations: list[Observation], attempts: int) -> None:
     """Wherever it is, a cancel, then news that nothing of it runs, then its files, end it."""
     state = after(*observations, attempts=attempts)
-    for observation in (CancelAsked(), Lost(GONE), Collected()):
+    for observation in (CancelRequested(), Lost(GONE), Collected()):
         state = next_state(state, observation, 99)
     assert state.is_terminal
 
@@ -160,18 +160,18 @@ def test_a_silent_script_may_be_heard_of_again() -> None:
 @pytest.mark.parametrize("before", [(), (Waits("x"),), (Granted(),)])
 def test_a_cancel_before_the_start_needs_no_process(before: tuple[Observation, ...]) -> None:
     """A run that has not begun is cancelled at once."""
-    assert after(*before, CancelAsked("by its user"), Collected()).status is Status.CANCELED
+    assert after(*before, CancelRequested("by its user"), Collected()).status is Status.CANCELED
 
 
 def test_a_cancelled_script_that_ends_well_is_cancelled_all_the_same() -> None:
     """Its user wanted it to end, whatever its status."""
-    state = after(*STARTED, CancelAsked(), Ended(0), Collected())
+    state = after(*STARTED, CancelRequested(), Ended(0), Collected())
     assert (state.status, state.exit_status) == (Status.CANCELED, 0)
 
 
 def test_too_long_is_a_failure_that_says_so() -> None:
     """The end by time is Failed with TimedOut, though the script was told to end like one that is cancelled."""
-    state = after(*STARTED, TimeUp(60), Ended(-15), CancelAsked(), Collected())
+    state = after(*STARTED, TimeLimitExceeded(60), Ended(-15), CancelRequested(), Collected())
     assert state.status is Status.FAILED
     assert state.error is not None
     assert state.error.code == FailureCode.TIMED_OUT

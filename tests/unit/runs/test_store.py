@@ -80,9 +80,9 @@ def test_labels_are_those_of_the_last_word(make_run: MakeRun) -> None:
 def test_one_process_at_a_time_is_the_runner(make_run: MakeRun) -> None:
     """The lock of a run is held until it is closed; whoever asks meanwhile is told so."""
     folder = make_run()
-    lock = folder.take()
+    lock = folder.acquire_lock()
     assert lock is not None
-    assert folder.take() is None
+    assert folder.acquire_lock() is None
     assert folder.has_runner()
     os.close(lock)
     assert not folder.has_runner()
@@ -91,14 +91,14 @@ def test_one_process_at_a_time_is_the_runner(make_run: MakeRun) -> None:
 def test_the_first_cancel_counts(make_run: MakeRun) -> None:
     """A second one does not change the reason; a further attempt forgets it."""
     folder = make_run()
-    assert folder.cancel_asked() is None
-    folder.ask_to_cancel("one", 1, grace_s=2)
-    folder.ask_to_cancel("two", 2)
-    asked = folder.cancel_asked()
+    assert folder.cancel_request() is None
+    folder.request_cancel("one", 1, grace_s=2)
+    folder.request_cancel("two", 2)
+    asked = folder.cancel_request()
     assert asked is not None
     assert (asked["reason"], asked["grace_s"]) == ("one", 2)
-    folder.forget_cancel()
-    assert folder.cancel_asked() is None
+    folder.clear_cancel_request()
+    assert folder.cancel_request() is None
 
 
 def test_a_damaged_run_is_named(make_run: MakeRun) -> None:

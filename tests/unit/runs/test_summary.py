@@ -7,7 +7,7 @@ import pytest
 
 from stoker_runs.records.exports import curves_of
 from stoker_runs.records.folder import read_lines
-from stoker_runs.records.summary import Numbers, _add, logged_values, measured
+from stoker_runs.records.summary import MetricStatistics, _add, logged_values, metric_statistics
 
 LINES = [
     '{"t":1,"k":"loss","v":3.5,"a":1}',
@@ -29,7 +29,10 @@ LINES = [
 
 
 def of(path: Path) -> dict[str, tuple[float, ...]]:
-    return {name: (one.last, one.least, one.most, one.count) for name, one in measured([path, path]).items()}
+    return {
+        name: (one.last, one.least, one.most, one.count)
+        for name, one in metric_statistics([path, path]).items()
+    }
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 64, 7])
@@ -40,7 +43,7 @@ def test_all_lines_count_as_they_do_one_by_one(
     monkeypatch.setattr("stoker_runs.records.folder._CHUNK_BYTES", chunk_bytes)
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(LINES) + '\n{"t":1,"k":"acc","v":5,"a":1}', encoding="utf-8")
-    expected: dict[str, Numbers] = {}
+    expected: dict[str, MetricStatistics] = {}
     for line in (*read_lines(path), *read_lines(path)):
         _add(expected, line)
     assert of(path) == {name: (one.last, one.least, one.most, one.count) for name, one in expected.items()}
@@ -66,7 +69,9 @@ def test_lists_rows_and_tables_are_numbers_too(tmp_path: Path) -> None:
     """Each column of a row or table counts by its own name; what is no number is among the values alone."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(STRUCTURES) + "\n")
-    numbers = {name: (one.last, one.least, one.most, one.count) for name, one in measured([path]).items()}
+    numbers = {
+        name: (one.last, one.least, one.most, one.count) for name, one in metric_statistics([path]).items()
+    }
     assert numbers == {
         "fib": (3.0, 0.0, 3.0, 6),
         "row.x": (2.5, 1.0, 2.5, 2),
@@ -93,7 +98,7 @@ def test_numbers_that_no_one_can_compare_are_counted(tmp_path: Path) -> None:
     """The newest is not finite, and there is neither a least nor a greatest one."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"t":1,"k":"loss","v":-1e999,"a":1}\n' * 3)
-    (found,) = measured([path]).values()
+    (found,) = metric_statistics([path]).values()
     assert (found.last, found.count, math.isnan(found.least), math.isnan(found.most)) == (
         -math.inf,
         3,

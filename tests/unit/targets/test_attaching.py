@@ -34,7 +34,7 @@ class Puppet:
             raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, "gone cannot be reached"))
         return ["Python 3.6.15 on gpu"]
 
-    def learned(self) -> Mapping[str, Any]:
+    def discover_settings(self) -> Mapping[str, Any]:
         return {"cores": 4, "gpus": ["0"]}
 
 

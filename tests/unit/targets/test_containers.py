@@ -308,7 +308,7 @@ def test_an_image_that_is_nowhere_is_not_pulled_for_each_run(
 
     def lines(known: FailedPulls | None = failed) -> list[str]:
         said: list[str] = []
-        assert Image.had(program, settings, tmp_path, said.append, known).name == "lab/train:1"
+        assert Image.obtain(program, settings, tmp_path, said.append, known).name == "lab/train:1"
         return said
 
     assert lines()[0] == "pulling the image lab/old:1"
@@ -321,7 +321,7 @@ def test_an_image_that_is_nowhere_is_not_pulled_for_each_run(
     clock[0] += 3600
     assert lines()[0] == "pulling the image lab/old:1"
     docker.answers(image="echo sha256:abc")
-    assert Image.had(program, settings, tmp_path, lambda _: None, failed).name == "lab/old:1"
+    assert Image.obtain(program, settings, tmp_path, lambda _: None, failed).name == "lab/old:1"
 
 
 @pytest.mark.parametrize(

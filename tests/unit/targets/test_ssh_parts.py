@@ -25,7 +25,7 @@ from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunFailure, RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import SshSettings, Target, find_target
-from stoker_runs.targets.engine import EngineFailure, Job, Presence, sight_of
+from stoker_runs.targets.engine import EngineFailure, Job, Presence, attempt_state
 from stoker_runs.targets.registry import no_compiler_for_libraries
 from stoker_runs.targets.ssh.engine import SshEngine
 from stoker_runs.targets.ssh.environment import choose
@@ -307,13 +307,13 @@ def test_the_first_words_pass_through_any_shell() -> None:
 def test_what_the_agent_says_is_a_sight() -> None:
     """Its lock, its files, and its end."""
     nothing = {"exit": None, "alive": False, "agent": None, "heartbeat": None, "sizes": {}}
-    assert sight_of(nothing).presence is Presence.ABSENT
-    assert sight_of({**nothing, "agent": {}}).presence is Presence.GONE
+    assert attempt_state(nothing).presence is Presence.ABSENT
+    assert attempt_state({**nothing, "agent": {}}).presence is Presence.GONE
     begun = {**nothing, "alive": True, "agent": {"started_ms": 5}, "heartbeat": {"problem": "disk"}}
-    assert sight_of(begun).started_ms is None
-    assert sight_of({**begun, "sizes": {"log_0.txt": 0}}).started_ms == 5
-    assert sight_of(begun).reason == "disk"
-    assert sight_of({**begun, "exit": {"started_ms": 5}}).presence is Presence.ENDED
+    assert attempt_state(begun).started_ms is None
+    assert attempt_state({**begun, "sizes": {"log_0.txt": 0}}).started_ms == 5
+    assert attempt_state(begun).reason == "disk"
+    assert attempt_state({**begun, "exit": {"started_ms": 5}}).presence is Presence.ENDED
 
 
 def test_no_compiler_is_run_for_a_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_runs.records.states import RunFailure, Status
-from stoker_runs.tuning.definition import Terms, expression, sampler, terms
+from stoker_runs.tuning.definition import SweepDefinition, expression, sampler, terms
 from stoker_runs.tuning.planning import Child, Ending, ending_of, next_step
 from stoker_runs.tuning.policies import Bandit, Curve, Policy
 
@@ -15,7 +15,7 @@ SPACE = {"--n": expression("randint", 9)}
 RUNNING, DONE, CUT, FAILED = Status.RUNNING, Status.COMPLETED, Status.CANCELED, Status.FAILED
 
 
-def asked(runs: int, at_once: int, policy: Policy | None = None) -> Terms:
+def asked(runs: int, at_once: int, policy: Policy | None = None) -> SweepDefinition:
     return terms(sampler("random", SPACE), "acc", "maximize", runs, at_once, policy)
 
 
@@ -38,8 +38,8 @@ def test_a_poor_child_is_ended_and_looked_at_once() -> None:
     children = {0: Child(DONE, Curve([0.9], is_over=True)), 1: poor}
     step = next_step(asked(2, 2, Bandit(slack_factor=0.5)), children)
     assert step.ends[1].startswith("Bandit(slack_factor=0.5")
-    assert (dict(step.judged), step.is_over) == ({1: 1}, False)
-    for after in (replace(poor, judged=1), replace(poor, is_told=True)):
+    assert (dict(step.evaluated), step.is_over) == ({1: 1}, False)
+    for after in (replace(poor, evaluated=1), replace(poor, is_cancel_requested=True)):
         assert next_step(asked(2, 2, Bandit(slack_factor=0.5)), {**children, 1: after}).ends == {}
 
 
@@ -51,7 +51,7 @@ def test_earlier_sweeps_are_compared_with() -> None:
 
 def test_an_ending_sweep_begins_nothing() -> None:
     """Each child is told once, and it is over when the last one has ended."""
-    children = {0: Child(RUNNING), 1: Child(RUNNING, is_told=True), 2: Child(DONE)}
+    children = {0: Child(RUNNING), 1: Child(RUNNING, is_cancel_requested=True), 2: Child(DONE)}
     step = next_step(asked(9, 9), children, ending="by its user")
     assert (list(step.starts), dict(step.ends), step.is_over) == ([], {0: "by its user"}, False)
     assert next_step(asked(9, 9), {0: Child(CUT)}, ending="by its user").is_over

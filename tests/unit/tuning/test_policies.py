@@ -18,7 +18,7 @@ from stoker_runs.tuning.policies import (
     best_of,
     due_interval,
     read_goal,
-    verdict,
+    termination_reason,
 )
 
 MAX, MIN = Goal.MAXIMIZE, Goal.MINIMIZE
@@ -37,7 +37,7 @@ def kept(policy: Policy, goal: Goal, table: dict[str, list[float]], interval: in
     names = ""
     for name, values in table.items():
         others = [Curve(other) for of, other in table.items() if of != name]
-        if not verdict(policy, goal, Curve(values), others, interval):
+        if not termination_reason(policy, goal, Curve(values), others, interval):
             names += name
     return names
 
@@ -92,24 +92,26 @@ def test_a_slack_factor_works_below_zero(policy: Policy, goal: Goal, names: str)
 def test_younger_runs_are_compared_at_their_own_age() -> None:
     """A run at its second value meets the others' first two values, and none that has but one."""
     old, young, newborn = Curve([0.1, 0.2, 0.9]), Curve([0.15, 0.25]), Curve([0.8])
-    assert verdict(Bandit(slack_factor=0.0), MAX, young, [old, newborn], 2) == ""
-    assert verdict(Bandit(slack_factor=0.0), MAX, Curve([0.15, 0.15]), [old], 2) != ""
+    assert termination_reason(Bandit(slack_factor=0.0), MAX, young, [old, newborn], 2) == ""
+    assert termination_reason(Bandit(slack_factor=0.0), MAX, Curve([0.15, 0.15]), [old], 2) != ""
 
 
 def test_finished_runs_can_be_left_out_of_a_truncation() -> None:
     """With them one of two is the worst half; without them a lone run is no half."""
     run, done = Curve([0.1]), Curve([0.9], is_over=True)
-    assert verdict(TruncationSelection(50), MAX, run, [done], 1) != ""
-    assert verdict(TruncationSelection(50, exclude_finished_jobs=True), MAX, run, [done], 1) == ""
+    assert termination_reason(TruncationSelection(50), MAX, run, [done], 1) != ""
+    assert termination_reason(TruncationSelection(50, exclude_finished_jobs=True), MAX, run, [done], 1) == ""
 
 
 def test_a_verdict_names_the_policy() -> None:
     """As the reason of a run that was ended."""
-    reason = verdict(
+    reason = termination_reason(
         Bandit(slack_factor=0.1, evaluation_interval=2), MIN, Curve([3.0, NAN]), [Curve([1.0, 1.0])], 2
     )
     assert reason == "Bandit(slack_factor=0.1, evaluation_interval=2): 3 after 2 values"
-    assert verdict(Bandit(slack_amount=0), MAX, Curve([NAN]), [Curve([1.0])], 1).endswith("NaN after 1 value")
+    assert termination_reason(Bandit(slack_amount=0), MAX, Curve([NAN]), [Curve([1.0])], 1).endswith(
+        "NaN after 1 value"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,13 +152,13 @@ def test_the_best_run_is_never_ended(policy: Policy, goal: Goal, rows: list[list
         if finite and (value is None or goal.sign * value < max(finite)):
             continue
         others = [Curve(other) for of, other in enumerate(rows) if of != place]
-        assert verdict(policy, goal, Curve(values), others, 3) == ""
+        assert termination_reason(policy, goal, Curve(values), others, 3) == ""
 
 
 def test_a_mean_is_rounded_to_no_more_than_the_best_value() -> None:
     """The mean of these equal values, as floats have it, is above each of them."""
     run = Curve([2.9412724709912214e-158] * 3)
-    assert verdict(MedianStopping(), Goal.MAXIMIZE, run, [], 3) == ""
+    assert termination_reason(MedianStopping(), Goal.MAXIMIZE, run, [], 3) == ""
 
 
 @given(policies, st.lists(st.lists(numbers, min_size=2, max_size=2), min_size=1, max_size=8))
@@ -164,9 +166,9 @@ def test_the_goals_mirror_each_other(policy: Policy, rows: list[list[float]]) ->
     """What is ended of values to be maximized is ended of their negatives to be minimized."""
     for place, values in enumerate(rows):
         others = [other for of, other in enumerate(rows) if of != place]
-        one = verdict(policy, MAX, Curve(values), [Curve(other) for other in others], 2)
+        one = termination_reason(policy, MAX, Curve(values), [Curve(other) for other in others], 2)
         mirrored = [Curve([-value for value in other]) for other in others]
-        other = verdict(policy, MIN, Curve([-value for value in values]), mirrored, 2)
+        other = termination_reason(policy, MIN, Curve([-value for value in values]), mirrored, 2)
         assert bool(one) == bool(other)
 
 
@@ -174,7 +176,7 @@ def test_the_goals_mirror_each_other(policy: Policy, rows: list[list[float]]) ->
 def test_equals_are_kept(policy: Policy, value: float, count: int) -> None:
     """Where all have the same, none is worse than another."""
     others = [Curve([value])] * (count - 1)
-    assert verdict(policy, MAX, Curve([value]), others, 1) == ""
+    assert termination_reason(policy, MAX, Curve([value]), others, 1) == ""
 
 
 @given(policies)

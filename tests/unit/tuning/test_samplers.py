@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings
-from stoker_runs.tuning.definition import Again, Sampler, Terms, arguments_of, expression, sampler, terms
+from stoker_runs.tuning.definition import (
+    ContinuedChild,
+    Sampler,
+    SweepDefinition,
+    arguments_of,
+    expression,
+    sampler,
+    terms,
+)
 
 SPACE = {"--rate": expression("loguniform", -6, -1), "--units": expression("choice", 16, 32)}
 
@@ -23,10 +31,10 @@ def test_a_child_has_the_same_parameters_whoever_asks(seed: int, number: int) ->
 
 def test_seeds_and_numbers_give_other_parameters() -> None:
     """What is drawn today is drawn tomorrow: the first numbers of a seed are written here."""
-    drawn = {
+    draw_value = {
         sampler("random", SPACE, seed).parameters(number)["--rate"] for seed in (0, 1) for number in range(5)
     }
-    assert len(drawn) == 10
+    assert len(draw_value) == 10
     assert sampler("RANDOM", {"--n": expression("randint", 1000)}, 7).parameters(0) == {"--n": 722}
 
 
@@ -63,9 +71,15 @@ def test_terms_are_kept_whole() -> None:
     """Through JSON; those that go on come first, and a grid ends with its last combination."""
     grid = sampler("grid", {"--units": expression("choice", 16, 32)})
     one = terms(
-        grid, "acc", "MAXIMIZE", 8, warm_start=["s"], again=[Again("s_0", {"--units": 64})], max_duration_s=9
+        grid,
+        "acc",
+        "MAXIMIZE",
+        8,
+        warm_start=["s"],
+        again=[ContinuedChild("s_0", {"--units": 64})],
+        max_duration_s=9,
     )
-    assert Terms.from_json(one.to_json()) == one
+    assert SweepDefinition.from_json(one.to_json()) == one
     assert (one.total, one.at_once) == (3, 8)
     assert [one.parameters(number)["--units"] for number in range(3)] == [64, 16, 32]
     assert [one.resumes(number) for number in range(2)] == ["s_0", ""]
@@ -80,7 +94,10 @@ def test_terms_are_kept_whole() -> None:
         ({"max_runs": 0}, "from 1 to 100,000, and is 0"),
         ({"at_once": True}, "runs at once"),
         ({"max_duration_s": 0}, "more than 0 s"),
-        ({"again": [Again("s_0", {}), Again("s_1", {})]}, "2 runs are to go on, and the sweep may have 1"),
+        (
+            {"again": [ContinuedChild("s_0", {}), ContinuedChild("s_1", {})]},
+            "2 runs are to go on, and the sweep may have 1",
+        ),
     ],
 )
 def test_terms_that_cannot_be_are_refused(more: dict[str, object], words: str) -> None:

@@ -8,27 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings
-from stoker_runs.tuning.definition import KINDS, Expression, between, checked_space, drawn, expression
+from stoker_runs.tuning.definition import KINDS, Expression, between, checked_space, draw_value, expression
 
 DRAWS = 400
 
 
 def many(one: Expression) -> list[float]:
     chance = Random(7)
-    return [float(drawn(one, chance)) for _ in range(DRAWS)]
+    return [float(draw_value(one, chance)) for _ in range(DRAWS)]
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers())
 def test_uniform_lies_between_its_bounds(low: float, width: float, seed: int) -> None:
     """Both bounds are included, as floating-point numbers may round to them."""
-    value = drawn(expression("uniform", low, low + width), Random(seed))
+    value = draw_value(expression("uniform", low, low + width), Random(seed))
     assert low <= float(value) <= low + width
 
 
 @given(st.floats(-20, 20), st.floats(0.1, 10), st.integers())
 def test_loguniform_has_exponents(low: float, width: float, seed: int) -> None:
     """Azure's arguments: e to the power of them are the bounds."""
-    value = drawn(expression("loguniform", low, low + width), Random(seed))
+    value = draw_value(expression("loguniform", low, low + width), Random(seed))
     assert math.exp(low) * 0.999 <= float(value) <= math.exp(low + width) * 1.001
 
 
@@ -69,7 +69,7 @@ def test_choice_and_randint_draw_all_that_there_is() -> None:
     assert expression("choice", range(3)).arguments == (0, 1, 2)
     assert set(many(expression("choice", 1, 5))) == {1.0, 5.0}
     assert set(many(expression("randint", 3))) == {0.0, 1.0, 2.0}
-    assert drawn(expression("choice", "adam"), Random(0)) == "adam"
+    assert draw_value(expression("choice", "adam"), Random(0)) == "adam"
 
 
 @pytest.mark.parametrize("kind", KINDS)

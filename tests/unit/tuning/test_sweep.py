@@ -15,8 +15,8 @@ from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import SWEEP, Definition, RunRecord
 from stoker_runs.records.states import RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.children import going_on, terms_of, trials_of
-from stoker_runs.tuning.definition import Again, Terms, expression, sampler, terms
+from stoker_runs.tuning.children import continued_children, definition_of, trials_of
+from stoker_runs.tuning.definition import ContinuedChild, SweepDefinition, expression, sampler, terms
 from stoker_runs.tuning.policies import Bandit, Policy
 from stoker_runs.tuning.sweep_process import Sweep
 
@@ -38,7 +38,7 @@ class World:
         self.most = 0
         self._count = 0
 
-    def submit(self, asked: Terms, definition: Definition | None = None) -> RunFolder:
+    def submit(self, asked: SweepDefinition, definition: Definition | None = None) -> RunFolder:
         self._count += 1
         now_ms = self.clock.now_ms()
         name = f"e_{now_ms // 1000}_{self._count:08x}"
@@ -60,14 +60,14 @@ class World:
         if child.id not in self.begun:
             self.begin(child)
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Let each script log its next value, or end."""
         for child in list(self.running):
             number = int(child.id.rpartition("_")[2])
             path = child.attempt(1) / "metrics.jsonl"
             done = len(path.read_text().splitlines()) if path.exists() else 0
             values = self.logs.get(number, [0.5])
-            asked = child.cancel_asked()
+            asked = child.cancel_request()
             if asked is not None:
                 self.end(child, Status.CANCELED, str(asked["reason"]))
             elif done < len(values):
@@ -86,7 +86,7 @@ class World:
             sweep.step()
             if sweep.state.is_terminal:
                 return sweep.state
-            self.look()
+            self.read()
         raise AssertionError(f"it came to nothing: {sweep.state}")
 
 
@@ -95,7 +95,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def asked(runs: int, at_once: int, policy: Policy | None = None, **more: object) -> Terms:
+def asked(runs: int, at_once: int, policy: Policy | None = None, **more: object) -> SweepDefinition:
     space = {"--n": expression("randint", 9), "rate": expression("uniform", 0, 1)}
     return terms(sampler("random", space, 5), "acc", "maximize", runs, at_once, policy, **more)  # type: ignore[arg-type]
 
@@ -158,19 +158,19 @@ def test_a_cancel_ends_all_children(world: World) -> None:
     folder = world.submit(asked(9, 3))
     sweep = world.sweep(folder)
     sweep.step()
-    folder.ask_to_cancel("by its user", 1, grace_s=2)
+    folder.request_cancel("by its user", 1, grace_s=2)
     state = world.ended(sweep)
     assert (state.status, state.reason) == (Status.CANCELED, "by its user")
     children = [world.store.get(run_id) for run_id in world.begun]
     assert [child.state().status for child in children] == [Status.CANCELED] * 3
     assert {child.state().reason for child in children} == {"its sweep was canceled by its user"}
-    assert [(child.cancel_asked() or {})["grace_s"] for child in children] == [2] * 3
+    assert [(child.cancel_request() or {})["grace_s"] for child in children] == [2] * 3
 
 
 def test_a_cancel_before_the_start_begins_nothing(world: World) -> None:
     """The sweep is Canceled at once."""
     folder = world.submit(asked(9, 3))
-    folder.ask_to_cancel("by its user", 1)
+    folder.request_cancel("by its user", 1)
     assert world.ended(world.sweep(folder)).status is Status.CANCELED
     assert world.begun == []
 
@@ -181,7 +181,7 @@ def test_a_sweep_that_takes_too_long_is_completed_with_what_it_has(world: World)
     folder = world.submit(asked(5, 2, max_duration_s=60))
     sweep = world.sweep(folder)
     sweep.step()
-    world.look()
+    world.read()
     world.clock.sleep(61)
     state = world.ended(sweep)
     assert state.status is Status.COMPLETED
@@ -217,8 +217,8 @@ def test_a_child_goes_on_in_another_sweep(world: World) -> None:
     """With the parameters that it had, and its outputs to begin with."""
     first = world.submit(asked(2, 1))
     world.ended(world.sweep(first))
-    again = going_on([f"{first.id}_1"], world.store)
-    assert again == [Again(f"{first.id}_1", asked(2, 1).parameters(1))]
+    again = continued_children([f"{first.id}_1"], world.store)
+    assert again == [ContinuedChild(f"{first.id}_1", asked(2, 1).parameters(1))]
     second = world.submit(asked(2, 2, again=again))
     world.ended(world.sweep(second))
     definitions = [world.store.get(f"{second.id}_{number}").record().definition for number in range(2)]
@@ -231,11 +231,11 @@ def test_only_children_that_have_ended_go_on(world: World) -> None:
     folder = world.submit(asked(1, 1))
     world.sweep(folder).step()
     with pytest.raises(SubmissionRefused, match="only what has ended"):
-        going_on([f"{folder.id}_0"], world.store)
+        continued_children([f"{folder.id}_0"], world.store)
     with pytest.raises(SubmissionRefused, match="no child of a sweep; 'stoker submit --resume RUN'"):
-        going_on([folder.id], world.store)
+        continued_children([folder.id], world.store)
     with pytest.raises(UnknownRun, match="no sweep"):
-        terms_of(world.store.get(f"{folder.id}_0").record())
+        definition_of(world.store.get(f"{folder.id}_0").record())
 
 
 def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch
         return create(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(world.store, "create", sometimes)
-    monkeypatch.setattr(world.clock, "sleep", lambda _: world.look())
+    monkeypatch.setattr(world.clock, "sleep", lambda _: world.read())
     assert sweep.run().status is Status.COMPLETED
     assert world.begun == [f"{folder.id}_0", f"{folder.id}_1"]
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from stoker.errors import InvalidSettings
-from stoker_runs.tuning.definition import Terms, between, expression
+from stoker_runs.tuning.definition import SweepDefinition, between, expression
 from stoker_runs.tuning.policies import Bandit, Goal, MedianStopping, NoTermination, TruncationSelection
 from stoker_runs.tuning.sweep_files import find_hdconfig, read_hdconfig, read_sweep, split_sweep
 
@@ -19,7 +19,7 @@ SWEEP = {
 }
 
 
-def read(folder: Path, text: str) -> Terms:
+def read(folder: Path, text: str) -> SweepDefinition:
     file = folder / "sweep.yaml"
     file.write_text(text)
     return read_sweep(file, split_sweep(file)[0])
@@ -134,7 +134,7 @@ max_duration_minutes: 100
 """
 
 
-def hdconfig(folder: Path, text: str) -> Terms:
+def hdconfig(folder: Path, text: str) -> SweepDefinition:
     (folder / "aml_config").mkdir(exist_ok=True)
     (folder / "aml_config" / "hd.yml").write_text(text)
     return read_hdconfig(find_hdconfig(folder, "hd"))

@@ -10,7 +10,7 @@ import stoker
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_runs import sweeps
-from stoker_runs.tuning.children import terms_of
+from stoker_runs.tuning.children import definition_of
 from stoker_runs.tuning.policies import Bandit
 
 
@@ -41,7 +41,7 @@ def test_a_sweep_is_asked_for_by_keywords() -> None:
         max_duration="1m",
     )
     record = stoker.get_run(sweep.id)._folder.record()
-    asked = terms_of(record)
+    asked = definition_of(record)
     assert record.definition.arguments == ("--epochs", "6")
     assert (record.experiment, record.definition.max_duration_s) == ("digits", 60)
     assert asked.sampler.space["--rate"].arguments == (math.log(1e-4), math.log(1e-1))

@@ -65,7 +65,7 @@ def attach(args: argparse.Namespace) -> int:
     from stoker.settings.names import checked_name
     from stoker.settings.workspace import Workspace
     from stoker.system.durable import replace_file
-    from stoker_runs.launch.azure_files import keep_target, read_compute
+    from stoker_runs.launch.azure_files import read_compute, save_target
 
     kind = args.kind or args.type_of_before
     if kind is None:
@@ -78,7 +78,7 @@ def attach(args: argparse.Namespace) -> int:
     compute.write_text(_yaml_lines(_compute_lines(args, kind)), encoding="utf-8")
     workspace = Workspace.find()
     try:
-        keep_target(read_compute(compute), workspace, note)
+        save_target(read_compute(compute), workspace, note)
     except OperatorError:
         if before is None:
             compute.unlink()

@@ -20,9 +20,9 @@ from stoker_run.trees import files_below
 from stoker_runs.launch.inputs import (
     checked_data_set_name,
     data_set_versions,
-    fetched_together,
+    fetch_files,
     is_data_set_name,
-    is_of_web,
+    is_web_address,
 )
 
 __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
@@ -130,7 +130,7 @@ class FileDataset:
         """The file, or the folder with the files, of its addresses of the web."""
         addresses = [address for store, address in self._places if store is None]
         with raised_as(UserErrorException):
-            return fetched_together(addresses, LocalWorkspace.find(), tqdm.write)
+            return fetch_files(addresses, LocalWorkspace.find(), tqdm.write)
 
     def to_path(self) -> list[str]:
         """The paths of its files, from the folder on which they would be mounted."""
@@ -264,7 +264,7 @@ class _Files:
         del validate, is_file
         several = path if isinstance(path, list) else [path]
         return FileDataset(
-            [(None, one) if isinstance(one, str) and is_of_web(one) else _place(one) for one in several]
+            [(None, one) if isinstance(one, str) and is_web_address(one) else _place(one) for one in several]
         )
 
     @staticmethod

@@ -17,7 +17,14 @@ from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
 from stoker_azure.sdk.unoffered import UnofferedMethod
 from stoker_run.trees import Tree, files_below
-from stoker_runs.launch.inputs import DEFAULT_STORE, STORE_FILE, place_in, store_names, store_root, stores_dir
+from stoker_runs.launch.inputs import (
+    DEFAULT_STORE,
+    STORE_FILE,
+    resolve_in_store,
+    store_names,
+    store_root,
+    stores_dir,
+)
 
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "DataPath", "DataReference", "Datastore"]
 
@@ -212,7 +219,7 @@ class Datastore:
         Raises:
             UserErrorException: It leads out of the store.
         """
-        place = place_in(self.root, path)
+        place = resolve_in_store(self.root, path)
         if place is None:
             raise UserErrorException(f"{path} leads out of the data store {self.name}")
         return place

@@ -11,12 +11,12 @@ from stoker_azure.sdk.base import BaseWorkspace, Printable, raised_as
 from stoker_azure.sdk.run import HyperDriveRun
 from stoker_azure.sdk.run_configuration import ScriptRunConfig, SweepConfig
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.children import going_on
+from stoker_runs.tuning.children import continued_children
 from stoker_runs.tuning.definition import (
     GRID,
     RANDOM,
     Expression,
-    Terms,
+    SweepDefinition,
     checked_space,
     expression,
     new_seed,
@@ -293,13 +293,13 @@ class HyperDriveConfig(SweepConfig):
         names = ("run_config", "primary_metric_name", "_goal", "_sampling", "_policy", "_max_total_runs")
         return {name.lstrip("_"): getattr(self, name) for name in (*names, "_max_concurrent_runs")}
 
-    def terms(self, workspace: BaseWorkspace) -> Terms:
+    def terms(self, workspace: BaseWorkspace) -> SweepDefinition:
         """Return what is asked of the sweep; a random one begins with another seed each time.
 
         Raises:
             OperatorError: A number cannot be, or a run that is to go on is none of HyperDrive's.
         """
-        again = going_on(self._resume_child_runs, RunStore(workspace.local.runs_dir))
+        again = continued_children(self._resume_child_runs, RunStore(workspace.local.runs_dir))
         minutes = self._max_duration_minutes
         return terms(
             sampler(self._sampling.kind, self._sampling.parameter_space, new_seed()),

@@ -38,7 +38,7 @@ from stoker_runs.records.record import SWEEP, RunRecord, checked_experiment
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.children import Trial, submit_sweep, terms_of, trials_of
+from stoker_runs.tuning.children import Trial, definition_of, submit_sweep, trials_of
 
 __all__ = ["Experiment", "HyperDriveRun", "Run", "RunDetails", "ScriptRun", "StartedRun", "wait_for"]
 
@@ -319,7 +319,7 @@ class Run(_FilesOfRun):
 
     def cancel(self) -> None:
         """Have it ended."""
-        self.folder.ask_to_cancel("run.cancel()", int(time.time() * 1000))
+        self.folder.request_cancel("run.cancel()", int(time.time() * 1000))
         adopt(self.folder, self.experiment.workspace.local)
 
     # --- what it has logged and made ---
@@ -566,7 +566,7 @@ class HyperDriveRun(Run):
         for trial in trials:
             if trial.best is not None and trial.status.value not in left_out:
                 return Run.get(self.experiment.workspace, trial.id)
-        metric = terms_of(self.folder.record()).metric
+        metric = definition_of(self.folder.record()).metric
         names = sorted({name for run in self.get_children() for name in run.get_metrics()})
         print(f"No run has logged the metric {metric}; they have logged: {', '.join(names) or 'none'}")
         return None

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from stoker_azure.sdk.base import BaseWorkspace, Printable
 from stoker_azure.sdk.environment import DEFAULT_CPU_IMAGE, DEFAULT_GPU_IMAGE, Environment
 from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedMethod
-from stoker_runs.tuning.definition import Terms
+from stoker_runs.tuning.definition import SweepDefinition
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
@@ -298,7 +298,7 @@ class SweepConfig(Printable, ABC):
     run_config: ScriptRunConfig
 
     @abstractmethod
-    def terms(self, workspace: BaseWorkspace) -> Terms:
+    def terms(self, workspace: BaseWorkspace) -> SweepDefinition:
         """Return what is asked of the sweep.
 
         Raises:

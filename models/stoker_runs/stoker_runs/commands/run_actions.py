@@ -89,7 +89,7 @@ def cancel_runs(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise InvalidSettings(f"--grace {error}") from None
     if args.all:
-        going_on = [store.get(run_id) for run_id in RunIndex(store).going_on()]
+        going_on = [store.get(run_id) for run_id in RunIndex(store).unfinished_runs()]
     else:
         going_on = [store.find(args.reference)]
     for folder in going_on:
@@ -97,7 +97,7 @@ def cancel_runs(args: argparse.Namespace) -> int:
         if state.is_terminal:
             note(f"{folder.id} is {state.status.value} already")
             continue
-        folder.ask_to_cancel("by its user", _now_ms(), grace_s)
+        folder.request_cancel("by its user", _now_ms(), grace_s)
         sys.stdout.write(f"{folder.id} is told to end\n")
     return 0
 
@@ -202,12 +202,12 @@ def delete(args: argparse.Namespace) -> int:
 
 def _children(folder: RunFolder, store: RunStore) -> list[RunFolder]:
     from stoker_runs.records.record import SWEEP
-    from stoker_runs.tuning.children import child_folders, terms_of
+    from stoker_runs.tuning.children import child_folders, definition_of
 
     record = folder.record()
     if record.kind != SWEEP:
         return []
-    return list(child_folders(record, terms_of(record).total, store).values())
+    return list(child_folders(record, definition_of(record).total, store).values())
 
 
 def _refuse_going_on(folder: RunFolder) -> None:

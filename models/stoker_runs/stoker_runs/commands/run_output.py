@@ -166,7 +166,7 @@ def _detached(folder: RunFolder) -> int:
         sys.stderr.write("\nCancel the run? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            folder.ask_to_cancel("by its user", time.time_ns() // 1_000_000)
+            folder.request_cancel("by its user", time.time_ns() // 1_000_000)
             note(f"{folder.id} is told to end")
     return DETACHED
 

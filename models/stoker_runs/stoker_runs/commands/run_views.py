@@ -153,7 +153,7 @@ def _found(args: argparse.Namespace, reference: str) -> RunFolder:
 def show_run(args: argparse.Namespace) -> int:
     """Print what is known of one run."""
     from stoker_runs.records.record import SWEEP
-    from stoker_runs.records.summary import measured
+    from stoker_runs.records.summary import metric_statistics
 
     folder = _found(args, args.reference)
     record, state = folder.record(), folder.state()
@@ -169,7 +169,7 @@ def show_run(args: argparse.Namespace) -> int:
     sys.stdout.write(table(_facts(folder, record, state)))
     if record.kind == SWEEP:
         sys.stdout.write("\n" + sweep_output.sweep_text(args, folder))
-    numbers = measured(folder.metric_files())
+    numbers = metric_statistics(folder.metric_files())
     if numbers:
         rows = [
             (name, f"{one.last:.6g}", f"{one.least:.6g}", f"{one.most:.6g}", str(one.count))

@@ -27,11 +27,11 @@ __all__ = [
     "SUMMARY",
     "add_arguments",
     "announce",
+    "apply_compute_file",
     "print_plan",
     "progress_bar",
     "request_of",
     "run",
-    "take_compute",
 ]
 
 
@@ -195,7 +195,7 @@ def request_of(
             args.arguments = [*config["arguments"], *args.arguments]
     else:
         config["target"] = args.target or config.get("target") or LOCAL
-        config, _ = take_compute(Path.cwd(), config, workspace)
+        config, _ = apply_compute_file(Path.cwd(), config, workspace)
     environment = config.get("environment", {})
     script = args.script or config.get("script")
     if script is None:
@@ -401,20 +401,20 @@ def _read_project_configuration(
         configuration = read_configuration(path)
         if target is not None:
             configuration["target"] = target
-        return take_compute(Path.cwd(), configuration, workspace)[0], False
+        return apply_compute_file(Path.cwd(), configuration, workspace)[0], False
     file = read_run_config(found, scratch)
     for line in file.notes:
         note(line)
     configuration = dict(file.configuration)
     configuration["target"] = target or configuration["target"]
-    configuration, known = take_compute(file.project, configuration, workspace)
+    configuration, known = apply_compute_file(file.project, configuration, workspace)
     if not known:
-        _take_stand_in(configuration, file.cluster, workspace)
+        _use_local_for_cluster(configuration, file.cluster, workspace)
     _choose_container(configuration, workspace, asked=file.in_container)
     return configuration, file.fixed
 
 
-def take_compute(
+def apply_compute_file(
     project: Path, configuration: dict[str, Any], workspace: Workspace
 ) -> tuple[dict[str, Any], bool]:
     """Make the target that a project's `.compute` file describes one of the workspace.
@@ -425,14 +425,14 @@ def take_compute(
     Raises:
         InvalidSettings: The file has a value that it cannot have.
     """
-    from stoker_runs.launch.azure_files import find_compute, keep_target, read_compute
+    from stoker_runs.launch.azure_files import find_compute, read_compute, save_target
 
     target = configuration.get("target")
     path = None if target is None else find_compute(project, target)
     if path is None:
         return configuration, False
     compute = read_compute(path)
-    keep_target(compute, workspace, note)
+    save_target(compute, workspace, note)
     return _with_compute(configuration, compute), True
 
 
@@ -463,7 +463,7 @@ def _with_compute(configuration: dict[str, Any], compute: ComputeFile) -> dict[s
     return {**configuration, "environment": environment}
 
 
-def _take_stand_in(configuration: dict[str, Any], cluster: str, workspace: Workspace) -> None:
+def _use_local_for_cluster(configuration: dict[str, Any], cluster: str, workspace: Workspace) -> None:
     """Put this machine in the place of a cluster of Azure."""
     from stoker_runs.records.record import TARGET_VARIABLE
     from stoker_runs.targets.definitions import LOCAL, list_targets

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.store import RunStore
     from stoker_runs.tuning.children import Trial
-    from stoker_runs.tuning.definition import Terms
+    from stoker_runs.tuning.definition import SweepDefinition
 
 __all__ = [
     "as_json",
@@ -33,7 +33,7 @@ __all__ = [
     "progress_line",
     "sweep_json",
     "sweep_text",
-    "trials_with_terms",
+    "trials_with_definition",
 ]
 
 
@@ -44,7 +44,7 @@ _BAR: Final = 20
 _UP_AND_CLEAR: Final = "\x1b[{}A\x1b[J"
 
 
-def trials_with_terms(folder: RunFolder, store: RunStore) -> tuple[Terms, list[Trial]]:
+def trials_with_definition(folder: RunFolder, store: RunStore) -> tuple[SweepDefinition, list[Trial]]:
     """Return what was asked of a sweep, and its children with the best first.
 
     Raises:
@@ -53,10 +53,10 @@ def trials_with_terms(folder: RunFolder, store: RunStore) -> tuple[Terms, list[T
     from stoker_runs.tuning.children import Trials
 
     trials = Trials(folder, store)
-    return trials.terms, trials.look()
+    return trials.terms, trials.read()
 
 
-def children_table(terms: Terms, trials: Sequence[Trial]) -> str:
+def children_table(terms: SweepDefinition, trials: Sequence[Trial]) -> str:
     """The children as a table, in their order: id, status, best value, parameters, and why it is so."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.parameters))
     header = ("RUN", "STATUS", terms.metric.upper(), "VALUES", *(name.lstrip("-") for name in names), "")
@@ -90,7 +90,7 @@ def as_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def progress_line(terms: Terms, trials: Sequence[Trial]) -> str:
+def progress_line(terms: SweepDefinition, trials: Sequence[Trial]) -> str:
     """How far a sweep is, in one line: a bar, its children by status, and the best of them."""
     ended = sum(trial.status.value in ("Completed", "Failed", "Canceled") for trial in trials)
     full = _BAR * ended // terms.total
@@ -100,7 +100,7 @@ def progress_line(terms: Terms, trials: Sequence[Trial]) -> str:
     return f"[{'#' * full}{'.' * (_BAR - full)}] {ended} of {terms.total} ended ({by_status or 'none yet'}){best}"
 
 
-def board(terms: Terms, trials: Sequence[Trial], columns: int, lines: int) -> list[str]:
+def board(terms: SweepDefinition, trials: Sequence[Trial], columns: int, lines: int) -> list[str]:
     """What is shown while a sweep goes on: one line on all, then as many children as there is room for.
 
     Those that run come before those that have ended, the best of either first.
@@ -132,7 +132,7 @@ def follow_sweep(folder: RunFolder, workspace: Workspace) -> int:
     code = stream(folder, workspace, attempt=folder.state().attempt, show=show)
     if not folder.state().is_terminal:
         return code
-    terms, trials = trials_with_terms(folder, store)
+    terms, trials = trials_with_definition(folder, store)
     if trials:
         sys.stdout.write(children_table(terms, trials[:_SHOWN_AT_THE_END]))
     if len(trials) > _SHOWN_AT_THE_END:
@@ -156,7 +156,7 @@ def _live(folder: RunFolder, store: RunStore) -> Callable[[], None]:
         next_s = time.monotonic() + _BETWEEN_S
         size = shutil.get_terminal_size()
         try:
-            lines = board(trials.terms, trials.look(), size.columns, size.lines)
+            lines = board(trials.terms, trials.read(), size.columns, size.lines)
         except UnknownRun:
             return
         # At the end the table of the best stands on the page, and not this one too.
@@ -181,7 +181,7 @@ def _store(args: argparse.Namespace) -> RunStore:
 def list_children(args: argparse.Namespace) -> int:
     """Print the runs of a sweep, the best first."""
     store = _store(args)
-    terms, trials = trials_with_terms(store.find(args.reference), store)
+    terms, trials = trials_with_definition(store.find(args.reference), store)
     if args.json:
         print_json([as_json(trial) for trial in trials])
     elif trials:
@@ -195,7 +195,7 @@ def sweep_text(args: argparse.Namespace, folder: RunFolder) -> str:
     """A sweep below its facts: how far it is, what was asked, and its runs."""
     from stoker_runs.tuning.policies import policy_text
 
-    terms, trials = trials_with_terms(folder, _store(args))
+    terms, trials = trials_with_definition(folder, _store(args))
     rows = children_table(terms, trials) if trials else ""
     space = "".join(f"parameter {name}: {one}\n" for name, one in terms.sampler.space.items())
     how = f"{terms.goal.value} {terms.metric}, {terms.sampler.kind} sampling with seed {terms.sampler.seed}"
@@ -204,7 +204,7 @@ def sweep_text(args: argparse.Namespace, folder: RunFolder) -> str:
 
 def sweep_json(args: argparse.Namespace, folder: RunFolder) -> dict[str, Any]:
     """The runs of a sweep for programs, and which one is the best; None where none has a value."""
-    _, trials = trials_with_terms(folder, _store(args))
+    _, trials = trials_with_definition(folder, _store(args))
     best = trials[0].id if trials and trials[0].best is not None else None
     return {"children": [as_json(trial) for trial in trials], "best": best}
 
@@ -216,5 +216,5 @@ def best_children(args: argparse.Namespace, folder: RunFolder) -> list[RunFolder
     if folder.record().kind != SWEEP:
         return [folder]
     store = _store(args)
-    _, trials = trials_with_terms(folder, store)
+    _, trials = trials_with_definition(folder, store)
     return [store.get(trial.id) for trial in trials[:_COMPARED]]

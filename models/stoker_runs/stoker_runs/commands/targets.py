@@ -189,7 +189,7 @@ def _prepare(args: argparse.Namespace) -> int:
     from stoker.environments.requested import AskedEnvironment
     from stoker_runs.launch.configuration import read_configuration
     from stoker_runs.targets.definitions import LOCAL, find_target
-    from stoker_runs.targets.engine import Building
+    from stoker_runs.targets.engine import EnvironmentBuilder
     from stoker_runs.targets.registry import engine_of
 
     workspace = found_workspace(args)
@@ -207,10 +207,10 @@ def _prepare(args: argparse.Namespace) -> int:
         folder = Path(place)
         shutil.copyfile(file, folder / asked.file)
         if target.type == LOCAL:
-            from stoker_runs.run_environment import prepared_for_run
+            from stoker_runs.run_environment import prepare_environment
 
-            prepared_for_run(asked, folder, workspace.create().environments_dir, note)
-        elif isinstance(engine := engine_of(target, workspace), Building):
+            prepare_environment(asked, folder, workspace.create().environments_dir, note)
+        elif isinstance(engine := engine_of(target, workspace), EnvironmentBuilder):
             engine.build(asked, folder, note)
         else:
             raise InvalidSettings(
@@ -235,7 +235,7 @@ def _add_prune(parser: argparse.ArgumentParser) -> None:
 def _prune(args: argparse.Namespace) -> int:
     from stoker_runs.launch.configuration import read_duration_s
     from stoker_runs.targets.definitions import find_target
-    from stoker_runs.targets.engine import Pruning
+    from stoker_runs.targets.engine import EnvironmentPruner
     from stoker_runs.targets.registry import engine_of
 
     try:
@@ -244,7 +244,7 @@ def _prune(args: argparse.Namespace) -> int:
         raise InvalidSettings(f"--unused {args.unused}: {error}") from None
     workspace = found_workspace(args)
     engine = engine_of(find_target(workspace.targets_dir, args.target), workspace)
-    if not isinstance(engine, Pruning):
+    if not isinstance(engine, EnvironmentPruner):
         raise InvalidSettings(
             f"{args.target} is no machine that is reached by SSH: environments of this one are in "
             f"{workspace.environments_dir}, and services may use them too"

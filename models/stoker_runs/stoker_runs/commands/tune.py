@@ -15,7 +15,7 @@ from stoker_runs.commands.sweep_output import follow_sweep
 if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
     from stoker_runs.launch.submission import Request
-    from stoker_runs.tuning.definition import Terms
+    from stoker_runs.tuning.definition import SweepDefinition
 
 __all__ = ["SUMMARY", "add_arguments", "begin", "run"]
 
@@ -94,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         return begin(request, asked, workspace, cleanup, detach=args.detach)
 
 
-def begin(request: Request, asked: Terms, workspace: Workspace, cleanup: ExitStack, *, detach: bool) -> int:
+def begin(
+    request: Request, asked: SweepDefinition, workspace: Workspace, cleanup: ExitStack, *, detach: bool
+) -> int:
     """Submit a sweep, and follow it.
 
     Args:
@@ -119,7 +121,7 @@ def begin(request: Request, asked: Terms, workspace: Workspace, cleanup: ExitSta
     return 0 if detach else follow_sweep(folder, workspace)
 
 
-def _print_terms(asked: Terms) -> None:
+def _print_terms(asked: SweepDefinition) -> None:
     from stoker_runs.tuning.definition import arguments_of
     from stoker_runs.tuning.policies import policy_text
 

@@ -31,19 +31,19 @@ __all__ = [
     "RunConfigFile",
     "find_compute",
     "find_run_config",
-    "flag",
-    "folded",
-    "keep_target",
+    "fold_key",
     "known_keys",
     "mapping",
     "read_compute",
+    "read_flag",
     "read_run_config",
+    "save_target",
     "text",
     "whole",
 ]
 
 
-def folded(key: object) -> str:
+def fold_key(key: object) -> str:
     """A key without its case: `NodeCount`, `nodeCount` and `node_count` are one."""
     return str(key).replace("_", "").replace("-", "").lower()
 
@@ -60,10 +60,10 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
     Raises:
         InvalidSettings: It is no mapping, or has a key twice.
     """
-    names = {folded(name): name for name in known}
+    names = {fold_key(name): name for name in known}
     found: dict[str, Any] = {}
     for key, value in mapping(content, where).items():
-        name = folded(key)
+        name = fold_key(key)
         if name not in names:
             near = get_close_matches(name, names, 1)
             hint = f"; did you mean {names[near[0]]}?" if near else ""
@@ -88,7 +88,7 @@ def mapping(content: Any, where: str) -> Mapping[str, Any]:
     return content
 
 
-def flag(value: Any, where: str) -> bool:
+def read_flag(value: Any, where: str) -> bool:
     """Whether something is true, quoted or not.
 
     Raises:
@@ -197,18 +197,18 @@ def read_compute(path: Path) -> ComputeFile:
     if word.lower() == "amlcompute":
         notes.append(f"the cores and GPUs of this machine stand for {path.stem}")
     shared = text(content.get("nativeshareddirectory"))
-    if shared and (not in_docker or flag(content.get("sharedvolumes"), f"{path}: sharedVolumes")):
+    if shared and (not in_docker or read_flag(content.get("sharedvolumes"), f"{path}: sharedVolumes")):
         settings["shared_directory"] = shared
     elif shared:
         notes.append("nativeSharedDirectory is not used: containers have it with sharedVolumes: true")
-    wants_gpu = flag(content.get("nvidiadocker"), f"{path}: nvidiaDocker")
+    wants_gpu = read_flag(content.get("nvidiadocker"), f"{path}: nvidiaDocker")
     return ComputeFile(
         path.stem,
         settings,
         image if in_docker else "",
         (1 if wants_gpu else 0) if in_docker else None,
         _python(content, word),
-        flag(content.get("usermanagedenvironment"), f"{path}: userManagedEnvironment"),
+        read_flag(content.get("usermanagedenvironment"), f"{path}: userManagedEnvironment"),
         whole(content.get("nodecount") or 1, f"{path}: nodeCount"),
         tuple(notes),
     )
@@ -248,7 +248,7 @@ def _python(content: Mapping[str, Any], word: str) -> str:
     return str(Path(python).expanduser()) if word.lower() == LOCAL and python.startswith("~") else python
 
 
-def keep_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str], None]) -> None:
+def save_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str], None]) -> None:
     """Make the target of a `.compute` file one of the workspace; what the file does not speak of stays as it is.
 
     Raises:
@@ -383,10 +383,10 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
     content = read_yaml(path, "run configuration", "names with values")
     inside = path.parent.name in CONFIG_FOLDERS
     project = path.parent.parent if inside else path.parent
-    if "environment" in map(folded, content):
+    if "environment" in map(fold_key, content):
         return _SdkFile(path, project, scratch).read(content)
     if (
-        not {"argumentvector", "condadependenciesfile", "trackedrun"} & set(map(folded, content))
+        not {"argumentvector", "condadependenciesfile", "trackedrun"} & set(map(fold_key, content))
         and "script" in content
     ):
         return _SdkFile(path, project, scratch).read(content)
@@ -506,7 +506,7 @@ class _SdkFile:
                 whole(found["maxrundurationseconds"], f"{self._path}: maxRunDurationSeconds")
             )
         section = mapping(found.get("amlcompute"), f"{self._path}: amlcompute")
-        size = next((text(value) for key, value in section.items() if folded(key) == "vmsize"), "")
+        size = next((text(value) for key, value in section.items() if fold_key(key) == "vmsize"), "")
         cluster = size if target.lower() == "amlcompute" else ""
         return RunConfigFile(
             self._path,
@@ -558,7 +558,7 @@ class _SdkFile:
     def _packages(self, section: Mapping[str, Any]) -> dict[str, Any]:
         where = f"{self._path}: environment.python"
         python = known_keys(section.get("python"), _PYTHON, where, self._notes)
-        if flag(python.get("usermanageddependencies"), f"{where}.userManagedDependencies"):
+        if read_flag(python.get("usermanageddependencies"), f"{where}.userManagedDependencies"):
             interpreter = text(python.get("interpreterpath"))
             return {"python": interpreter} if interpreter not in ("", "python") else {}
         if python.get("condadependencies"):
@@ -575,7 +575,7 @@ class _SdkFile:
         docker = known_keys(section.get("docker"), _DOCKER, f"{self._path}: environment.docker", self._notes)
         besides = known_keys(found.get("docker"), _DOCKER, f"{self._path}: docker", self._notes)
         where = f"{self._path}: environment.docker.enabled"
-        self._in_container = flag(docker.get("enabled"), where) or flag(
+        self._in_container = read_flag(docker.get("enabled"), where) or read_flag(
             besides.get("usedocker"), f"{self._path}: docker.useDocker"
         )
         if docker.get("baseimageregistry") and mapping(docker["baseimageregistry"], "registry").get(

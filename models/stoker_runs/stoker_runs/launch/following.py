@@ -13,7 +13,7 @@ from stoker_runs.records.states import RunState, Status
 
 __all__ = ["LogTail", "follow", "wait"]
 
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 _ADOPT_S: Final = 1.0
 _CHUNK_BYTES: Final = 1 << 20
 _BEFORE_THE_SCRIPT: Final = frozenset(
@@ -79,37 +79,37 @@ def follow(
         notes: Is told what was said while the run was prepared, a line each.
     """
     clock = clock or Clock()
-    tail, told = LogTail(folder, rank, attempt), 0
+    tail, passed = LogTail(folder, rank, attempt), 0
     adopt_at_s, before = clock.elapsed_s() + _ADOPT_S, 0
     while True:
         # Asked before the log is read: what came before the end is in it.
         state = folder.state()
         if state.status in _BEFORE_THE_SCRIPT:
-            told = _tell_notes(folder, attempt, told, waits, notes)
+            passed = _pass_notes(folder, attempt, passed, waits, notes)
             waits(state, (clock.now_ms() - state.since_ms) / 1000)
         else:
             waits(None, 0.0)
             if before != state.attempt:
-                before, told = state.attempt, _tell_notes(folder, attempt, told, waits, notes)
+                before, passed = state.attempt, _pass_notes(folder, attempt, passed, waits, notes)
             tail.read(state.attempt, write)
         if state.is_terminal:
             return state
         if clock.elapsed_s() > adopt_at_s:
             adopt(folder, workspace)
             adopt_at_s = clock.elapsed_s() + _ADOPT_S
-        clock.sleep(_LOOK_S)
+        clock.sleep(_POLL_S)
 
 
-def _tell_notes(
+def _pass_notes(
     folder: RunFolder,
     attempt: int,
-    told: int,
+    passed: int,
     waits: Callable[[RunState | None, float], None],
     notes: Callable[[str], None],
 ) -> int:
     """Pass on the notes of an attempt and those after it; returns how many were."""
     lines = [line for number, line in folder.notes() if number >= attempt]
-    for line in lines[told:]:
+    for line in lines[passed:]:
         waits(None, 0.0)
         notes(line)
     return len(lines)

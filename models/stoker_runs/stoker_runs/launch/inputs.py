@@ -33,14 +33,14 @@ __all__ = [
     "STORE_FILE",
     "check_inputs",
     "checked_data_set_name",
-    "data_set_place",
+    "data_set_path",
     "data_set_versions",
-    "fetched",
-    "fetched_together",
+    "fetch_file",
+    "fetch_files",
     "find_input",
     "is_data_set_name",
-    "is_of_web",
-    "place_in",
+    "is_web_address",
+    "resolve_in_store",
     "split_input",
     "store_names",
     "store_root",
@@ -75,13 +75,13 @@ def store_root(workspace: Workspace, name: str) -> Path:
     return Path(json.loads(file.read_bytes())["folder"]) if file.is_file() else folder
 
 
-def place_in(root: Path, path: str | None) -> Path | None:
+def resolve_in_store(root: Path, path: str | None) -> Path | None:
     """Where a path of a store is; a leading `/` means its root. None where it leads out of it."""
     parts = [part for part in str(path or "").replace("\\", "/").split("/") if part not in ("", ".")]
     return None if ".." in parts else root.joinpath(*parts)
 
 
-def is_of_web(where: str) -> bool:
+def is_web_address(where: str) -> bool:
     """Whether this is an address of the web, from which a file can be fetched."""
     return _WEB.match(where) is not None
 
@@ -116,7 +116,7 @@ def data_set_versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def data_set_place(
+def data_set_path(
     workspace: Workspace, name: str, version: int | None, fetch: Callable[[Sequence[str]], Path]
 ) -> Path | None:
     """The folder or file that a registered data set is; None where none is registered under this name.
@@ -135,7 +135,7 @@ def data_set_place(
     if not 1 <= number <= len(versions):
         raise SubmissionRefused(f"the data set {name} has no version {number}; it has 1 to {len(versions)}")
     known = versions[number - 1]["places"]
-    places = {_fixed(workspace, store, path) for store, path in known if store is not None}
+    places = {_fixed_part(workspace, store, path) for store, path in known if store is not None}
     if web := [address for store, address in known if store is None]:
         places.add(fetch(web))
     if len(places) != 1:
@@ -143,11 +143,11 @@ def data_set_place(
     return places.pop()
 
 
-def _fixed(workspace: Workspace, store: str, path: str) -> Path | None:
+def _fixed_part(workspace: Workspace, store: str, path: str) -> Path | None:
     """The folder before the first part of a path that is a pattern."""
     parts = path.strip("/").split("/")
     fixed = next((number for number, part in enumerate(parts) if _PATTERN & set(part)), len(parts))
-    return place_in(store_root(workspace, store), "/".join(parts[:fixed]))
+    return resolve_in_store(store_root(workspace, store), "/".join(parts[:fixed]))
 
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
@@ -191,14 +191,14 @@ def find_input(
         raise InvalidSettings(
             f"{name!r} cannot be the name of an input: letters, digits, '_' and '-' will do"
         )
-    if is_of_web(where):
-        return str(fetched(where, workspace, say))
+    if is_web_address(where):
+        return str(fetch_file(where, workspace, say))
     for mode in _MODES:
         where = where.removesuffix(mode)
     path = (base or Path.cwd()) / Path(where).expanduser()
     if path.exists():
         return str(path.resolve())
-    place = _registered(where, workspace, say) or _stored(where, workspace)
+    place = _path_of_data_set(where, workspace, say) or _path_in_store(where, workspace)
     if place is not None and place.exists():
         return str(place)
     if place is not None:
@@ -217,7 +217,7 @@ def _data_sets(workspace: Workspace) -> list[str]:
     )
 
 
-def _registered(where: str, workspace: Workspace, say: Callable[[str], None]) -> Path | None:
+def _path_of_data_set(where: str, workspace: Workspace, say: Callable[[str], None]) -> Path | None:
     name, _, version = where.partition(":")
     if not is_data_set_name(name) or (version and version != "latest" and not version.isdecimal()):
         return None
@@ -225,14 +225,14 @@ def _registered(where: str, workspace: Workspace, say: Callable[[str], None]) ->
 
     def fetch(addresses: Sequence[str]) -> Path:
 
-        return fetched_together(addresses, workspace, say)
+        return fetch_files(addresses, workspace, say)
 
-    return data_set_place(workspace, name, number, fetch)
+    return data_set_path(workspace, name, number, fetch)
 
 
-def _stored(where: str, workspace: Workspace) -> Path | None:
+def _path_in_store(where: str, workspace: Workspace) -> Path | None:
     store, _, path = where.partition("/")
-    return place_in(store_root(workspace, store), path) if store in store_names(workspace) else None
+    return resolve_in_store(store_root(workspace, store), path) if store in store_names(workspace) else None
 
 
 def check_inputs(inputs: Mapping[str, str], target: Target) -> None:
@@ -257,17 +257,17 @@ _UNCHANGED: Final = 304
 _KEPT_HEADERS: Final = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
 
 
-def fetched_together(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:
+def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:
     """Return the file of the only address, or a folder with the files of all, each below its host and path.
 
     Args:
         addresses: `http://…` or `https://…` each.
-        say: As of `fetched`.
+        say: As of `fetch_file`.
 
     Raises:
         SubmissionRefused: One cannot be had, and was not before; or two would be one file.
     """
-    files = {address: fetched(address, workspace, say) for address in addresses}
+    files = {address: fetch_file(address, workspace, say) for address in addresses}
     if len(files) == 1:
         return next(iter(files.values()))
     names: dict[Path, str] = {}
@@ -295,7 +295,7 @@ def fetched_together(addresses: Sequence[str], workspace: Workspace, say: Callab
     return folder
 
 
-def fetched(address: str, workspace: Workspace, say: Callable[[str], None]) -> Path:
+def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -> Path:
     """Return the file of an address, fetched unless what is there is still the same.
 
     Args:

@@ -56,7 +56,7 @@ class InteractiveRun:
 
         def own(staged: RunFolder) -> None:
             # Taken before anybody can see it: nobody adopts what has an owner.
-            self._lock = staged.take()
+            self._lock = staged.acquire_lock()
             staged.attempt(1).mkdir(parents=True)
 
         self.folder = RunStore(workspace.create().runs_dir).create(record, state, own)
@@ -87,5 +87,5 @@ class InteractiveRun:
         self.recorder.close()
         self.folder.write_state(state)
         assert self._lock is not None
-        self.folder.give_back(self._lock)
+        self.folder.release_lock(self._lock)
         self._lock = None

@@ -17,11 +17,11 @@ from typing import Any, Final
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.runners import Clock
-from stoker_runs.launch.slots import Ask, Held, Slots, slots_of
+from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, slots_of
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
 from stoker_runs.records.states import (
-    CancelAsked,
+    CancelRequested,
     Collected,
     Ended,
     FailureCode,
@@ -35,17 +35,17 @@ from stoker_runs.records.states import (
     RunState,
     Seen,
     Status,
-    TimeUp,
+    TimeLimitExceeded,
     Unseen,
     Waits,
     next_state,
 )
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import find_target
-from stoker_runs.targets.engine import Engine, EngineFailure, Job, Presence, Sight, Unreachable
+from stoker_runs.targets.engine import AttemptState, Engine, EngineFailure, Job, Presence, Unreachable
 from stoker_runs.targets.registry import engine_of
 
-__all__ = ["INTERRUPTED", "Begin", "Runner", "became_runner", "main", "observations"]
+__all__ = ["INTERRUPTED", "Begin", "Runner", "acquire_runner_lock", "main", "observations"]
 
 
 # The runner of one run: looks, decides by `next_state`, acts; from wherever the run is to its end.
@@ -79,9 +79,9 @@ def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]
             Lost(RunFailure(FailureCode.NODE_LOST, "the node lost its contact, and ended the script itself"))
         ]
     if outcome == "stopped":
-        return [CancelAsked(str(report.get("reason") or "")), Ended(status, None, started_ms)]
+        return [CancelRequested(str(report.get("reason") or "")), Ended(status, None, started_ms)]
     if outcome == "timed_out":
-        return [TimeUp(limit_s), Ended(status, None, started_ms)]
+        return [TimeLimitExceeded(limit_s), Ended(status, None, started_ms)]
     if outcome == "not_started":
         message = str(report.get("reason") or "the script could not be started")
         return [Refused(RunFailure(FailureCode.SCRIPT_FAILED, message))]
@@ -159,9 +159,9 @@ def _details(report: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_LOOK_S: Final = 0.1
-_QUEUE_LOOK_S: Final = 0.5
-_FAILING_LOOK_S: Final = 2.0
+_POLL_S: Final = 0.1
+_QUEUE_POLL_S: Final = 0.5
+_FAILING_POLL_S: Final = 2.0
 _COLLECT_FOR_S: Final = 300.0
 # A machine that does not answer has the files still.
 _COLLECT_UNREACHABLE_FOR_S: Final = 86_400.0
@@ -199,9 +199,9 @@ class Runner:
         self._begin = begin
         self._register = register
         self._clock = clock or Clock()
-        self._held: Held | None = None
+        self._held: Allocation | None = None
         self._preparation: Future[None] | None = None
-        self._told = False
+        self._stop_sent = False
         self._silent_since_s: float | None = None
         self._collecting_since_s: float | None = None
         self._unwritten = False
@@ -218,8 +218,8 @@ class Runner:
     def step(self) -> float:
         """Look once and act; returns how many seconds may pass until the next time."""
         if self._unwritten and not self._write():
-            return _FAILING_LOOK_S
-        self._hear_cancel()
+            return _FAILING_POLL_S
+        self._check_cancel_request()
         match self.state.status:
             case Status.NOT_STARTED | Status.QUEUED:
                 return self._queue()
@@ -230,18 +230,18 @@ class Runner:
             case Status.COMPLETED | Status.FAILED | Status.CANCELED:
                 return 0.0
             case _:
-                return self._watch()
+                return self._poll()
 
     def fail(self, failure: RunFailure) -> None:
         """End the run because the runner itself has failed."""
-        self._observed(Refused(failure))
-        self._observed(Collected())
+        self._apply(Refused(failure))
+        self._apply(Collected())
 
-    def _observed(self, observation: Observation) -> None:
+    def _apply(self, observation: Observation) -> None:
         following = next_state(self.state, observation, self._clock.now_ms())
         if following != self.state:
             if following.attempt != self.state.attempt:
-                self._preparation, self._told, self._silent_since_s = None, False, None
+                self._preparation, self._stop_sent, self._silent_since_s = None, False, None
             self.state = following
             self._write()
 
@@ -256,10 +256,10 @@ class Runner:
             self._unwritten = False
         return not self._unwritten
 
-    def _hear_cancel(self) -> None:
-        asked = self._folder.cancel_asked()
+    def _check_cancel_request(self) -> None:
+        asked = self._folder.cancel_request()
         if asked is not None and not self.state.ending:
-            self._observed(CancelAsked(str(asked.get("reason") or "")))
+            self._apply(CancelRequested(str(asked.get("reason") or "")))
 
     def _job(self) -> Job:
         definition = self._record.definition
@@ -271,81 +271,81 @@ class Runner:
             gpus = self._held.gpus
         return Job(self._folder, self._record, self.state.attempt, self._snapshots_dir, gpus, resume_from)
 
-    def _ask(self) -> Ask:
+    def _resources(self) -> ResourceRequest:
         definition = self._record.definition
-        return Ask(definition.cores, definition.gpus or 0)
+        return ResourceRequest(definition.cores, definition.gpus or 0)
 
     def _queue(self) -> float:
         if self._slots is None:
-            self._observed(Granted())
+            self._apply(Granted())
             return 0.0
         try:
             answer = self._slots.ask(
-                self._record.id, self._ask(), self.state.submitted_ms, self._clock.now_ms()
+                self._record.id, self._resources(), self.state.submitted_ms, self._clock.now_ms()
             )
         except OSError as error:
-            self._observed(Waits(f"the workspace cannot be written to: {error.strerror}"))
-            return _FAILING_LOOK_S
-        if isinstance(answer, Held):
+            self._apply(Waits(f"the workspace cannot be written to: {error.strerror}"))
+            return _FAILING_POLL_S
+        if isinstance(answer, Allocation):
             self._held = answer
-            self._observed(Granted())
+            self._apply(Granted())
             return 0.0
-        self._observed(Waits(answer.reason))
-        return _QUEUE_LOOK_S
+        self._apply(Waits(answer.reason))
+        return _QUEUE_POLL_S
 
     def _prepare(self) -> float:
         if self._preparation is None:
             if self._slots is not None and self._held is None:
                 # Of the runner before: what is held is given once more.
                 held = self._slots.ask(
-                    self._record.id, self._ask(), self.state.submitted_ms, self._clock.now_ms()
+                    self._record.id, self._resources(), self.state.submitted_ms, self._clock.now_ms()
                 )
-                self._held = held if isinstance(held, Held) else None
+                self._held = held if isinstance(held, Allocation) else None
             job = self._job()
-            self._preparation = self._begin(lambda: self._engine.prepare(job, self._say))
+            self._preparation = self._begin(lambda: self._engine.prepare(job, self._notify))
         if not self._preparation.done():
             return 0.02
         problem = self._preparation.exception()
         if isinstance(problem, EngineFailure):
-            self._observed(Refused(problem.failure))
+            self._apply(Refused(problem.failure))
         elif problem is not None:
             raise problem
         else:
-            self._observed(Prepared())
+            self._apply(Prepared())
         return 0.0
 
-    def _say(self, line: str) -> None:
+    def _notify(self, line: str) -> None:
         """Log a line of the preparation, and have whoever follows the run read it."""
         _LOG.info("%s", line)
         with contextlib.suppress(OSError):
             self._folder.add_note(line, self._clock.now_ms(), self.state.attempt)
 
-    def _watch(self) -> float:
+    def _poll(self) -> float:
         job = self._job()
         try:
             sight = self._engine.observe(job)
             if sight.presence in {Presence.ALIVE, Presence.PENDING}:
-                if self.state.ending and not self._told:
-                    self._tell_to_end(job)
+                if self.state.ending and not self._stop_sent:
+                    self._send_stop(job)
                 self._engine.pull(job, final=False)
         except EngineFailure as error:
-            sight = Sight(Presence.UNREACHABLE, error.failure.message)
+            sight = AttemptState(Presence.UNREACHABLE, error.failure.message)
         if sight.presence is not Presence.UNREACHABLE:
             self._silent_since_s = None
-        return self._acted(job, sight)
+        return self._act_on(job, sight)
 
-    def _acted(self, job: Job, sight: Sight) -> float:
+    def _act_on(self, job: Job, sight: AttemptState) -> float:
         match sight.presence:
             case Presence.ABSENT:
-                return self._absent(job)
+                return self._handle_absence(job)
             case Presence.PENDING:
-                self._observed(Unseen(sight.reason))
+                self._apply(Unseen(sight.reason))
             case Presence.ALIVE:
-                self._observed(Provisioned())
+                self._apply(Provisioned())
                 if sight.reason:
-                    self._observed(Unseen(sight.reason))
+                    self._apply(Unseen(sight.reason))
                 elif sight.started_ms is not None:
-                    self._observed(Seen(sight.started_ms))
+                    self._apply(Seen(sight.started_ms))
             case Presence.ENDED:
                 for observation in observations(sight.exit, self._record.definition.max_duration_s):
                     self._end_attempt(job, observation)
@@ -354,10 +354,10 @@ class Runner:
                 self._end_attempt(job, Lost(INTERRUPTED))
                 return 0.0
             case Presence.UNREACHABLE:
-                return self._silent(job, sight.reason)
-        return _LOOK_S
+                return self._handle_silence(job, sight.reason)
+        return _POLL_S
 
-    def _absent(self, job: Job) -> float:
+    def _handle_absence(self, job: Job) -> float:
         """Nothing was started yet, or the machine has lost all that it knew."""
         if self.state.ending or self.state.status is not Status.PROVISIONING:
             self._end_attempt(job, Lost(INTERRUPTED))
@@ -365,10 +365,10 @@ class Runner:
         try:
             self._engine.start(job)
         except EngineFailure as error:
-            self._observed(Refused(error.failure))
+            self._apply(Refused(error.failure))
         return 0.0
 
-    def _silent(self, job: Job, reason: str) -> float:
+    def _handle_silence(self, job: Job, reason: str) -> float:
         """While another attempt may follow, or none is wanted, a node that is silent for long is lost.
 
         Else it is waited for: what its script has left is collected when it answers.
@@ -385,15 +385,15 @@ class Runner:
             )
             self._end_attempt(job, Lost(failure))
             return 0.0
-        self._observed(Unseen(reason))
-        return _FAILING_LOOK_S
+        self._apply(Unseen(reason))
+        return _FAILING_POLL_S
 
-    def _tell_to_end(self, job: Job) -> None:
-        asked = self._folder.cancel_asked() or {}
+    def _send_stop(self, job: Job) -> None:
+        asked = self._folder.cancel_request() or {}
         grace_s = asked.get("grace_s")
         usual_s = self._record.definition.grace_s
         self._engine.stop(job, usual_s if grace_s is None else float(grace_s), "canceled")
-        self._told = True
+        self._stop_sent = True
 
     def _end_attempt(self, job: Job, observation: Observation) -> None:
         following = next_state(self.state, observation, self._clock.now_ms())
@@ -404,7 +404,7 @@ class Runner:
                 self._engine.clean(job)
             except EngineFailure as error:
                 _LOG.warning("attempt %d was left as it is: %s", job.attempt, error)
-        self._observed(observation)
+        self._apply(observation)
 
     def _finish(self) -> float:
         job = self._job()
@@ -420,14 +420,14 @@ class Runner:
             is_wanted = isinstance(error, Unreachable) and self.state.outcome is not Status.CANCELED
             if now_s - began_s < (_COLLECT_UNREACHABLE_FOR_S if is_wanted else _COLLECT_FOR_S):
                 _LOG.warning("%s", error)
-                return _FAILING_LOOK_S
+                return _FAILING_POLL_S
             self.state = self.state.replace(reason=f"not all files came back: {error}")
         if self.state.outcome is Status.COMPLETED:
             try:
                 self._register(self._folder)
             except (StokerError, OSError) as error:
                 _LOG.warning("a model was not registered: %s", error)
-        self._observed(Collected())
+        self._apply(Collected())
         # Not before: until the end is written, what it holds is its own.
         if self._slots is not None:
             self._slots.release(self._record.id)
@@ -444,7 +444,7 @@ def main(arguments: list[str]) -> int:
     """Be the runner of a run until it has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder, workspace = RunFolder(Path(arguments[0])), Workspace(Path(arguments[1]))
-    if not became_runner(folder):
+    if not acquire_runner_lock(folder):
         return 0
     if folder.record().kind == INTERACTIVE:
         _close_interactive(folder)
@@ -462,7 +462,7 @@ def main(arguments: list[str]) -> int:
             engine_of(target, workspace),
             slots_of(target, workspace),
             workspace.snapshots_dir,
-            _begun,
+            _start_thread,
             lambda ended: _register(ended, workspace),
         )
     except StokerError as error:
@@ -495,16 +495,16 @@ def _register(folder: RunFolder, workspace: Workspace) -> None:
         register_asked(folder, workspace)
 
 
-def became_runner(folder: RunFolder) -> bool:
+def acquire_runner_lock(folder: RunFolder) -> bool:
     """Take the run's lock for as long as this process lives, unless somebody else has it for longer than a look."""
     for _ in range(_TRIES):
-        if folder.take() is not None:
+        if folder.acquire_lock() is not None:
             return True
         time.sleep(_BETWEEN_TRIES_S)
     return False
 
 
-def _begun(work: Callable[[], None]) -> Future[None]:
+def _start_thread(work: Callable[[], None]) -> Future[None]:
     """Do what takes long on a thread that no end of the process waits for."""
     future: Future[None] = Future()
 

@@ -78,19 +78,21 @@ def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
         )
     finally:
         os.close(log)
-    _reaped(pid)
+    _reap_in_background(pid)
 
 
 def _runner_of(folder: RunFolder) -> str:
     return _RUNNERS.get(folder.record().kind, _RUNNER)
 
 
-def _reaped(pid: int) -> None:
+def _reap_in_background(pid: int) -> None:
     """Have it buried when it ends: it may outlive this process, and must not stay a zombie of a notebook's."""
     threading.Thread(target=_reap, args=(pid,), daemon=True).start()
 
 
-def fork_runner(folder: RunFolder, workspace: Workspace, reap: Callable[[int], None] = _reaped) -> None:
+def fork_runner(
+    folder: RunFolder, workspace: Workspace, reap: Callable[[int], None] = _reap_in_background
+) -> None:
     """Start the runner of a run as a fork of this process, which spares it half of what its start takes.
 
     For a command of ours, which has imported most of what a runner needs: who knows what another program has open.
@@ -110,12 +112,12 @@ def fork_runner(folder: RunFolder, workspace: Workspace, reap: Callable[[int], N
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        _be_the_runner(folder, workspace, log)
+        _run_as_runner(folder, workspace, log)
     os.close(log)
     reap(pid)
 
 
-def _be_the_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoReturn:
+def _run_as_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoReturn:
     """What `posix_spawn` does for the other kind; nothing of the caller's goes on in here, whatever happens."""
     status = 1
     try:
@@ -163,5 +165,5 @@ def adopt_all(workspace: Workspace, index: RunIndex | None = None) -> list[str]:
     store = RunStore(workspace.runs_dir)
     if not store.runs_dir.is_dir():
         return []
-    going_on = (index or RunIndex(store)).going_on()
+    going_on = (index or RunIndex(store)).unfinished_runs()
     return [run_id for run_id in going_on if adopt(store.get(run_id), workspace)]

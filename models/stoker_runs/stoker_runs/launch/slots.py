@@ -23,18 +23,18 @@ from stoker_runs.records.serialization import Record
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
 
-__all__ = ["Ask", "Held", "Slots", "Wait", "check_ask", "choose", "slots_of"]
+__all__ = ["Allocation", "ResourceRequest", "Slots", "Unavailable", "check_request", "choose", "slots_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ResourceRequest:
     """What a run wants."""
 
     cores: int
     gpus: int
 
 
-class Held(Record, frozen=True, rename={"since_ms": "since"}):
+class Allocation(Record, frozen=True, rename={"since_ms": "since"}):
     """What a run holds, or waits for.
 
     Attributes:
@@ -48,7 +48,7 @@ class Held(Record, frozen=True, rename={"since_ms": "since"}):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Unavailable:
     """There is no room.
 
     Attributes:
@@ -58,7 +58,7 @@ class Wait:
     reason: str
 
 
-def check_ask(ask: Ask, capacity: Capacity) -> None:
+def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
     """Refuse what can never be had.
 
     Raises:
@@ -73,8 +73,8 @@ def check_ask(ask: Ask, capacity: Capacity) -> None:
 
 
 def choose(
-    ask: Ask, holders: Sequence[Held], earlier: Sequence[Held], capacity: Capacity
-) -> Sequence[str] | Wait:
+    ask: ResourceRequest, holders: Sequence[Allocation], earlier: Sequence[Allocation], capacity: Capacity
+) -> Sequence[str] | Unavailable:
     """Say which GPUs a run gets, if there is room.
 
     Those who came earlier and wait are served first: what they wait for is not given away. So a run for cores passes
@@ -90,13 +90,15 @@ def choose(
     spare_cores = cores - sum(one.cores for one in earlier)
     if ask.gpus and spare_gpus < ask.gpus:
         of_gpus = [held for held in holders if held.gpus]
-        return Wait(_waiting_for(_counted(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus]))
+        return Unavailable(
+            _waiting_for(_counted(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus])
+        )
     if spare_cores < ask.cores:
-        return Wait(_waiting_for(_counted(ask.cores, "core"), holders, earlier))
+        return Unavailable(_waiting_for(_counted(ask.cores, "core"), holders, earlier))
     return free[: ask.gpus]
 
 
-def _waiting_for(what: str, holders: Sequence[Held], earlier: Sequence[Held]) -> str:
+def _waiting_for(what: str, holders: Sequence[Allocation], earlier: Sequence[Allocation]) -> str:
     if holders:
         oldest = min(holders, key=lambda held: held.since_ms)
         since = datetime.fromtimestamp(oldest.since_ms / 1000).astimezone().isoformat(" ", "seconds")
@@ -119,7 +121,9 @@ class Slots:
         self._store = store
         self._capacity = capacity
 
-    def ask(self, run_id: str, ask: Ask, submitted_ms: int, now_ms: int) -> Held | Wait:
+    def ask(
+        self, run_id: str, ask: ResourceRequest, submitted_ms: int, now_ms: int
+    ) -> Allocation | Unavailable:
         """Take the slots for a run, or line it up; what it holds already is what it gets.
 
         Raises:
@@ -135,11 +139,11 @@ class Slots:
             waiting = sorted(self._live(self._waiting), key=lambda one: (one.since_ms, one.run))
             earlier = [one for one in waiting if (one.since_ms, one.run) < (submitted_ms, run_id)]
             chosen = choose(ask, holders, earlier, self._capacity)
-            if isinstance(chosen, Wait):
-                wanted = Held(run_id, submitted_ms, ask.cores, ("",) * ask.gpus)
+            if isinstance(chosen, Unavailable):
+                wanted = Allocation(run_id, submitted_ms, ask.cores, ("",) * ask.gpus)
                 self._write(self._waiting, wanted)
                 return chosen
-            held = Held(run_id, now_ms, ask.cores, tuple(chosen))
+            held = Allocation(run_id, now_ms, ask.cores, tuple(chosen))
             self._write(self._holders, held)
             (self._waiting / run_id).unlink(missing_ok=True)
             return held
@@ -149,13 +153,13 @@ class Slots:
         for folder in (self._holders, self._waiting):
             (folder / run_id).unlink(missing_ok=True)
 
-    def overview(self) -> tuple[list[Held], list[Held]]:
+    def overview(self) -> tuple[list[Allocation], list[Allocation]]:
         """Who holds what, and who waits, the longest first."""
         found = [self._live(folder) if folder.is_dir() else [] for folder in (self._holders, self._waiting)]
         holders, waiting = (sorted(one, key=lambda held: held.since_ms) for one in found)
         return holders, waiting
 
-    def _live(self, folder: Path) -> list[Held]:
+    def _live(self, folder: Path) -> list[Allocation]:
         """What the files of a folder say; those of runs that have ended or are gone are removed."""
         found = []
         for path in folder.iterdir():
@@ -165,7 +169,7 @@ class Slots:
                 path.unlink(missing_ok=True)
                 continue
             try:
-                found.append(Held.from_json(json.loads(path.read_bytes())))
+                found.append(Allocation.from_json(json.loads(path.read_bytes())))
             except (OSError, ValueError, LookupError, TypeError):
                 path.unlink(missing_ok=True)
         return found
@@ -177,7 +181,7 @@ class Slots:
             return True
 
     @staticmethod
-    def _write(folder: Path, held: Held) -> None:
+    def _write(folder: Path, held: Allocation) -> None:
         replace_file(folder / held.run, json.dumps(held.to_json()).encode())
 
 

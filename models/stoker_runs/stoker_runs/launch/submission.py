@@ -25,7 +25,7 @@ from stoker.settings.names import is_name, name_from_file, parse_reference
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.inputs import check_inputs
 from stoker_runs.launch.runners import Clock, spawn_runner
-from stoker_runs.launch.slots import Ask, check_ask
+from stoker_runs.launch.slots import ResourceRequest, check_request
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import SCRIPT, SWEEP, Definition, RunRecord, checked_experiment, new_run_id
 from stoker_runs.records.snapshots import (
@@ -194,7 +194,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     if capacity is not None:
         if definition.gpus is None:
             definition = definition.replace(gpus=1 if capacity.gpus else 0)
-        check_ask(Ask(definition.cores, definition.gpus or 0), capacity)
+        check_request(ResourceRequest(definition.cores, definition.gpus or 0), capacity)
     return Plan(experiment, definition, target, found.file, found.content)
 
 
@@ -270,7 +270,7 @@ def resume(
     if not folder.state().is_terminal:
         raise SubmissionRefused(f"{folder.id} is {folder.state().status}: only what has ended can be resumed")
     # Its runner writes the end and then ends itself.
-    lock = folder.take(wait=True)
+    lock = folder.acquire_lock(wait=True)
     # Somebody else may have resumed it meanwhile.
     state = folder.state()
     try:
@@ -280,11 +280,11 @@ def resume(
             raise SubmissionRefused(
                 f"{folder.id}: {error}; submit the script again with --resume RUN"
             ) from None
-        folder.forget_cancel()
+        folder.clear_cancel_request()
         folder.write_state(again)
     finally:
         if lock is not None:
-            folder.give_back(lock)
+            folder.release_lock(lock)
     spawn(folder, workspace)
     return again
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker_run.trees import files_below
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.summary import Numbers, measured
+from stoker_runs.records.summary import MetricStatistics, metric_statistics
 
 __all__ = ["Difference", "compare_runs", "parameters_of"]
 
@@ -65,10 +65,12 @@ def _result(folder: RunFolder) -> dict[str, str]:
 
 
 def _metrics(folder: RunFolder) -> dict[str, str]:
-    return {name: _text(numbers) for name, numbers in sorted(measured(folder.metric_files()).items())}
+    return {
+        name: _text(numbers) for name, numbers in sorted(metric_statistics(folder.metric_files()).items())
+    }
 
 
-def _text(numbers: Numbers) -> str:
+def _text(numbers: MetricStatistics) -> str:
     return f"{numbers.last:.6g}"
 
 

@@ -24,7 +24,7 @@ from stoker_runs.records.comparing import parameters_of
 from stoker_runs.records.folder import RunFolder, numbers_of
 from stoker_runs.records.states import RunState, Status
 
-__all__ = ["Curve", "Mirror", "crc32c", "curves_of", "draw", "event_record", "thinned", "write_logdir"]
+__all__ = ["Curve", "Mirror", "crc32c", "curves_of", "downsample", "draw", "event_record", "write_logdir"]
 
 
 Curve = tuple[list[float], list[float], bool]
@@ -59,7 +59,7 @@ def curves_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     return curves
 
 
-def thinned(curve: Curve) -> Curve:
+def downsample(curve: Curve) -> Curve:
     """Reduce the points of a long curve, keeping minimum and maximum of each section."""
     places, values, steps = curve
     if len(values) <= _MOST_POINTS:
@@ -119,7 +119,7 @@ def draw(folders: Sequence[RunFolder], metrics: Sequence[str], path: Path) -> li
 def _draw_panel(axis: Any, name: str, curves: Sequence[tuple[str, Curve]]) -> None:
     all_steps = all(curve[2] for _, curve in curves)
     for run, curve in curves:
-        places, values, _ = thinned(curve)
+        places, values, _ = downsample(curve)
         # A single value would be an invisible line.
         axis.plot(places, values, label=run, marker="o" if len(values) < _SINGLE else None, linewidth=1.4)
     axis.set_title(name)
@@ -228,7 +228,7 @@ def write_logdir(folders: Sequence[RunFolder], place: Path) -> Path:
 def _events(folder: RunFolder, began_s: float) -> Iterable[bytes]:
     yield _record(b"\x09" + struct.pack("<d", began_s) + _bytes(3, _VERSION))
     for name, curve in curves_of(folder.metric_lines()).items():
-        places, values, _ = thinned(curve)
+        places, values, _ = downsample(curve)
         yield from (
             event_record(name, value, int(step), began_s) for step, value in zip(places, values, strict=True)
         )

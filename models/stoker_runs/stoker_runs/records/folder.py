@@ -304,7 +304,7 @@ class RunFolder:
             if line.get("e") == "note"
         ]
 
-    def ask_to_cancel(self, reason: str, now_ms: int, grace_s: float | None = None) -> None:
+    def request_cancel(self, reason: str, now_ms: int, grace_s: float | None = None) -> None:
         """Request the runner to end the run; only the first request counts.
 
         Args:
@@ -315,7 +315,7 @@ class RunFolder:
             content = {"t": now_ms, "reason": reason, "grace_s": grace_s}
             replace_file(path, json.dumps(content).encode())
 
-    def cancel_asked(self) -> dict[str, Any] | None:
+    def cancel_request(self) -> dict[str, Any] | None:
         """The request to cancel, or None."""
         try:
             content = json.loads((self.path / "cancel.json").read_bytes())
@@ -323,11 +323,11 @@ class RunFolder:
             return None
         return content if isinstance(content, dict) else None
 
-    def forget_cancel(self) -> None:
+    def clear_cancel_request(self) -> None:
         """Remove the request to cancel, before a further attempt."""
         (self.path / "cancel.json").unlink(missing_ok=True)
 
-    def take(self, *, wait: bool = False) -> int | None:
+    def acquire_lock(self, *, wait: bool = False) -> int | None:
         """Acquire the lock that makes this process the run's runner; returns None if another process holds it.
 
         Args:
@@ -342,13 +342,13 @@ class RunFolder:
             return None
 
     @staticmethod
-    def give_back(lock: int) -> None:
-        """Release the lock acquired by `take`."""
+    def release_lock(lock: int) -> None:
+        """Release the lock acquired by `acquire_lock`."""
         os.close(lock)
 
     def has_runner(self) -> bool:
         """Whether a process holds the runner's lock now."""
-        descriptor = self.take()
+        descriptor = self.acquire_lock()
         if descriptor is None:
             return True
         os.close(descriptor)

@@ -21,7 +21,7 @@ from stoker.system.durable import private_folder
 from stoker_runs.records.folder import EVENTS_FILE, RunFolder
 from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.records.summary import Numbers, RunSummary, measured, summarize
+from stoker_runs.records.summary import MetricStatistics, RunSummary, metric_statistics, summarize
 
 __all__ = ["RunIndex"]
 
@@ -85,7 +85,7 @@ class RunIndex:
             where, values = _where(experiment)
             return sorted(name for (name,) in database.execute(query + where, values))
 
-    def going_on(self) -> list[str]:
+    def unfinished_runs(self) -> list[str]:
         """The ids of runs that have not ended."""
         with self._opened() as database:
             self._refresh(database, None)
@@ -160,7 +160,7 @@ class RunIndex:
         for run, of, stamp in database.execute(unread, values).fetchall():
             files = RunFolder(self._store.runs_dir / of / run).metric_files()
             # Runs that have not ended are read each time: their metrics grow without an event.
-            _put_metrics(database, run, measured(files), final=bool(stamp))
+            _put_metrics(database, run, metric_statistics(files), final=bool(stamp))
 
 
 def _make(database: sqlite3.Connection) -> None:
@@ -190,7 +190,7 @@ def _put(database: sqlite3.Connection, run: RunSummary, stamp: str) -> None:
 
 
 def _put_metrics(
-    database: sqlite3.Connection, run: str, metrics: Mapping[str, Numbers], *, final: bool
+    database: sqlite3.Connection, run: str, metrics: Mapping[str, MetricStatistics], *, final: bool
 ) -> None:
     database.execute("DELETE FROM metrics WHERE run = ?", (run,))
     database.executemany(
@@ -222,13 +222,15 @@ def _newest(columns: str, experiment: str | None, limit: int | None) -> tuple[st
 def _listed(
     database: sqlite3.Connection, experiment: str | None, metrics: Sequence[str] | None, limit: int | None
 ) -> list[RunSummary]:
-    found: dict[str, dict[str, Numbers]] = {}
+    found: dict[str, dict[str, MetricStatistics]] = {}
     numbers = "SELECT run, name, last, least, most, count FROM metrics"
     asked = [()] if metrics is None else [(name,) for name in metrics]
     for values in asked:
         rows = database.execute(f"{numbers} WHERE name = ?" if values else numbers, values)
         for run, name, last, least, most, count in rows:
-            found.setdefault(run, {})[name] = Numbers(_float(last), _float(least), _float(most), count)
+            found.setdefault(run, {})[name] = MetricStatistics(
+                _float(last), _float(least), _float(most), count
+            )
     rows = database.execute(*_newest(_COLUMNS, experiment, limit))
     return [
         RunSummary(

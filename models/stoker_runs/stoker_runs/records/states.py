@@ -19,7 +19,7 @@ from stoker_runs.records.serialization import Record
 
 __all__ = [
     "TERMINAL",
-    "CancelAsked",
+    "CancelRequested",
     "Collected",
     "Ended",
     "FailureCode",
@@ -33,7 +33,7 @@ __all__ = [
     "RunState",
     "Seen",
     "Status",
-    "TimeUp",
+    "TimeLimitExceeded",
     "Unseen",
     "Waits",
     "next_state",
@@ -170,14 +170,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """The user has requested it to end."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class TimeUp:
+class TimeLimitExceeded:
     """It has exceeded its time limit."""
 
     limit_s: float
@@ -198,8 +198,8 @@ Observation = (
     | Ended
     | Lost
     | Refused
-    | CancelAsked
-    | TimeUp
+    | CancelRequested
+    | TimeLimitExceeded
     | Collected
 )
 
@@ -246,16 +246,16 @@ def next_state(state: RunState, observation: Observation, now_ms: int) -> RunSta
     if state.is_terminal:
         return state
     if state.status is Status.FINALIZING:
-        return _closed(state, now_ms) if isinstance(observation, Collected) else state
+        return _close(state, now_ms) if isinstance(observation, Collected) else state
     match observation:
         case Ended() | Lost() | Refused():
-            return _over(state, observation, now_ms)
-        case CancelAsked() | TimeUp():
-            return _told_to_end(state, observation, now_ms)
+            return _after_end(state, observation, now_ms)
+        case CancelRequested() | TimeLimitExceeded():
+            return _after_stop_request(state, observation, now_ms)
         case Seen() | Unseen():
-            return _heard_of(state, observation, now_ms)
+            return _after_contact(state, observation, now_ms)
         case Waits() | Granted() | Prepared() | Provisioned():
-            return _on_the_way(state, observation, now_ms)
+            return _before_script(state, observation, now_ms)
         case Collected():
             return state
 
@@ -273,7 +273,7 @@ def resumed(state: RunState, now_ms: int) -> RunState:
     )
 
 
-def _on_the_way(
+def _before_script(
     state: RunState, observation: Waits | Granted | Prepared | Provisioned, now_ms: int
 ) -> RunState:
     """Before the script starts, states only advance in order."""
@@ -283,33 +283,35 @@ def _on_the_way(
                 return state
             if state.status is Status.QUEUED:
                 return state.replace(reason=reason)
-            return _moved(state, Status.QUEUED, now_ms, reason)
+            return _with_status(state, Status.QUEUED, now_ms, reason)
         case Granted():
             before, after = {Status.NOT_STARTED, Status.QUEUED}, Status.PREPARING
         case Prepared():
             before, after = {Status.PREPARING}, Status.PROVISIONING
         case Provisioned():
             before, after = {Status.PROVISIONING}, Status.STARTING
-    return _moved(state, after, now_ms) if state.status in before else state
+    return _with_status(state, after, now_ms) if state.status in before else state
 
 
-def _heard_of(state: RunState, observation: Seen | Unseen, now_ms: int) -> RunState:
+def _after_contact(state: RunState, observation: Seen | Unseen, now_ms: int) -> RunState:
     if state.status not in _WITH_PROCESSES:
         return state
     if isinstance(observation, Seen):
         if state.status is Status.RUNNING:
             return state
         started_ms = state.started_ms or observation.started_ms or now_ms
-        return _moved(state, Status.RUNNING, now_ms).replace(started_ms=started_ms)
+        return _with_status(state, Status.RUNNING, now_ms).replace(started_ms=started_ms)
     if state.status is Status.RUNNING:
-        return _moved(state, Status.NOT_RESPONDING, now_ms, observation.reason)
+        return _with_status(state, Status.NOT_RESPONDING, now_ms, observation.reason)
     return state.replace(reason=observation.reason)
 
 
-def _told_to_end(state: RunState, observation: CancelAsked | TimeUp, now_ms: int) -> RunState:
+def _after_stop_request(
+    state: RunState, observation: CancelRequested | TimeLimitExceeded, now_ms: int
+) -> RunState:
     if state.ending:
         return state
-    if isinstance(observation, CancelAsked):
+    if isinstance(observation, CancelRequested):
         ending, reason, error = "canceled", observation.reason, None
     else:
         ending, reason = "timed out", f"took longer than {observation.limit_s:g} s"
@@ -318,13 +320,13 @@ def _told_to_end(state: RunState, observation: CancelAsked | TimeUp, now_ms: int
             f"the run took longer than the {observation.limit_s:g} s that it was allowed",
             "allow it more with --max-duration",
         )
-    told = state.replace(ending=ending, error=error)
+    stopping = state.replace(ending=ending, error=error)
     if state.status in _WITHOUT_PROCESSES:
-        return _finalizing(told, _outcome_of_ending(ending), now_ms, reason)
-    return _moved(told, Status.CANCEL_REQUESTED, now_ms, reason)
+        return _finalizing(stopping, _outcome_of_ending(ending), now_ms, reason)
+    return _with_status(stopping, Status.CANCEL_REQUESTED, now_ms, reason)
 
 
-def _over(state: RunState, observation: Ended | Lost | Refused, now_ms: int) -> RunState:
+def _after_end(state: RunState, observation: Ended | Lost | Refused, now_ms: int) -> RunState:
     if isinstance(observation, Ended):
         # Before it was started nothing can end: the observation is from a file of an earlier attempt.
         if state.status in _WITHOUT_PROCESSES:
@@ -337,7 +339,9 @@ def _over(state: RunState, observation: Ended | Lost | Refused, now_ms: int) -> 
         return state
     if isinstance(observation, Lost) and state.attempt < state.attempts:
         again = f"attempt {state.attempt} has ended: {observation.failure.message}"
-        return _moved(state, Status.QUEUED, now_ms, again).replace(attempt=state.attempt + 1, started_ms=None)
+        return _with_status(state, Status.QUEUED, now_ms, again).replace(
+            attempt=state.attempt + 1, started_ms=None
+        )
     if observation.failure is None:
         return _finalizing(state, Status.COMPLETED, now_ms)
     return _finalizing(state.replace(error=observation.failure), Status.FAILED, now_ms)
@@ -348,13 +352,13 @@ def _outcome_of_ending(ending: str) -> Status:
 
 
 def _finalizing(state: RunState, outcome: Status, now_ms: int, reason: str = "") -> RunState:
-    return _moved(state, Status.FINALIZING, now_ms, reason).replace(outcome=outcome)
+    return _with_status(state, Status.FINALIZING, now_ms, reason).replace(outcome=outcome)
 
 
-def _closed(state: RunState, now_ms: int) -> RunState:
+def _close(state: RunState, now_ms: int) -> RunState:
     outcome = state.outcome or Status.FAILED
-    return _moved(state, outcome, now_ms, state.reason).replace(outcome=None, ended_ms=now_ms)
+    return _with_status(state, outcome, now_ms, state.reason).replace(outcome=None, ended_ms=now_ms)
 
 
-def _moved(state: RunState, status: Status, now_ms: int, reason: str = "") -> RunState:
+def _with_status(state: RunState, status: Status, now_ms: int, reason: str = "") -> RunState:
     return state.replace(status=status, since_ms=now_ms, reason=reason)

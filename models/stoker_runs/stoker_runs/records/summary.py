@@ -19,11 +19,11 @@ from stoker_runs.records.states import Status
 __all__ = [
     "FACTS",
     "Condition",
-    "Numbers",
+    "MetricStatistics",
     "RunSummary",
     "SortKey",
     "logged_values",
-    "measured",
+    "metric_statistics",
     "read_conditions",
     "summarize",
 ]
@@ -39,7 +39,7 @@ _LINES: Final = re.compile(
 
 
 @dataclass(slots=True)
-class Numbers:
+class MetricStatistics:
     """Statistics of one metric.
 
     Attributes:
@@ -92,7 +92,7 @@ class RunSummary:
     reason: str
     parent: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, Numbers] = field(default_factory=dict)
+    metrics: Mapping[str, MetricStatistics] = field(default_factory=dict)
 
     @property
     def is_terminal(self) -> bool:
@@ -100,7 +100,7 @@ class RunSummary:
         return self.status in {Status.COMPLETED, Status.FAILED, Status.CANCELED}
 
 
-def measured(files: Iterable[Path]) -> dict[str, Numbers]:
+def metric_statistics(files: Iterable[Path]) -> dict[str, MetricStatistics]:
     """Compute statistics of the numeric metrics in files, without an object for each line; other values are skipped.
 
     Lists, rows and tables count with each of their numbers: see `numbers_of`.
@@ -108,7 +108,7 @@ def measured(files: Iterable[Path]) -> dict[str, Numbers]:
     Args:
         files: The metrics files of a run's attempts, in order.
     """
-    found: dict[str, Numbers] = {}
+    found: dict[str, MetricStatistics] = {}
     for path in files:
         for chunk in read_chunks(path):
             several: dict[bytes, list[bytes]] = {}
@@ -144,22 +144,22 @@ def logged_values(files: Iterable[Path]) -> dict[str, list[Any]]:
     return found
 
 
-def _add(found: dict[str, Numbers], line: Mapping[str, Any]) -> None:
+def _add(found: dict[str, MetricStatistics], line: Mapping[str, Any]) -> None:
     for name, values in numbers_of(line):
-        found.setdefault(name, Numbers(values[-1])).add_several(values)
+        found.setdefault(name, MetricStatistics(values[-1])).add_several(values)
 
 
-def _add_several(found: dict[str, Numbers], several: dict[bytes, list[bytes]]) -> None:
+def _add_several(found: dict[str, MetricStatistics], several: dict[bytes, list[bytes]]) -> None:
     """Add values by name, both undecoded; empties the argument."""
     for written, values in several.items():
         numbers = list(map(float, values))
         name = json.loads(written)
-        found.setdefault(name, Numbers(numbers[-1])).add_several(numbers)
+        found.setdefault(name, MetricStatistics(numbers[-1])).add_several(numbers)
     several.clear()
 
 
 def summarize(folder: RunFolder) -> RunSummary:
-    """Summarize a run, without its metrics, which `measured` reads.
+    """Summarize a run, without its metrics, which `metric_statistics` reads.
 
     Raises:
         UnknownRun: It does not exist any more, or is damaged.

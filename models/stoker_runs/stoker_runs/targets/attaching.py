@@ -15,7 +15,7 @@ from stoker.system.durable import private_folder, replace_file
 from stoker_runs.records.index import RunIndex
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import LOCAL, Target, checked_settings, find_target, list_targets
-from stoker_runs.targets.engine import Engine, Learning
+from stoker_runs.targets.engine import Engine, SettingsDiscovery
 
 __all__ = ["attach", "create", "detach"]
 
@@ -42,7 +42,9 @@ def attach(
         OperatorError: The settings are invalid, or the target cannot be used; nothing has been changed.
     """
     _check_not_local(name)
-    return _made(workspace, name, {**_kept_settings(workspace, name, content), **content}, secrets, engine_of)
+    return _write_target(
+        workspace, name, {**_kept_settings(workspace, name, content), **content}, secrets, engine_of
+    )
 
 
 def create(
@@ -66,7 +68,7 @@ def create(
         )
     if content.get("type", LOCAL) != LOCAL:
         _check_not_local(name)
-    return _made(workspace, name, content, secrets, engine_of)
+    return _write_target(workspace, name, content, secrets, engine_of)
 
 
 def _check_not_local(name: str) -> None:
@@ -74,7 +76,7 @@ def _check_not_local(name: str) -> None:
         raise InvalidSettings(f"{LOCAL} is this machine; choose another name")
 
 
-def _made(
+def _write_target(
     workspace: Workspace,
     name: str,
     content: Mapping[str, Any],
@@ -86,14 +88,14 @@ def _made(
     path = targets_dir / f"{name}.yaml"
     kind, settings = checked_settings(path, content)
     kept = {} if secrets else _kept_secrets(targets_dir, name, kind, settings)
-    with _as_before(path), _as_before(path.with_suffix(".secret")):
+    with _restored_on_error(path), _restored_on_error(path.with_suffix(".secret")):
         _write(path, content, {**kept, **secrets})
         if engine_of is None:
             return []
         engine = engine_of(find_target(targets_dir, name), workspace)
         lines = list(engine.check())
-        if isinstance(engine, Learning) and (learned := engine.learned()):
-            _write(path, {**content, **learned}, {**kept, **secrets})
+        if isinstance(engine, SettingsDiscovery) and (discover_settings := engine.discover_settings()):
+            _write(path, {**content, **discover_settings}, {**kept, **secrets})
     return lines
 
 
@@ -112,7 +114,7 @@ def detach(workspace: Workspace, name: str) -> None:
         find_target(workspace.targets_dir, name)
     store = RunStore(workspace.runs_dir)
     if store.runs_dir.is_dir():
-        for run_id in RunIndex(store).going_on():
+        for run_id in RunIndex(store).unfinished_runs():
             if store.get(run_id).record().definition.target == name:
                 raise SubmissionRefused(
                     f"{run_id} is on {name}; stoker runs cancel {run_id}, or wait for its end"
@@ -156,7 +158,7 @@ def _kept_secrets(targets_dir: Path, name: str, kind: str, settings: Mapping[str
 
 
 @contextmanager
-def _as_before(path: Path) -> Iterator[None]:
+def _restored_on_error(path: Path) -> Iterator[None]:
     """Restore a file if the body fails."""
     before = path.read_bytes() if path.exists() else None
     try:

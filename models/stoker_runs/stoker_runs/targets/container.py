@@ -18,28 +18,36 @@ from stoker_run.archive import write_archive
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
-    ContainerBase,
+    ContainerTemplate,
     FailedPulls,
     Image,
-    Inside,
-    keep_record,
-    look_inside,
+    ImageContents,
+    attempt_state_of_container,
+    inspect_container,
+    inspect_image,
     read_record,
     remove_container,
-    sight_of_container,
     start_container,
-    state_of,
+    write_record,
 )
 from stoker_runs.targets.definitions import ContainerSettings, Target
-from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight, start_content, write_start
+from stoker_runs.targets.engine import (
+    AttemptState,
+    EngineFailure,
+    Job,
+    Presence,
+    Say,
+    start_content,
+    write_start,
+)
 from stoker_runs.targets.local import (
     as_failure,
+    attempt_state_of_files,
     collect,
     environment_failure,
     remove_work,
+    request_stop,
     shared_folder,
-    sight_of_files,
-    tell_to_end,
     working_directory,
 )
 
@@ -77,10 +85,12 @@ class ContainerEngine:
         settings = ContainerSettings.of(self._target.settings, {})
         program = ContainerProgram.find(settings.engine)
         said: list[str] = []
-        image = Image.had(program, settings, Path(), said.append)
+        image = Image.obtain(program, settings, Path(), said.append)
         capacity = self._target.capacity
         with_gpus = program.gpus() if capacity is not None and capacity.gpus else []
-        inside = look_inside(program, image, [*ContainerBase(settings, program, image).common, *with_gpus])
+        inside = inspect_image(
+            program, image, [*ContainerTemplate(settings, program, image).common, *with_gpus]
+        )
         return (
             f"Python {inside} in a container of {image.name}",
             f"{program}{' of this user' if program.rootless else ''}: {program.path}",
@@ -97,21 +107,21 @@ class ContainerEngine:
             settings = ContainerSettings.of(self._target.settings, definition.container)
             program = ContainerProgram.find(settings.engine)
             failed = FailedPulls(self._workspace.environments_dir)
-            image = Image.had(program, settings, job.folder.environment, say, failed)
-            base = ContainerBase(settings, program, image)
+            image = Image.obtain(program, settings, job.folder.environment, say, failed)
+            base = ContainerTemplate(settings, program, image)
             asked = AskedEnvironment.from_json(definition.environment)
             with_gpus = program.gpus() if definition.gpus else []
             python = asked.python if asked.kind == "user" else ""
-            inside = look_inside(program, image, [*base.common, *with_gpus], python, definition.gpus or 0)
+            inside = inspect_image(program, image, [*base.common, *with_gpus], python, definition.gpus or 0)
             try:
                 packages = self._packages(job, asked, base, inside, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure(environment_failure(error, asked)) from error
-            self._say_of_gpus(definition.gpus or 0, base, packages, say)
+            self._report_unused_gpus(definition.gpus or 0, base, packages, say)
             self._write(job, base, packages, with_gpus)
 
     @staticmethod
-    def _say_of_gpus(gpus: int, base: ContainerBase, packages: _Packages, say: Say) -> None:
+    def _report_unused_gpus(gpus: int, base: ContainerTemplate, packages: _Packages, say: Say) -> None:
         if not gpus:
             return
         from stoker.environments.check import frameworks_without_gpus
@@ -120,22 +130,26 @@ class ContainerEngine:
             say(line)
 
     def _packages(
-        self, job: Job, asked: AskedEnvironment, base: ContainerBase, inside: Inside, say: Say
+        self, job: Job, asked: AskedEnvironment, base: ContainerTemplate, inside: ImageContents, say: Say
     ) -> _Packages:
         # Not above: the libraries that read environment files take longer to import than all the rest.
-        from stoker_runs.targets.container_environment import ContainerEnvironment, own_packages
+        from stoker_runs.targets.container_environment import ContainerEnvironment, record_image_packages
 
         if asked.kind == "user":
-            own_packages(base.image, inside, job.folder.environment)
+            record_image_packages(base.image, inside, job.folder.environment)
             return _Packages(inside.python, versions=inside.packages)
         made = ContainerEnvironment(
             base.program, base.image, inside, base.common, self._workspace.environments_dir
         )
         gpus = job.record.definition.gpus or 0
-        place, built = made.had(asked, job.folder.environment, say, gpus)
-        return _Packages(str(built.interpreter), built.variables, tuple(made.seen(place)), built.packages)
+        place, built = made.obtain(asked, job.folder.environment, say, gpus)
+        return _Packages(
+            str(built.interpreter), built.variables, tuple(made.mounts_of(place)), built.packages
+        )
 
-    def _write(self, job: Job, base: ContainerBase, packages: _Packages, with_gpus: Sequence[str]) -> None:
+    def _write(
+        self, job: Job, base: ContainerTemplate, packages: _Packages, with_gpus: Sequence[str]
+    ) -> None:
         """Make the working directory, and record how the container is started."""
         working_directory(job)
         write_archive(job.place / _AGENT)
@@ -153,7 +167,7 @@ class ContainerEngine:
             *(*base.settings.arguments, "--entrypoint", packages.python, base.image.id),
             *(str(_ATTEMPT / _AGENT), "start", str(_ATTEMPT)),
         ]
-        keep_record(job.place, base, name, command)
+        write_record(job.place, base, name, command)
         start = start_content(
             job,
             [packages.python],
@@ -181,25 +195,27 @@ class ContainerEngine:
         program = _program(record)
         start_container(program, record, job.place)
 
-    def observe(self, job: Job) -> Sight:
+    def observe(self, job: Job) -> AttemptState:
         """Read what the agent has written; only if there is nothing, ask the container program."""
-        seen = sight_of_files(job)
+        seen = attempt_state_of_files(job)
         if seen is not None:
             return seen
         record = read_record(job.place)
         if record is None:
-            return Sight(Presence.ABSENT)
+            return AttemptState(Presence.ABSENT)
         program = _program(record)
         try:
-            state = state_of(program, record)
+            state = inspect_container(program, record)
         except EngineFailure as error:
-            return Sight(Presence.UNREACHABLE, error.failure.message)
+            return AttemptState(Presence.UNREACHABLE, error.failure.message)
         had_agent = (job.place / "agent.json").exists()
         if state is None:
             # Meanwhile it may have ended and been removed.
-            return sight_of_files(job) or Sight(Presence.GONE if had_agent else Presence.ABSENT)
-        meanwhile = None if state.has_yet_to_start else sight_of_files(job)
-        return meanwhile or sight_of_container(program, record, state, had_agent=had_agent)
+            return attempt_state_of_files(job) or AttemptState(
+                Presence.GONE if had_agent else Presence.ABSENT
+            )
+        meanwhile = None if state.is_created else attempt_state_of_files(job)
+        return meanwhile or attempt_state_of_container(program, record, state, had_agent=had_agent)
 
     def pull(self, job: Job, *, final: bool) -> None:
         """Move what the script has written to the run's folder, once nothing of it runs any more."""
@@ -208,7 +224,7 @@ class ContainerEngine:
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Leave a message for the agent, which sees the same folder."""
-        tell_to_end(job, grace_s, reason)
+        request_stop(job, grace_s, reason)
 
     def clean(self, job: Job) -> None:
         """Remove the container with all that runs in it, and the working directory."""

@@ -35,10 +35,10 @@ from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
 from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
 from stoker_runs.targets.container_program import ContainerProgram, mount
-from stoker_runs.targets.containers import Image, Inside
+from stoker_runs.targets.containers import Image, ImageContents
 from stoker_runs.targets.engine import Say
 
-__all__ = ["ContainerEnvironment", "own_packages"]
+__all__ = ["ContainerEnvironment", "record_image_packages"]
 
 _THERE: Final = "/stoker/environment"
 _UV: Final = "/stoker/uv"
@@ -60,7 +60,7 @@ sys.exit(status)
 """
 
 
-def own_packages(image: Image, inside: Inside, folder: Path) -> None:
+def record_image_packages(image: Image, inside: ImageContents, folder: Path) -> None:
     """Write down what an image has whose Python is taken as it is."""
     write_got(folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages)
 
@@ -76,7 +76,7 @@ class ContainerEnvironment:
         self,
         program: ContainerProgram,
         image: Image,
-        inside: Inside,
+        inside: ImageContents,
         arguments: Sequence[str],
         environments_dir: Path,
     ) -> None:
@@ -86,7 +86,7 @@ class ContainerEnvironment:
         self._arguments = arguments
         self._environments_dir = environments_dir
 
-    def had(
+    def obtain(
         self, asked: AskedEnvironment, folder: Path, say: Say, gpus: int = 0
     ) -> tuple[Path, RunEnvironment]:
         """Have the environment of a run, and write down what it is.
@@ -116,7 +116,7 @@ class ContainerEnvironment:
         def built(wanted: Wanted) -> tuple[Path, Mapping[str, str]]:
             for line in wanted.differences:
                 say(line)
-            return self._kept(specification, wanted.as_of, folder, say)
+            return self._find_or_build(specification, wanted.as_of, folder, say)
 
         remembered = RememberedDate(self._environments_dir, specification, self._image.id)
         found = tries(
@@ -135,7 +135,7 @@ class ContainerEnvironment:
         return place, RunEnvironment(Path(_THERE, "venv/bin/python"), variables, packages)
 
     @staticmethod
-    def seen(place: Path) -> list[str]:
+    def mounts_of(place: Path) -> list[str]:
         """The arguments by which a container sees an environment."""
         return mount(place, _THERE, readonly=True)
 
@@ -151,7 +151,7 @@ class ContainerEnvironment:
         note = choice.note(str(self._inside), minor, where)
         return [note] if note else []
 
-    def _kept(
+    def _find_or_build(
         self, specification: Specification, as_of: str, folder: Path, say: Say
     ) -> tuple[Path, Mapping[str, str]]:
         content = {
@@ -171,12 +171,12 @@ class ContainerEnvironment:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(mode=0o700)
             try:
-                return place, self._made(specification, as_of, place, folder / "build.log", say)
+                return place, self._build(specification, as_of, place, folder / "build.log", say)
             except BaseException:
                 shutil.rmtree(place, ignore_errors=True)
                 raise
 
-    def _made(
+    def _build(
         self, specification: Specification, as_of: str, place: Path, log: Path, say: Say
     ) -> Mapping[str, str]:
         say(
@@ -231,7 +231,7 @@ class ContainerEnvironment:
         modules = interpreters.modules(str(site_packages), named_packages(specification))
         if not modules:
             return
-        tried = self._run(self.seen(place), f"{_THERE}/venv/bin/python", import_script(modules))
+        tried = self._run(self.mounts_of(place), f"{_THERE}/venv/bin/python", import_script(modules))
         if tried.returncode != 0:
             raise import_failed(specification, tried.stderr)
 

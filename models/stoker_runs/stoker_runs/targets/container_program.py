@@ -17,7 +17,7 @@ from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import PROGRAMS
 from stoker_runs.targets.engine import EngineFailure
 
-__all__ = ["Asked", "ContainerProgram", "last_line", "mount"]
+__all__ = ["ContainerProgram", "RunCommand", "last_line", "mount"]
 
 _ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
 """The environment variable that names the container program, where the target does not."""
@@ -33,7 +33,7 @@ _HINTS: Final = {
 _NOT_ALLOWED: Final = (
     "let yourself use it, as by 'sudo usermod -aG docker $USER' and a new login, or name podman as the engine"
 )
-Asked = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 """Runs a command to its end."""
 
 
@@ -64,14 +64,16 @@ class ContainerProgram:
         Raises:
             EngineFailure: There is none, or it does not answer.
         """
-        return cls.answering(
+        return cls.find_responding(
             wanted or environ.get(_ENGINE_VARIABLE, ""),
             lambda name: shutil.which(name, path=environ.get("PATH")),
-            _asked,
+            _run,
         )
 
     @classmethod
-    def answering(cls, wanted: str, which: Callable[[str], str | None], asked: Asked) -> ContainerProgram:
+    def find_responding(
+        cls, wanted: str, which: Callable[[str], str | None], asked: RunCommand
+    ) -> ContainerProgram:
         """Return the program that is wanted, else the first that answers, on any machine.
 
         Args:
@@ -88,7 +90,7 @@ class ContainerProgram:
                 if wanted:
                     reasons.append((f"{name} is not on the PATH", "install it, or name another engine"))
                 continue
-            found = cls._answering(path, asked)
+            found = cls._responding(path, asked)
             if isinstance(found, ContainerProgram):
                 return found
             reasons.append(found)
@@ -98,7 +100,7 @@ class ContainerProgram:
         raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message, reasons[0][1]))
 
     @staticmethod
-    def _answering(path: str, asked: Asked) -> ContainerProgram | tuple[str, str]:
+    def _responding(path: str, asked: RunCommand) -> ContainerProgram | tuple[str, str]:
         """The program at a path; or its error, and what to do about it."""
         name = Path(path).name
         try:
@@ -131,7 +133,7 @@ class ContainerProgram:
             EngineFailure: It does not answer in time, or is not there any more.
         """
         try:
-            return _asked([self.path, *arguments], timeout_s, environ, directory)
+            return _run([self.path, *arguments], timeout_s, environ, directory)
         except (OSError, subprocess.SubprocessError) as error:
             message = f"{self.kind} {arguments[0]} did not end: {error}"
             raise EngineFailure(
@@ -160,7 +162,7 @@ class ContainerProgram:
         return ["--device", "nvidia.com/gpu=all"] if self.kind == "podman" else ["--gpus", "all"]
 
 
-def _asked(
+def _run(
     command: Sequence[str],
     timeout_s: float | None = _ANSWER_S,
     environ: Mapping[str, str] | None = None,

@@ -18,22 +18,22 @@ from stoker.system.durable import private_folder, replace_file
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import ContainerSettings, Target
-from stoker_runs.targets.engine import EngineFailure, Presence, Say, Sight
+from stoker_runs.targets.engine import AttemptState, EngineFailure, Presence, Say
 
 __all__ = [
-    "ContainerBase",
     "ContainerState",
+    "ContainerTemplate",
     "FailedPulls",
     "Image",
-    "Inside",
-    "keep_record",
-    "look_inside",
+    "ImageContents",
+    "attempt_state_of_container",
+    "inspect_container",
+    "inspect_image",
     "optional_container",
     "read_record",
     "remove_container",
-    "sight_of_container",
     "start_container",
-    "state_of",
+    "write_record",
 ]
 
 
@@ -110,7 +110,7 @@ class Image:
     id: str
 
     @classmethod
-    def had(
+    def obtain(
         cls,
         program: ContainerProgram,
         settings: ContainerSettings,
@@ -128,16 +128,16 @@ class Image:
             EngineFailure: There is no such image, and it cannot be made.
         """
         if settings.dockerfile:
-            return cls._built(program, environment, settings.dockerfile, say)
+            return cls._build(program, environment, settings.dockerfile, say)
         wanted = settings.image or settings.fallback
         replaceable = settings.fallback not in ("", wanted)
         known = failed.reason(wanted) if failed is not None and replaceable else ""
-        found, said = cls._found(program, wanted, say, known)
+        found, said = cls._find(program, wanted, say, known)
         if found is None and replaceable:
             if failed is not None and not known:
                 failed.keep(wanted, said)
             say(f"the image {wanted} cannot be had ({said}): {settings.fallback} is used")
-            found, said = cls._found(program, wanted := settings.fallback, say)
+            found, said = cls._find(program, wanted := settings.fallback, say)
         if found is not None:
             return found
         raise EngineFailure(
@@ -150,7 +150,7 @@ class Image:
         )
 
     @classmethod
-    def _found(
+    def _find(
         cls, program: ContainerProgram, name: str, say: Say, known: str = ""
     ) -> tuple[Image | None, str]:
         digest = _id_of(program, name)
@@ -159,14 +159,14 @@ class Image:
         if known:
             return None, f"{known}, as was said within the last hour"
         say(f"pulling the image {name}")
-        pulled = program.call("pull", _qualified(name, program), timeout_s=None)
+        pulled = program.call("pull", _qualified_name(name, program), timeout_s=None)
         if pulled.returncode != 0:
             return None, last_line(pulled.stderr)
-        digest = _id_of(program, _qualified(name, program))
+        digest = _id_of(program, _qualified_name(name, program))
         return (cls(name, digest), "") if digest else (None, "it was pulled, and is not there")
 
     @classmethod
-    def _built(cls, program: ContainerProgram, environment: Path, file: str, say: Say) -> Image:
+    def _build(cls, program: ContainerProgram, environment: Path, file: str, say: Say) -> Image:
         """Build it, unless an image of the same lines was built before."""
         dockerfile = environment / file
         name = f"stoker-run:{hashlib.sha256(dockerfile.read_bytes()).hexdigest()[:20]}"
@@ -195,7 +195,7 @@ def _id_of(program: ContainerProgram, name: str) -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-def _qualified(name: str, program: ContainerProgram) -> str:
+def _qualified_name(name: str, program: ContainerProgram) -> str:
     """The name as docker takes it, for podman, which does not know where names without a registry are."""
     first, slash, _ = name.partition("/")
     if program.kind != "podman" or (slash and ("." in first or ":" in first or first == "localhost")):
@@ -204,7 +204,7 @@ def _qualified(name: str, program: ContainerProgram) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class ImageContents:
     """What a container of an image has.
 
     Attributes:
@@ -221,9 +221,9 @@ class Inside:
         return ".".join(map(str, self.version))
 
 
-def look_inside(
+def inspect_image(
     program: ContainerProgram, image: Image, arguments: Sequence[str], python: str = "", gpus: int = 0
-) -> Inside:
+) -> ImageContents:
     """Look for Python and for GPUs in a container, before the script is started in one.
 
     Args:
@@ -254,7 +254,7 @@ def look_inside(
     if len(found) < gpus:
         why = f"it sees {len(found)}: {', '.join(found)}" if found else "it sees none"
         raise EngineFailure(_gpus_missing(program, image, gpus, why))
-    return Inside(str(executable), tuple(version), tuple(found), dict(packages))
+    return ImageContents(str(executable), tuple(version), tuple(found), dict(packages))
 
 
 def _gpus_missing(program: ContainerProgram, image: Image, gpus: int, why: str) -> RunFailure:
@@ -289,7 +289,7 @@ def optional_container(
         settings = ContainerSettings.of(target.settings, {"image": image})
         program = ContainerProgram.find(settings.engine)
         if not dockerfile:
-            Image.had(program, settings, Path(), say, FailedPulls(workspace.environments_dir))
+            Image.obtain(program, settings, Path(), say, FailedPulls(workspace.environments_dir))
     except EngineFailure as error:
         failure = error.failure
         say(f"a container is asked for, but the script runs without one: {failure.message}; {failure.hint}")
@@ -298,7 +298,7 @@ def optional_container(
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerBase:
+class ContainerTemplate:
     """What is known of a container before there is one."""
 
     settings: ContainerSettings
@@ -355,7 +355,7 @@ class ContainerState:
     out_of_memory: bool
 
     @property
-    def has_yet_to_start(self) -> bool:
+    def is_created(self) -> bool:
         """Whether it was created, and not started."""
         return self.status in _NOT_YET
 
@@ -365,7 +365,7 @@ class ContainerState:
         return self.status in _OVER
 
 
-def keep_record(place: Path, base: ContainerBase, name: str, command: Sequence[str]) -> None:
+def write_record(place: Path, base: ContainerTemplate, name: str, command: Sequence[str]) -> None:
     """Write down how the container of an attempt is made.
 
     Raises:
@@ -378,7 +378,7 @@ def keep_record(place: Path, base: ContainerBase, name: str, command: Sequence[s
 
 
 def read_record(place: Path) -> dict[str, Any] | None:
-    """Return what `keep_record` has written; None where there is nothing."""
+    """Return what `write_record` has written; None where there is nothing."""
     try:
         record: dict[str, Any] = json.loads((place / _RECORD).read_bytes())
     except (OSError, ValueError):
@@ -398,8 +398,8 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
     started = program.call(*record["command"], directory=directory)
     said = last_line(started.stderr)
     if started.returncode != 0 and any(words in started.stderr.lower() for words in _TAKEN):
-        state = state_of(program, record)
-        if state is None or not state.has_yet_to_start:
+        state = inspect_container(program, record)
+        if state is None or not state.is_created:
             return
         started = program.call("start", record["container"], directory=directory)
         said = last_line(started.stderr)
@@ -409,7 +409,7 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
         )
 
 
-def state_of(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
+def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
     """How a container is; None where there is none of its name.
 
     Raises:
@@ -419,15 +419,15 @@ def state_of(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerS
     if asked.returncode == 0:
         status, code, out_of_memory = asked.stdout.split()
         return ContainerState(status, int(code), out_of_memory == "true")
-    if _is_none(asked.stderr):
+    if _is_missing(asked.stderr):
         return None
     message = f"{program.kind} does not answer: {last_line(asked.stderr)}"
     raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message))
 
 
-def sight_of_container(
+def attempt_state_of_container(
     program: ContainerProgram, record: Mapping[str, Any], state: ContainerState, *, had_agent: bool
-) -> Sight:
+) -> AttemptState:
     """The state of an attempt whose agent has left no report.
 
     Args:
@@ -436,19 +436,21 @@ def sight_of_container(
     Raises:
         EngineFailure: The program does not answer.
     """
-    if state.has_yet_to_start:
-        return Sight(Presence.ABSENT)
+    if state.is_created:
+        return AttemptState(Presence.ABSENT)
     if not state.is_over:
-        return Sight(Presence.ALIVE, "its container is paused" if state.status == "paused" else "")
+        return AttemptState(Presence.ALIVE, "its container is paused" if state.status == "paused" else "")
     if state.out_of_memory:
         report = {"outcome": "signalled", "signal": "SIGKILL", "exit_status": None, "out_of_memory": True}
-        return Sight(Presence.ENDED, exit=report)
+        return AttemptState(Presence.ENDED, exit=report)
     if had_agent:
-        return Sight(Presence.GONE)
+        return AttemptState(Presence.GONE)
     logs = program.call("logs", record["container"])
     ended = f"its container ended with status {state.exit_code}"
     said = last_line(logs.stderr) or last_line(logs.stdout) or ended
-    return Sight(Presence.ENDED, exit={"outcome": "not_started", "reason": f"the agent cannot begin: {said}"})
+    return AttemptState(
+        Presence.ENDED, exit={"outcome": "not_started", "reason": f"the agent cannot begin: {said}"}
+    )
 
 
 def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> None:
@@ -458,10 +460,10 @@ def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> No
         EngineFailure: It cannot be removed.
     """
     removed = program.call("rm", "--force", "--volumes", record["container"])
-    if removed.returncode != 0 and not _is_none(removed.stderr):
+    if removed.returncode != 0 and not _is_missing(removed.stderr):
         message = f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}"
         raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
 
 
-def _is_none(said: str) -> bool:
+def _is_missing(said: str) -> bool:
     return any(words in said.lower() for words in _NONE)

@@ -25,17 +25,17 @@ from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunFailure
 
 __all__ = [
-    "Building",
+    "AttemptState",
     "Engine",
     "EngineFailure",
+    "EnvironmentBuilder",
+    "EnvironmentPruner",
     "Job",
-    "Learning",
     "Presence",
-    "Pruning",
     "Say",
-    "Sight",
+    "SettingsDiscovery",
     "Unreachable",
-    "sight_of",
+    "attempt_state",
     "start_content",
     "write_start",
 ]
@@ -101,7 +101,7 @@ class Presence(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttemptState:
     """The result of `observe`.
 
     Attributes:
@@ -143,7 +143,7 @@ class Engine(Protocol):
         """
         ...
 
-    def observe(self, job: Job) -> Sight:
+    def observe(self, job: Job) -> AttemptState:
         """Return the state of the attempt; changes nothing, except that its lease is renewed."""
         ...
 
@@ -177,10 +177,10 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Learning(Protocol):
+class SettingsDiscovery(Protocol):
     """An engine that can suggest settings for its target's file by asking the machine."""
 
-    def learned(self) -> Mapping[str, Any]:
+    def discover_settings(self) -> Mapping[str, Any]:
         """Settings that the file lacks, or has less precisely.
 
         Raises:
@@ -190,7 +190,7 @@ class Learning(Protocol):
 
 
 @runtime_checkable
-class Building(Protocol):
+class EnvironmentBuilder(Protocol):
     """An engine that can build environments before a run needs them."""
 
     def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
@@ -207,7 +207,7 @@ class Building(Protocol):
 
 
 @runtime_checkable
-class Pruning(Protocol):
+class EnvironmentPruner(Protocol):
     """An engine whose machine keeps environments of its own runs."""
 
     def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
@@ -225,17 +225,19 @@ class Pruning(Protocol):
         ...
 
 
-def sight_of(seen: Mapping[str, Any]) -> Sight:
+def attempt_state(seen: Mapping[str, Any]) -> AttemptState:
     """Return what `stoker_run.observing.observe` means, wherever it was asked."""
     if seen["exit"] is not None:
-        return Sight(Presence.ENDED, started_ms=_whole(seen["exit"].get("started_ms")), exit=seen["exit"])
+        return AttemptState(
+            Presence.ENDED, started_ms=_whole(seen["exit"].get("started_ms")), exit=seen["exit"]
+        )
     if seen["alive"]:
         beat, agent = seen["heartbeat"] or {}, seen["agent"] or {}
         # The log of the first process is made when it is.
         has_begun = "log_0.txt" in seen["sizes"]
         began_ms = _whole(agent.get("started_ms")) if has_begun else None
-        return Sight(Presence.ALIVE, str(beat.get("problem") or ""), began_ms)
-    return Sight(Presence.ABSENT if seen["agent"] is None else Presence.GONE)
+        return AttemptState(Presence.ALIVE, str(beat.get("problem") or ""), began_ms)
+    return AttemptState(Presence.ABSENT if seen["agent"] is None else Presence.GONE)
 
 
 def _whole(value: object) -> int | None:

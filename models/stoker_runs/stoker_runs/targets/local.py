@@ -24,12 +24,12 @@ from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import (
+    AttemptState,
     EngineFailure,
     Job,
     Presence,
     Say,
-    Sight,
-    sight_of,
+    attempt_state,
     start_content,
     write_start,
 )
@@ -37,12 +37,12 @@ from stoker_runs.targets.engine import (
 __all__ = [
     "LocalEngine",
     "as_failure",
+    "attempt_state_of_files",
     "collect",
     "environment_failure",
     "remove_work",
+    "request_stop",
     "shared_folder",
-    "sight_of_files",
-    "tell_to_end",
     "working_directory",
 ]
 
@@ -78,13 +78,13 @@ def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -
     return folder
 
 
-def sight_of_files(job: Job) -> Sight | None:
+def attempt_state_of_files(job: Job) -> AttemptState | None:
     """The state by the agent's files and lock; None if there is neither an agent nor a report of its end."""
-    seen = sight_of(observing.observe(job.place))
+    seen = attempt_state(observing.observe(job.place))
     return None if seen.presence in (Presence.ABSENT, Presence.GONE) else seen
 
 
-def tell_to_end(job: Job, grace_s: float, reason: str) -> None:
+def request_stop(job: Job, grace_s: float, reason: str) -> None:
     """Leave a message for the agent."""
     with as_failure("the agent cannot be told to end the script"):
         observing.stop(job.place, grace_s, reason)
@@ -177,7 +177,7 @@ class LocalEngine:
                 built = self._environment(asked, job, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure(environment_failure(error, asked)) from error
-            self._say_of_gpus(job, built, say)
+            self._report_unused_gpus(job, built, say)
             work = working_directory(job)
             resume_from = work / "outputs" if job.attempt > 1 else job.resume_from
             content = start_content(
@@ -190,7 +190,7 @@ class LocalEngine:
             )
             write_start(job, content)
 
-    def _say_of_gpus(self, job: Job, built: RunEnvironment, say: Say) -> None:
+    def _report_unused_gpus(self, job: Job, built: RunEnvironment, say: Say) -> None:
         gpus = job.record.definition.gpus
         if not gpus:
             return
@@ -214,10 +214,10 @@ class LocalEngine:
         if asked.kind == "user":
             return user_managed(asked, job.folder.environment)
         # Not above: the libraries that read environment files take longer to import than all the rest.
-        from stoker_runs.run_environment import prepared_for_run
+        from stoker_runs.run_environment import prepare_environment
 
         gpus = job.record.definition.gpus or 0
-        return prepared_for_run(asked, job.folder.environment, self._workspace.environments_dir, say, gpus)
+        return prepare_environment(asked, job.folder.environment, self._workspace.environments_dir, say, gpus)
 
     def start(self, job: Job) -> None:
         """Start the agent in a session of its own."""
@@ -238,9 +238,9 @@ class LocalEngine:
                 RunFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {said}")
             )
 
-    def observe(self, job: Job) -> Sight:
+    def observe(self, job: Job) -> AttemptState:
         """Read what the agent has written, and whether it holds its lock."""
-        return sight_of(observing.observe(job.place))
+        return attempt_state(observing.observe(job.place))
 
     def pull(self, job: Job, *, final: bool) -> None:
         """Move what the script has written to the run's folder, once nothing of it runs any more."""
@@ -249,7 +249,7 @@ class LocalEngine:
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Leave a message for the agent."""
-        tell_to_end(job, grace_s, reason)
+        request_stop(job, grace_s, reason)
 
     def clean(self, job: Job) -> None:
         """Kill what is left of an attempt that has ended, and remove its working directory."""

@@ -19,8 +19,8 @@ from stoker_runs.records.record import SWEEP, RunRecord
 from stoker_runs.records.snapshots import Snapshot
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
-from stoker_runs.records.summary import measured
-from stoker_runs.tuning.definition import Again, Terms, Value, arguments_of
+from stoker_runs.records.summary import metric_statistics
+from stoker_runs.tuning.definition import ContinuedChild, SweepDefinition, Value, arguments_of
 from stoker_runs.tuning.planning import Child
 from stoker_runs.tuning.policies import Curve, best_of
 
@@ -29,11 +29,11 @@ __all__ = [
     "Trial",
     "Trials",
     "child_folders",
+    "continued_children",
     "create_child",
+    "definition_of",
     "earlier_curves",
-    "going_on",
     "submit_sweep",
-    "terms_of",
     "trials_of",
 ]
 
@@ -58,7 +58,7 @@ class Trial:
     count: int
 
 
-def terms_of(record: RunRecord) -> Terms:
+def definition_of(record: RunRecord) -> SweepDefinition:
     """Return what was asked of a sweep.
 
     Raises:
@@ -66,7 +66,7 @@ def terms_of(record: RunRecord) -> Terms:
     """
     if record.kind != SWEEP:
         raise UnknownRun(f"{record.id} is no sweep: it has no children; stoker tune begins one")
-    return Terms.from_json(record.sweep)
+    return SweepDefinition.from_json(record.sweep)
 
 
 def child_folders(record: RunRecord, total: int, store: RunStore) -> dict[int, RunFolder]:
@@ -77,7 +77,7 @@ def child_folders(record: RunRecord, total: int, store: RunStore) -> dict[int, R
 
 
 def create_child(
-    sweep: RunFolder, record: RunRecord, terms: Terms, number: int, store: RunStore, now_ms: int
+    sweep: RunFolder, record: RunRecord, terms: SweepDefinition, number: int, store: RunStore, now_ms: int
 ) -> RunFolder:
     """Create one child: the sweep's files, packages and data, with parameters of its own.
 
@@ -121,7 +121,7 @@ class ChildReader:
         self._last: Child | None = None
         self.state: RunState = RunState()
 
-    def look(self) -> Child:
+    def read(self) -> Child:
         """Return what is known of it now.
 
         Raises:
@@ -137,11 +137,11 @@ class ChildReader:
         found = Child(
             status,
             Curve(self._values, self.state.is_terminal),
-            is_told=self.folder.cancel_asked() is not None,
+            is_cancel_requested=self.folder.cancel_request() is not None,
             failure=error,
         )
         if self.state.is_terminal:
-            names = () if self._values else sorted(measured(self.folder.metric_files()))
+            names = () if self._values else sorted(metric_statistics(self.folder.metric_files()))
             self._last = found = replace(found, logged=tuple(names))
         return found
 
@@ -172,31 +172,31 @@ class Trials:
     def __init__(self, folder: RunFolder, store: RunStore) -> None:
         self._record = folder.record()
         self._store = store
-        self.terms = terms_of(self._record)
+        self.terms = definition_of(self._record)
         self._readers: dict[int, ChildReader] = {}
 
-    def look(self) -> list[Trial]:
+    def read(self) -> list[Trial]:
         """Return them as they are now, the best first; those without a value come last, in their order."""
         folders = child_folders(self._record, self.terms.total, self._store)
         found = []
         for number, child in folders.items():
             reader = self._readers.setdefault(number, ChildReader(child, self.terms.metric))
             try:
-                values = reader.look().curve.values
+                values = reader.read().curve.values
             except UnknownRun:
                 continue
             found.append(_trial(number, reader, values, self.terms))
         return _ranked(found, self.terms)
 
 
-def _trial(number: int, reader: ChildReader, values: Sequence[float], terms: Terms) -> Trial:
+def _trial(number: int, reader: ChildReader, values: Sequence[float], terms: SweepDefinition) -> Trial:
     state = reader.state
     reason = state.reason if state.error is None else f"{state.error.code}: {state.error.message}"
     best = best_of(values, terms.goal)
     return Trial(number, reader.folder.id, terms.parameters(number), state.status, reason, best, len(values))
 
 
-def _ranked(trials: Sequence[Trial], terms: Terms) -> list[Trial]:
+def _ranked(trials: Sequence[Trial], terms: SweepDefinition) -> list[Trial]:
     def worth(trial: Trial) -> float:
         return -math.inf if trial.best is None else terms.goal.sign * trial.best
 
@@ -213,7 +213,7 @@ def trials_of(folder: RunFolder, store: RunStore, *, with_earlier: bool = False)
         UnknownRun: It is no sweep.
     """
     trials = Trials(folder, store)
-    found = trials.look()
+    found = trials.read()
     if with_earlier:
         for earlier in trials.terms.warm_start:
             with contextlib.suppress(UnknownRun):
@@ -221,26 +221,26 @@ def trials_of(folder: RunFolder, store: RunStore, *, with_earlier: bool = False)
     return _ranked(found, trials.terms)
 
 
-def earlier_curves(terms: Terms, store: RunStore) -> list[Curve]:
+def earlier_curves(terms: SweepDefinition, store: RunStore) -> list[Curve]:
     """What the children of earlier sweeps have logged of the primary metric; of those that are gone nothing."""
     curves: list[Curve] = []
     for run_id in terms.warm_start:
         try:
             record = store.get(run_id).record()
-            before = terms_of(record)
+            before = definition_of(record)
             folders: Sequence[RunFolder] = list(child_folders(record, before.total, store).values())
         except UnknownRun:
             continue
         curves += earlier_curves(before, store)
         for folder in folders:
-            curve = ChildReader(folder, terms.metric).look().curve
+            curve = ChildReader(folder, terms.metric).read().curve
             curves.append(Curve(curve.values, is_over=True))
     return curves
 
 
 def submit_sweep(
     request: Request,
-    asked: Terms,
+    asked: SweepDefinition,
     workspace: Workspace,
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -260,11 +260,11 @@ def submit_sweep(
     """
     store = RunStore(workspace.runs_dir)
     for earlier in asked.warm_start:
-        terms_of(store.get(earlier).record())
+        definition_of(store.get(earlier).record())
     return submit(replace(request, sweep=asked.to_json()), workspace, progress=progress, spawn=spawn)
 
 
-def going_on(runs: Sequence[str], store: RunStore) -> list[Again]:
+def continued_children(runs: Sequence[str], store: RunStore) -> list[ContinuedChild]:
     """Return children of earlier sweeps as those that go on in a new one, with their parameters.
 
     Raises:
@@ -281,6 +281,6 @@ def going_on(runs: Sequence[str], store: RunStore) -> list[Again]:
             )
         if not folder.state().is_terminal:
             raise SubmissionRefused(f"{run_id} is {folder.state().status}: only what has ended can go on")
-        terms = terms_of(store.get(record.parent).record())
-        found.append(Again(run_id, terms.parameters(int(run_id.rpartition("_")[2]))))
+        terms = definition_of(store.get(record.parent).record())
+        found.append(ContinuedChild(run_id, terms.parameters(int(run_id.rpartition("_")[2]))))
     return found

@@ -30,16 +30,16 @@ __all__ = [
     "GRID",
     "KINDS",
     "RANDOM",
-    "Again",
+    "ContinuedChild",
     "Expression",
     "Sampler",
     "Space",
-    "Terms",
+    "SweepDefinition",
     "Value",
     "arguments_of",
     "between",
     "checked_space",
-    "drawn",
+    "draw_value",
     "expression",
     "new_seed",
     "sampler",
@@ -208,7 +208,7 @@ def between(kind: str, low: float, high: float, *more: Any) -> Expression:
     return expression(kind, math.log(low), math.log(high), *more)
 
 
-def drawn(one: Expression, chance: Random) -> Value:
+def draw_value(one: Expression, chance: Random) -> Value:
     """Draw one value.
 
     Args:
@@ -277,7 +277,7 @@ class Sampler(Record, frozen=True):
         if self.kind == RANDOM:
             # A text is hashed by the same function in every Python.
             chance = Random(f"{self.seed}/{number}")  # noqa: S311  # nothing here is secret
-            return {name: drawn(one, chance) for name, one in self.space.items()}
+            return {name: draw_value(one, chance) for name, one in self.space.items()}
         chosen: dict[str, Value] = {}
         # As nested loops: the last parameter changes first.
         for name, one in reversed(list(self.space.items())):
@@ -328,7 +328,7 @@ def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:
 _MOST_RUNS: Final = 100_000
 
 
-class Again(Record, frozen=True):
+class ContinuedChild(Record, frozen=True):
     """A child of an earlier sweep that goes on in this one.
 
     Attributes:
@@ -340,7 +340,7 @@ class Again(Record, frozen=True):
     parameters: Mapping[str, Value]
 
 
-class Terms(Record, frozen=True):
+class SweepDefinition(Record, frozen=True):
     """One sweep; made by `terms`, which checks it.
 
     Attributes:
@@ -361,7 +361,7 @@ class Terms(Record, frozen=True):
     policy: Policy = NoTermination()
     max_duration_s: float | None = None
     warm_start: tuple[str, ...] = ()
-    again: tuple[Again, ...] = ()
+    again: tuple[ContinuedChild, ...] = ()
 
     @property
     def total(self) -> int:
@@ -390,8 +390,8 @@ def terms(
     *,
     max_duration_s: float | None = None,
     warm_start: Sequence[str] = (),
-    again: Sequence[Again] = (),
-) -> Terms:
+    again: Sequence[ContinuedChild] = (),
+) -> SweepDefinition:
     """Return the terms of a sweep.
 
     Args:
@@ -412,7 +412,7 @@ def terms(
         raise InvalidSettings(
             f"{len(again)} runs are to go on, and the sweep may have {max_runs}; allow it more"
         )
-    return Terms(
+    return SweepDefinition(
         sampler,
         metric,
         read_goal(goal),

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker_runs.records.states import FailureCode, RunFailure, Status
-from stoker_runs.tuning.definition import Terms
-from stoker_runs.tuning.policies import Curve, best_of, due_interval, verdict
+from stoker_runs.tuning.definition import SweepDefinition
+from stoker_runs.tuning.policies import Curve, best_of, due_interval, termination_reason
 
 __all__ = ["Child", "Ending", "Step", "ending_of", "next_step"]
 
@@ -23,14 +23,14 @@ class Child:
     Attributes:
         curve: What it has logged of the primary metric.
         judged: The last interval at which the policy has looked at it.
-        is_told: Whether it was told to end.
+        is_cancel_requested: Whether it was asked to end.
         logged: Names of all numbers that it has logged, once it has ended.
     """
 
     status: Status
     curve: Curve = field(default_factory=lambda: Curve(()))
-    judged: int = 0
-    is_told: bool = False
+    evaluated: int = 0
+    is_cancel_requested: bool = False
     failure: RunFailure | None = None
     logged: Sequence[str] = ()
 
@@ -48,7 +48,7 @@ class Step:
 
     starts: Sequence[int] = ()
     ends: Mapping[int, str] = field(default_factory=dict)
-    judged: Mapping[int, int] = field(default_factory=dict)
+    evaluated: Mapping[int, int] = field(default_factory=dict)
     is_over: bool = False
 
 
@@ -66,7 +66,7 @@ class Ending:
 
 
 def next_step(
-    terms: Terms, children: Mapping[int, Child], earlier: Sequence[Curve] = (), ending: str = ""
+    terms: SweepDefinition, children: Mapping[int, Child], earlier: Sequence[Curve] = (), ending: str = ""
 ) -> Step:
     """Return what a sweep does next.
 
@@ -76,38 +76,38 @@ def next_step(
     """
     going_on = {number: child for number, child in children.items() if not _is_over(child)}
     if ending:
-        ends = {number: ending for number, child in going_on.items() if not child.is_told}
+        ends = {number: ending for number, child in going_on.items() if not child.is_cancel_requested}
         return Step(ends=ends, is_over=not going_on)
-    ends, judged = _judge(terms, children, earlier)
+    ends, evaluated = _evaluate(terms, children, earlier)
     missing = [number for number in range(terms.total) if number not in children]
     room = max(0, terms.at_once - len(going_on))
-    return Step(missing[:room], ends, judged, is_over=not missing and not going_on)
+    return Step(missing[:room], ends, evaluated, is_over=not missing and not going_on)
 
 
-def _judge(
-    terms: Terms, children: Mapping[int, Child], earlier: Sequence[Curve]
+def _evaluate(
+    terms: SweepDefinition, children: Mapping[int, Child], earlier: Sequence[Curve]
 ) -> tuple[dict[int, str], dict[int, int]]:
     ends: dict[int, str] = {}
-    judged: dict[int, int] = {}
+    evaluated: dict[int, int] = {}
     for number, child in children.items():
-        if _is_over(child) or child.is_told:
+        if _is_over(child) or child.is_cancel_requested:
             continue
         interval = due_interval(terms.policy, len(child.curve.values))
-        if interval <= child.judged:
+        if interval <= child.evaluated:
             continue
-        judged[number] = interval
+        evaluated[number] = interval
         others = [other.curve for of, other in children.items() if of != number]
-        reason = verdict(terms.policy, terms.goal, child.curve, [*others, *earlier], interval)
+        reason = termination_reason(terms.policy, terms.goal, child.curve, [*others, *earlier], interval)
         if reason:
             ends[number] = reason
-    return ends, judged
+    return ends, evaluated
 
 
 def _is_over(child: Child) -> bool:
     return child.status in (Status.COMPLETED, Status.FAILED, Status.CANCELED)
 
 
-def ending_of(terms: Terms, children: Mapping[int, Child], ending: str = "") -> Ending:
+def ending_of(terms: SweepDefinition, children: Mapping[int, Child], ending: str = "") -> Ending:
     """Return how a sweep ends all of whose children have ended.
 
     Args:

@@ -36,7 +36,7 @@ __all__ = [
     "due_interval",
     "policy_text",
     "read_goal",
-    "verdict",
+    "termination_reason",
 ]
 
 
@@ -213,7 +213,7 @@ def due_interval(policy: Policy, count: int) -> int:
     return interval if interval >= max(policy.delay_evaluation, 1) else 0
 
 
-def verdict(policy: Policy, goal: Goal, run: Curve, others: Sequence[Curve], interval: int) -> str:
+def termination_reason(policy: Policy, goal: Goal, run: Curve, others: Sequence[Curve], interval: int) -> str:
     """Say why a child is to be ended; empty where it is not.
 
     Args:

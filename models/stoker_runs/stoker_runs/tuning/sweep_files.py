@@ -15,7 +15,7 @@ from stoker_runs.tuning.definition import (
     KINDS,
     RANDOM,
     Expression,
-    Terms,
+    SweepDefinition,
     between,
     expression,
     new_seed,
@@ -80,7 +80,7 @@ def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return of_the_sweep, {key: value for key, value in content.items() if key not in _OF_A_SWEEP}
 
 
-def read_sweep(file: Path, content: Mapping[str, Any]) -> Terms:
+def read_sweep(file: Path, content: Mapping[str, Any]) -> SweepDefinition:
     """Return what a file of Stoker's asks of a sweep.
 
     Args:
@@ -91,10 +91,10 @@ def read_sweep(file: Path, content: Mapping[str, Any]) -> Terms:
         InvalidSettings: A value cannot be; the message names the key.
     """
     space = {
-        str(name): _said(file, f"parameters.{name}", _parameter, one)
+        str(name): _checked(file, f"parameters.{name}", _parameter, one)
         for name, one in _mapping(file, content, "parameters").items()
     }
-    policy = _said(file, "policy", _policy, content.get("policy"))
+    policy = _checked(file, "policy", _policy, content.get("policy"))
     duration = content.get("max_total_duration")
     try:
         limit_s = None if duration is None else read_duration_s(duration)
@@ -103,7 +103,7 @@ def read_sweep(file: Path, content: Mapping[str, Any]) -> Terms:
     seed = content.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise InvalidSettings(f"{file}: seed has to be a whole number, and is {seed!r}")
-    return _said(
+    return _checked(
         file,
         "",
         lambda: terms(
@@ -160,10 +160,10 @@ def _policy(said: Any) -> Policy:
         near = get_close_matches(str(name), POLICIES, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(POLICIES)}"
         raise InvalidSettings(f"there is no policy {name!r}; {hint}")
-    return _made(POLICIES[name], settings or {})
+    return _policy_of(POLICIES[name], settings or {})
 
 
-def _made(kind: type[Policy], settings: Any) -> Policy:
+def _policy_of(kind: type[Policy], settings: Any) -> Policy:
     if not isinstance(settings, dict):
         raise InvalidSettings(f"the settings of {kind.__name__} have to be a mapping of names to values")
     known = list(kind.__struct_fields__)
@@ -194,7 +194,7 @@ def find_hdconfig(project: Path, name: str) -> Path:
     )
 
 
-def read_hdconfig(file: Path) -> Terms:
+def read_hdconfig(file: Path) -> SweepDefinition:
     """Return what a file of Azure's CLI asks of a sweep; its expressions are Azure's own.
 
     Raises:
@@ -209,12 +209,12 @@ def read_hdconfig(file: Path) -> Terms:
         raise InvalidSettings(
             f"{file}: sampling.parameter_space has to be a list of name, expression and values"
         )
-    space = dict(_said(file, "sampling.parameter_space", _azure_parameter, one) for one in said)
+    space = dict(_checked(file, "sampling.parameter_space", _azure_parameter, one) for one in said)
     minutes = content.get("max_duration_minutes")
     if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float)):
         raise InvalidSettings(f"{file}: max_duration_minutes has to be a number, and is {minutes!r}")
-    policy = _said(file, "policy", _azure_policy, content.get("policy"))
-    return _said(
+    policy = _checked(file, "policy", _azure_policy, content.get("policy"))
+    return _checked(
         file,
         "",
         lambda: terms(
@@ -248,7 +248,7 @@ def _azure_policy(said: Any) -> Policy:
             f"there is no policy {said.get('type')!r}; there are BanditPolicy, MedianStoppingPolicy, "
             "TruncationSelectionPolicy and NoTerminationPolicy"
         )
-    return _made(kind, {name: value for name, value in said.items() if name != "type"})
+    return _policy_of(kind, {name: value for name, value in said.items() if name != "type"})
 
 
 def _mapping(file: Path, content: Mapping[str, Any], key: str) -> dict[Any, Any]:
@@ -274,7 +274,7 @@ def _check_there(file: Path, content: Mapping[Any, Any], needed: tuple[str, ...]
         )
 
 
-def _said(file: Path, key: str, make: Callable[..., _Made], *said: Any) -> _Made:
+def _checked(file: Path, key: str, make: Callable[..., _Made], *said: Any) -> _Made:
     """What is made of a value; an error names the file and the key."""
     try:
         return make(*said)

@@ -13,11 +13,11 @@ from typing import Final
 
 from stoker.errors import UnknownRun
 from stoker.settings.workspace import Workspace
-from stoker_runs.launch.runner_process import became_runner
+from stoker_runs.launch.runner_process import acquire_runner_lock
 from stoker_runs.launch.runners import Clock, adopt, fork_runner
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import (
-    CancelAsked,
+    CancelRequested,
     Collected,
     Ended,
     FailureCode,
@@ -33,7 +33,13 @@ from stoker_runs.records.states import (
     next_state,
 )
 from stoker_runs.records.store import RunStore
-from stoker_runs.tuning.children import ChildReader, child_folders, create_child, earlier_curves, terms_of
+from stoker_runs.tuning.children import (
+    ChildReader,
+    child_folders,
+    create_child,
+    definition_of,
+    earlier_curves,
+)
 from stoker_runs.tuning.definition import arguments_of
 from stoker_runs.tuning.planning import Child, ending_of, next_step
 from stoker_runs.tuning.policies import best_of
@@ -47,8 +53,8 @@ __all__ = ["Sweep", "main"]
 # what the folders say: whoever has ended is not repeated, and whoever is missing begins.
 
 
-_LOOK_S: Final = 0.05
-_FAILING_LOOK_S: Final = 2.0
+_POLL_S: Final = 0.05
+_FAILING_POLL_S: Final = 2.0
 _ADOPT_S: Final = 2.0
 # Of the time it takes to look at all children, which may be many.
 _PAUSES: Final = 5.0
@@ -73,7 +79,7 @@ class Sweep:
     ) -> None:
         self._folder = folder
         self._record = folder.record()
-        self._terms = terms_of(self._record)
+        self._terms = definition_of(self._record)
         self._store = store
         self._begin = begin
         self._adopt = adopt
@@ -81,8 +87,8 @@ class Sweep:
         self._earlier = earlier_curves(self._terms, store)
         folders = child_folders(self._record, self._terms.total, store)
         self._readers = {number: ChildReader(child, self._terms.metric) for number, child in folders.items()}
-        self._judged: dict[int, int] = {}
-        self._told_of: set[int] = set()
+        self._evaluated: dict[int, int] = {}
+        self._reported: set[int] = set()
         self._adopt_at_s = 0.0
         self.state: RunState = folder.state()
 
@@ -95,10 +101,10 @@ class Sweep:
             except OSError as error:
                 # Whatever was not written is done once more when there is room for it.
                 _LOG.warning("the workspace cannot be written to: %s", error)
-                self._clock.sleep(_FAILING_LOOK_S)
+                self._clock.sleep(_FAILING_POLL_S)
             took_s = self._clock.elapsed_s() - began_s
             if not self.state.is_terminal:
-                self._clock.sleep(max(_LOOK_S, _PAUSES * took_s))
+                self._clock.sleep(max(_POLL_S, _PAUSES * took_s))
         return self.state
 
     def step(self) -> None:
@@ -108,17 +114,17 @@ class Sweep:
             OSError: The workspace cannot be written to.
         """
         if self.state.status is Status.FINALIZING:
-            self._observed(Collected())
+            self._apply(Collected())
             return
-        self._hear_cancel()
+        self._check_cancel_request()
         if self.state.status in (Status.NOT_STARTED, Status.QUEUED):
             for observation in (Granted(), Prepared(), Provisioned(), Seen()):
-                self._observed(observation)
-            self._say(self._heading())
-        children = self._look()
+                self._apply(observation)
+            self._log(self._heading())
+        children = self._read_children()
         ending = self._ending()
         step = next_step(self._terms, children, self._earlier, ending)
-        self._judged |= step.judged
+        self._evaluated |= step.evaluated
         for number, reason in step.ends.items():
             self._end_child(number, reason)
         for number in step.starts:
@@ -128,10 +134,10 @@ class Sweep:
 
     def fail(self, failure: RunFailure) -> None:
         """End the sweep because its runner itself has failed."""
-        self._observed(Refused(failure))
-        self._observed(Collected())
+        self._apply(Refused(failure))
+        self._apply(Collected())
 
-    def _observed(self, observation: Observation, reason: str = "") -> None:
+    def _apply(self, observation: Observation, reason: str = "") -> None:
         following = next_state(self.state, observation, self._clock.now_ms())
         if reason:
             following = following.replace(reason=reason)
@@ -139,10 +145,10 @@ class Sweep:
             self._folder.write_state(following)
             self.state = following
 
-    def _hear_cancel(self) -> None:
-        asked = self._folder.cancel_asked()
+    def _check_cancel_request(self) -> None:
+        asked = self._folder.cancel_request()
         if asked is not None and not self.state.ending:
-            self._observed(CancelAsked(str(asked.get("reason") or "")))
+            self._apply(CancelRequested(str(asked.get("reason") or "")))
 
     def _ending(self) -> str:
         """Why the whole sweep ends; empty while it goes on."""
@@ -154,7 +160,7 @@ class Sweep:
             return f"the sweep has taken the {limit_s:g} s that it was allowed"
         return ""
 
-    def _look(self) -> dict[int, Child]:
+    def _read_children(self) -> dict[int, Child]:
         if self._clock.elapsed_s() >= self._adopt_at_s:
             self._adopt_at_s = self._clock.elapsed_s() + _ADOPT_S
             for reader in self._readers.values():
@@ -163,15 +169,15 @@ class Sweep:
         children: dict[int, Child] = {}
         for number, reader in list(self._readers.items()):
             try:
-                child = reader.look()
+                child = reader.read()
             except UnknownRun:
                 del self._readers[number]
                 continue
-            children[number] = replace(child, judged=self._judged.get(number, 0))
+            children[number] = replace(child, evaluated=self._evaluated.get(number, 0))
         for number, child in children.items():
-            if self._readers[number].state.is_terminal and number not in self._told_of:
-                self._told_of.add(number)
-                self._say_end(number, child, children)
+            if self._readers[number].state.is_terminal and number not in self._reported:
+                self._reported.add(number)
+                self._log_end(number, child, children)
         return children
 
     def _start_child(self, number: int) -> None:
@@ -180,32 +186,32 @@ class Sweep:
         )
         self._readers[number] = ChildReader(child, self._terms.metric)
         self._begin(child)
-        self._say(f"{child.id} begins: {' '.join(arguments_of(self._terms.parameters(number)))}")
+        self._log(f"{child.id} begins: {' '.join(arguments_of(self._terms.parameters(number)))}")
 
     def _end_child(self, number: int, reason: str) -> None:
-        asked = self._folder.cancel_asked() or {}
+        asked = self._folder.cancel_request() or {}
         grace_s = asked.get("grace_s")
-        self._readers[number].folder.ask_to_cancel(
+        self._readers[number].folder.request_cancel(
             reason, self._clock.now_ms(), None if grace_s is None else float(grace_s)
         )
-        self._say(f"{self._readers[number].folder.id} is told to end: {reason}")
+        self._log(f"{self._readers[number].folder.id} is told to end: {reason}")
 
     def _finish(self, children: dict[int, Child], ending: str) -> None:
         found = ending_of(self._terms, children, ending)
         if self.state.ending:
-            self._observed(Ended(0))
+            self._apply(Ended(0))
         else:
-            self._observed(Ended(0 if found.failure is None else 1, found.failure), found.reason)
+            self._apply(Ended(0 if found.failure is None else 1, found.failure), found.reason)
         if found.reason:
-            self._say(found.reason)
-        self._observed(Collected())
+            self._log(found.reason)
+        self._apply(Collected())
 
     def _heading(self) -> str:
         terms = self._terms
         how = f"at most {terms.at_once} at once, by {terms.sampler.kind} sampling"
         return f"{terms.total} runs, {how}: {terms.goal.value} {terms.metric}"
 
-    def _say_end(self, number: int, child: Child, children: dict[int, Child]) -> None:
+    def _log_end(self, number: int, child: Child, children: dict[int, Child]) -> None:
         reader, terms = self._readers[number], self._terms
         state = reader.state
         value = best_of(child.curve.values, terms.goal)
@@ -222,9 +228,9 @@ class Sweep:
             words.append(f"the best is {best:.6g}")
         over = sum(one.curve.is_over for one in children.values())
         words.append(f"{over} of {terms.total} have ended")
-        self._say("; ".join(words))
+        self._log("; ".join(words))
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         """Add a line to the log, which people follow as that of any run."""
         path = log_file(self._folder, self.state.attempt)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -249,14 +255,14 @@ class _Runners:
 
     def adopt(self, child: RunFolder) -> None:
         """Start that of one that has none any more."""
-        self._bury()
+        self._reap()
         adopt(child, self._workspace, self._fork)
 
     def _fork(self, child: RunFolder, workspace: Workspace) -> None:
-        self._bury()
+        self._reap()
         fork_runner(child, workspace, self._pids.add)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         for pid in list(self._pids):
             if os.waitpid(pid, os.WNOHANG)[0] == pid:
                 self._pids.discard(pid)
@@ -266,7 +272,7 @@ def main(arguments: list[str]) -> int:
     """Be the runner of a sweep until it has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder, workspace = RunFolder(Path(arguments[0])), Workspace(Path(arguments[1]))
-    if not became_runner(folder):
+    if not acquire_runner_lock(folder):
         return 0
     runners = _Runners(workspace)
     sweep = Sweep(folder, RunStore(workspace.runs_dir), runners.begin, runners.adopt)

@@ -17,21 +17,21 @@ from stoker.environments.requested import AskedEnvironment
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
-    ContainerBase,
+    ContainerTemplate,
     FailedPulls,
     Image,
-    Inside,
-    keep_record,
-    look_inside,
+    ImageContents,
+    attempt_state_of_container,
+    inspect_container,
+    inspect_image,
     read_record,
     remove_container,
-    sight_of_container,
     start_container,
-    state_of,
+    write_record,
 )
 from stoker_runs.targets.definitions import ContainerSettings, Target
-from stoker_runs.targets.engine import EngineFailure, Job, Presence, Say, Sight
-from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
+from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say
+from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepare_remote_environment
 from stoker_runs.targets.ssh.link import Link
 from stoker_runs.targets.ssh.porter import Porter
 
@@ -73,7 +73,7 @@ class _RemoteProgram(ContainerProgram):
     ) -> subprocess.CompletedProcess[str]:
         """Run one of its commands there."""
         assert self.link is not None
-        return _asked(self.link, [self.path, *arguments], timeout_s)
+        return _run(self.link, [self.path, *arguments], timeout_s)
 
     def user(self) -> list[str]:
         """The arguments by which what a container writes belongs to the user who logs in."""
@@ -104,8 +104,8 @@ class RunContainer:
         archive: Where the agent's zip is there.
     """
 
-    base: ContainerBase
-    inside: Inside
+    base: ContainerTemplate
+    inside: ImageContents
     gpus: tuple[str, ...]
     environment: RemoteEnvironment
     folder: str
@@ -129,8 +129,8 @@ class RemoteContainers:
         """Start a container of the target's image, and say what it has."""
         settings = ContainerSettings.of(self._target.settings, {})
         program = self._program(settings)
-        image = Image.had(program, settings, Path(), lambda _: None)
-        inside = look_inside(program, image, ContainerBase(settings, program, image).common)
+        image = Image.obtain(program, settings, Path(), lambda _: None)
+        inside = inspect_image(program, image, ContainerTemplate(settings, program, image).common)
         return (f"containers by {program}: {program.path}", f"Python {inside} in a container of {image.name}")
 
     def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
@@ -159,19 +159,19 @@ class RemoteContainers:
         settings = ContainerSettings.of(self._target.settings, container)
         program = self._program(settings)
         failed = FailedPulls(self._environments_dir, self._host)
-        base = ContainerBase(settings, program, Image.had(program, settings, folder, say, failed))
+        base = ContainerTemplate(settings, program, Image.obtain(program, settings, folder, say, failed))
         with_gpus = program.gpus() if gpus else []
         python = asked.python if asked.kind == "user" else ""
-        inside = look_inside(program, base.image, [*base.common, *with_gpus], python, gpus)
+        inside = inspect_image(program, base.image, [*base.common, *with_gpus], python, gpus)
         there, archive, uv = self._link.call(_facts, timeout_s=_ANSWER_S)
         words = [program.path, "run", "--rm", "--interactive", *base.common, *mount(Path(there), there)]
         words += [] if uv is None else mount(Path(uv), _UV, readonly=True)
         words += [word for name in _INDEXES for word in ("--env", name)]
         words += ["--env", f"HOME={there}/home", "--entrypoint", inside.python, base.image.id]
-        environment = self._link.call_within(
+        environment = self._link.call_in_command(
             words,
             there,
-            lambda porter: prepared_there(
+            lambda porter: prepare_remote_environment(
                 porter, asked, folder, self._environments_dir, say, base.image.id, gpus
             ),
         )
@@ -179,14 +179,14 @@ class RemoteContainers:
 
     def _program(self, settings: ContainerSettings) -> _RemoteProgram:
         def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-            return _asked(self._link, command, _ANSWER_S)
+            return _run(self._link, command, _ANSWER_S)
 
         def which(name: str) -> str | None:
             found = ask(["sh", "-c", 'command -v "$0"', name])
             return found.stdout.strip() if found.returncode == 0 else None
 
         try:
-            found = ContainerProgram.answering(settings.engine, which, ask)
+            found = ContainerProgram.find_responding(settings.engine, which, ask)
         except EngineFailure as error:
             failure = error.failure
             message = f"on {self._host}: {failure.message}"
@@ -206,9 +206,9 @@ class RemoteContainers:
         record = read_record(job.place)
         if record is None:
             raise EngineFailure(RunFailure(FailureCode.INTERNAL, "the run was not prepared"))
-        start_container(self._found(record), record, job.place)
+        start_container(self._find(record), record, job.place)
 
-    def sight(self, job: Job, look: Callable[[], Sight]) -> Sight:
+    def sight(self, job: Job, look: Callable[[], AttemptState]) -> AttemptState:
         """How an attempt is; only where its files on the machine say nothing, its container is asked.
 
         Raises:
@@ -217,12 +217,12 @@ class RemoteContainers:
         seen, record = look(), read_record(job.place)
         if record is None or seen.presence not in _LEFT:
             return seen
-        program = self._found(record)
-        state = state_of(program, record)
+        program = self._find(record)
+        state = inspect_container(program, record)
         if state is None:
             # Meanwhile it may have ended.
             return look()
-        found = sight_of_container(program, record, state, had_agent=seen.presence is Presence.GONE)
+        found = attempt_state_of_container(program, record, state, had_agent=seen.presence is Presence.GONE)
         again = look() if state.is_over else seen
         return found if again.presence in _LEFT else again
 
@@ -234,9 +234,9 @@ class RemoteContainers:
         """
         record = read_record(job.place)
         if record is not None:
-            remove_container(self._found(record), record)
+            remove_container(self._find(record), record)
 
-    def _found(self, record: Mapping[str, Any]) -> _RemoteProgram:
+    def _find(self, record: Mapping[str, Any]) -> _RemoteProgram:
         return _RemoteProgram(str(record["program"]), str(record["kind"]), link=self._link)
 
 
@@ -265,7 +265,7 @@ def keep_container(
         *(*base.settings.arguments, "--entrypoint", container.inside.python, base.image.id),
         *(container.archive, "start", str(place)),
     ]
-    keep_record(job.place, base, name, command)
+    write_record(job.place, base, name, command)
 
 
 async def _facts(porter: Porter) -> tuple[str, str, str | None]:
@@ -275,7 +275,7 @@ async def _facts(porter: Porter) -> tuple[str, str, str | None]:
     return porter.folder, porter.archive, uv
 
 
-def _asked(link: Link, command: Sequence[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+def _run(link: Link, command: Sequence[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
     async def asked(porter: Porter) -> tuple[dict[str, Any], bytes]:
         return await porter.ask(op="ask_command", command=list(command))
 

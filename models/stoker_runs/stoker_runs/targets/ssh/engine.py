@@ -23,21 +23,21 @@ from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import SshSettings, Target
 from stoker_runs.targets.engine import (
+    AttemptState,
     EngineFailure,
     Job,
     Presence,
     Say,
-    Sight,
     Unreachable,
-    sight_of,
+    attempt_state,
     start_content,
     write_start,
 )
 from stoker_runs.targets.ssh.containers import RemoteContainers, RunContainer, has_container, keep_container
-from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepared_there
+from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepare_remote_environment
 from stoker_runs.targets.ssh.link import Link
 from stoker_runs.targets.ssh.porter import Porter
-from stoker_runs.targets.ssh.transfer import collect, is_collected, locally, looked, send_folder
+from stoker_runs.targets.ssh.transfer import collect, is_collected, local_errors, poll_attempt, send_folder
 
 __all__ = ["SshEngine"]
 
@@ -89,7 +89,7 @@ class SshEngine:
             *(() if self._containers is None else self._containers.check()),
         )
 
-    def learned(self) -> Mapping[str, Any]:
+    def discover_settings(self) -> Mapping[str, Any]:
         """Cores and GPUs of the machine where its file does not limit them; its host key instead of a fingerprint."""
 
         async def asked(porter: Porter) -> Mapping[str, Any]:
@@ -111,7 +111,8 @@ class SshEngine:
             self._containers.build(asked, folder, say)
             return
         self._link.call(
-            lambda porter: prepared_there(porter, asked, folder, self._environments_dir, say), timeout_s=None
+            lambda porter: prepare_remote_environment(porter, asked, folder, self._environments_dir, say),
+            timeout_s=None,
         )
 
     def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
@@ -124,7 +125,7 @@ class SshEngine:
 
     def prepare(self, job: Job, say: Say) -> None:
         """Have environment and files there; attempts before this one are ended and collected first."""
-        with locally():
+        with local_errors():
             private_folder(job.place)
         if (job.place / "start.json").exists():
             return
@@ -164,7 +165,7 @@ class SshEngine:
             )
             data = json.dumps(content).encode("ascii")
             await porter.ask(data, op="write", name="start.json", run=job.record.id, attempt=job.attempt)
-            with locally():
+            with local_errors():
                 if container is not None:
                     keep_container(job, container, place, shared)
                 write_start(job, content)
@@ -223,7 +224,7 @@ class SshEngine:
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
         asked = AskedEnvironment.from_json(job.record.definition.environment)
         gpus = job.record.definition.gpus or 0
-        return await prepared_there(
+        return await prepare_remote_environment(
             porter, asked, job.folder.environment, self._environments_dir, say, gpus=gpus
         )
 
@@ -271,20 +272,20 @@ class SshEngine:
             message = f"the agent cannot be started on {self._settings.host}: {last}"
             raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
 
-    def observe(self, job: Job) -> Sight:
+    def observe(self, job: Job) -> AttemptState:
         """See how the attempt is; its log comes with that."""
         ended = job.place / "exit.json"
         if ended.exists():
-            return sight_of({"exit": json.loads(ended.read_bytes())})
+            return attempt_state({"exit": json.loads(ended.read_bytes())})
         if not (job.place / "start.json").exists():
-            return Sight(Presence.ABSENT)
+            return AttemptState(Presence.ABSENT)
         lease_s, now_s = _lease_s(job), time.monotonic()
         renewal = None
         if lease_s is not None and now_s - self._renewed_s > lease_s / _RENEWALS:
             renewal = time.time_ns() // 1_000_000
 
-        async def seen(porter: Porter) -> Sight:
-            return sight_of((await looked(porter, job, renewal))[0])
+        async def seen(porter: Porter) -> AttemptState:
+            return attempt_state((await poll_attempt(porter, job, renewal))[0])
 
         try:
             if self._containers is None:
@@ -292,7 +293,7 @@ class SshEngine:
             else:
                 sight = self._containers.sight(job, lambda: self._link.call(seen))
         except EngineFailure as error:
-            return Sight(Presence.UNREACHABLE, error.failure.message)
+            return AttemptState(Presence.UNREACHABLE, error.failure.message)
         if renewal is not None:
             self._renewed_s = now_s
         return sight

@@ -27,7 +27,7 @@ from stoker_runs.targets.ssh.porter import Porter
 if TYPE_CHECKING:
     from stoker.environments.dated import Tries, Wanted
 
-__all__ = ["RemoteEnvironment", "choose", "prepared_there"]
+__all__ = ["RemoteEnvironment", "choose", "prepare_remote_environment"]
 
 _BETWEEN_TRIES_S: Final = 1.0
 _SHOWN_LINES: Final = 30
@@ -68,7 +68,7 @@ def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[
     return found, choice.note(found, found.version[1], "on that machine"), 0 if fitting else to_fetch
 
 
-async def prepared_there(
+async def prepare_remote_environment(
     porter: Porter,
     asked: AskedEnvironment,
     folder: Path,
@@ -88,14 +88,14 @@ async def prepared_there(
         EnvironmentUnusable: It cannot be had.
     """
     if asked.kind == "user":
-        found = await _as_it_is(porter, asked.python, folder)
+        found = await _existing_interpreter(porter, asked.python, folder)
     else:
-        found = await _of_file(porter, asked, folder, environments_dir, say, image, gpus)
-    await _say_of_gpus(porter, gpus, found.packages, say)
+        found = await _from_file(porter, asked, folder, environments_dir, say, image, gpus)
+    await _report_unused_gpus(porter, gpus, found.packages, say)
     return found
 
 
-async def _of_file(
+async def _from_file(
     porter: Porter,
     asked: AskedEnvironment,
     folder: Path,
@@ -118,10 +118,10 @@ async def _of_file(
             f"{specification.path.name} refers to files of this machine ({named}), which the target does not have; "
             "name packages of an index instead"
         )
-    having = _Having(porter, folder / "build.log", say, image)
+    builder = _EnvironmentBuilder(porter, folder / "build.log", say, image)
     remembered = RememberedDate(environments_dir, specification, porter.host, image)
-    found = tries(specification, asked, remembered.read(), say, can_date=lambda: having.has_uv)
-    built, wanted = await _first_built(found, having)
+    found = tries(specification, asked, remembered.read(), say, can_date=lambda: builder.has_uv)
+    built, wanted = await _build_first(found, builder)
     remembered.keep(wanted)
     of_relaxed, lines = relaxed_variables(written) if is_relaxed else ({}, [])
     for line in lines:
@@ -136,7 +136,7 @@ async def _of_file(
     return RemoteEnvironment(path, variables | of_relaxed, packages)
 
 
-async def _say_of_gpus(porter: Porter, gpus: int, packages: Mapping[str, str], say: Say) -> None:
+async def _report_unused_gpus(porter: Porter, gpus: int, packages: Mapping[str, str], say: Say) -> None:
     if not gpus:
         return
     from stoker.environments.check import LIST_LIBRARIES, frameworks_without_gpus
@@ -156,7 +156,7 @@ class _Built:
     differences: tuple[str, ...]
 
 
-class _Having:
+class _EnvironmentBuilder:
     """Has environments built on the machine, or finds those that are there.
 
     Attributes:
@@ -170,12 +170,12 @@ class _Having:
         self._image = image
         self.has_uv = False
 
-    async def once(self, wanted: Wanted) -> _Built:
+    async def build(self, wanted: Wanted) -> _Built:
         """Have one of what is wanted, or not at all."""
         from stoker.environments.check import notes
 
         specification = wanted.specification
-        builder = _Builder(self._porter, specification, wanted.as_of, self._log, self._say, self._image)
+        builder = _Build(self._porter, specification, wanted.as_of, self._log, self._say, self._image)
         try:
             python, note = await builder.interpreter()
         finally:
@@ -187,16 +187,16 @@ class _Having:
         return _Built(path, packages, python, tuple(differences))
 
 
-async def _first_built(wanted: Tries, having: _Having) -> tuple[_Built, Wanted]:
+async def _build_first(wanted: Tries, builder: _EnvironmentBuilder) -> tuple[_Built, Wanted]:
     one = next(wanted)
     while True:
         try:
-            return await having.once(one), one
+            return await builder.build(one), one
         except EnvironmentUnusable as error:
             one = wanted.send(error)
 
 
-async def _as_it_is(porter: Porter, python: str, folder: Path) -> RemoteEnvironment:
+async def _existing_interpreter(porter: Porter, python: str, folder: Path) -> RemoteEnvironment:
     python = python or porter.interpreter
     said, _ = await porter.ask(op="packages", python=python)
     if "error" in said:
@@ -216,7 +216,7 @@ def _packages(names: Sequence[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-class _Builder:
+class _Build:
     """Has one environment on the machine."""
 
     def __init__(

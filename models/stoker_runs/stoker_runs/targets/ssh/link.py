@@ -18,7 +18,7 @@ import asyncssh
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure, Unreachable
-from stoker_runs.targets.ssh.porter import Cut, Porter
+from stoker_runs.targets.ssh.porter import ConnectionLost, Porter
 
 __all__ = ["HostKeys", "Link"]
 
@@ -160,7 +160,7 @@ class Link:
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
-        self._open = _Open()
+        self._open = _OpenConnection()
         # An engine that nobody has any more leaves no connection.
         weakref.finalize(self, _close, self._open)
 
@@ -178,7 +178,7 @@ class Link:
         """
         return asyncio.run_coroutine_threadsafe(self._do(self._porter(), work, timeout_s), _loop()).result()
 
-    def call_within(
+    def call_in_command(
         self, command: Sequence[str], folder: str, work: Callable[[Porter], Awaitable[_Found]]
     ) -> _Found:
         """Have a porter do something that is run by a command of the machine, and ends with the work.
@@ -190,7 +190,7 @@ class Link:
             Unreachable: The machine does not answer.
             EngineFailure: It answers, but will not, or cannot, do it.
         """
-        porter = self._porter_within(command, folder)
+        porter = self._porter_in_command(command, folder)
         return asyncio.run_coroutine_threadsafe(self._do(porter, work, None), _loop()).result()
 
     def host_key(self) -> str:
@@ -216,7 +216,13 @@ class Link:
         try:
             async with found as porter, asyncio.timeout(timeout_s):
                 return await work(porter)
-        except (Cut, TimeoutError, OSError, asyncssh.DisconnectError, asyncssh.ChannelOpenError) as error:
+        except (
+            ConnectionLost,
+            TimeoutError,
+            OSError,
+            asyncssh.DisconnectError,
+            asyncssh.ChannelOpenError,
+        ) as error:
             self._open.abort()
             reason = str(error) or f"nothing was heard for {timeout_s or 0:g} s"
             raise Unreachable(
@@ -248,7 +254,7 @@ class Link:
             self._open.idle.append(porter)
 
     @contextlib.asynccontextmanager
-    async def _porter_within(self, command: Sequence[str], folder: str) -> AsyncIterator[Porter]:
+    async def _porter_in_command(self, command: Sequence[str], folder: str) -> AsyncIterator[Porter]:
         connection = await self._connection()
         async with asyncio.timeout(_BEGIN_S):
             porter = await Porter.begin(connection, replace(self._settings, folder=folder), command)
@@ -286,7 +292,7 @@ class Link:
         raise EngineFailure(keys.refusal())
 
 
-class _Open:
+class _OpenConnection:
     """What is open: the connection, and porters that nobody uses now."""
 
     def __init__(self) -> None:
@@ -313,7 +319,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _close(opened: _Open) -> None:
+def _close(opened: _OpenConnection) -> None:
     async def close() -> None:
         connection = opened.connection
         opened.abort()

@@ -22,7 +22,7 @@ from stoker_runs.targets.engine import EngineFailure
 if TYPE_CHECKING:
     import asyncssh
 
-__all__ = ["BEGINS", "Cut", "Porter", "Request", "command", "first_line"]
+__all__ = ["BEGINS", "ConnectionLost", "Porter", "Request", "command", "first_line"]
 
 
 BEGINS = b"stoker_run:"
@@ -115,7 +115,7 @@ def _archive() -> bytes:
     return archive_bytes()
 
 
-class Cut(Exception):
+class ConnectionLost(Exception):
     """The connection is not there any more."""
 
 
@@ -158,10 +158,10 @@ class Porter:
         porter = cls(process, settings)
         archive = _archive()
         process.stdin.write(first_line(settings.folder, sha256(archive).hexdigest(), len(archive)))
-        said = await porter._said()
+        said = await porter._next_line()
         if "wants" in said:
             process.stdin.write(archive)
-            said = await porter._said()
+            said = await porter._next_line()
         if "errno" in said:
             raise porter._failure(said)
         if "old" in said:
@@ -172,7 +172,7 @@ class Porter:
         porter.archive = f"{porter.folder}/agents/{sha256(archive).hexdigest()}.zip"
         return porter
 
-    async def _said(self) -> dict[str, Any]:
+    async def _next_line(self) -> dict[str, Any]:
         """The next line of the first talk; what login scripts print is passed over."""
         for _ in range(_FOREIGN_LINES):
             line = await self._process.stdout.readline()
@@ -185,7 +185,7 @@ class Porter:
         complaint = (await self._process.stderr.read()).decode("utf-8", "replace").strip()
         await self._process.wait_closed()
         if self._process.exit_status is None and self._process.exit_signal is None:
-            raise Cut("the connection was cut")
+            raise ConnectionLost("the connection was cut")
         last = complaint.rpartition("\n")[2] or f"it ended with status {self._process.exit_status}"
         raise self._no_python(last)
 
@@ -260,7 +260,7 @@ class Porter:
     async def _frame(self) -> tuple[dict[str, Any], bytes]:
         line = await self._process.stdout.readline()
         if not line.endswith(b"\n"):
-            raise Cut("the connection was cut")
+            raise ConnectionLost("the connection was cut")
         length, size = map(int, line.split())
         content, data = await self._bytes(length), await self._bytes(size)
         return json.loads(content), data
@@ -270,7 +270,7 @@ class Porter:
         while count:
             piece = await self._process.stdout.read(min(count, _PIECE_BYTES))
             if not piece:
-                raise Cut("the connection was cut")
+                raise ConnectionLost("the connection was cut")
             pieces.append(piece)
             count -= len(piece)
         return b"".join(pieces)

@@ -33,8 +33,8 @@ __all__ = [
     "collect",
     "is_collected",
     "list_folder",
-    "locally",
-    "looked",
+    "local_errors",
+    "poll_attempt",
     "send_folder",
 ]
 
@@ -171,7 +171,9 @@ _FOLDERS: Final = {"files": "files", "children": "children", "work/outputs": "ou
 _OF_THE_RUN: Final = ("outputs", "logs")
 
 
-async def looked(porter: Porter, job: Job, renewal: int | None = None) -> tuple[Mapping[str, Any], bool]:
+async def poll_attempt(
+    porter: Porter, job: Job, renewal: int | None = None
+) -> tuple[Mapping[str, Any], bool]:
     """See how an attempt is, and append what is new of its logs and lines.
 
     Args:
@@ -190,7 +192,7 @@ async def looked(porter: Porter, job: Job, renewal: int | None = None) -> tuple[
         op="look", run=job.record.id, attempt=job.attempt, offsets=offsets, renewal=renewal
     )
     seen = said["seen"]
-    with locally():
+    with local_errors():
         for name, offset, length in said["chunks"]:
             chunk, data = data[:length], data[length:]
             if _GROWING.fullmatch(name) and offset == offsets.get(name, 0):
@@ -215,22 +217,22 @@ async def collect(porter: Porter, job: Job) -> None:
     """
     more = True
     while more:
-        seen, more = await looked(porter, job)
+        seen, more = await poll_attempt(porter, job)
     _, data = await porter.ask(op="list", run=job.record.id, attempt=job.attempt, names=list(_FOLDERS))
     listing: dict[str, list[list[Any]]] = json.loads(data)
     for there, here in _FOLDERS.items():
         if here in _collected(job) or not (listing[there] or here in _OF_THE_RUN):
             continue
         incoming = await _fetch(porter, job, there, checked_entries(listing[there]), here)
-        with locally():
+        with local_errors():
             place = (job.folder.path if here in _OF_THE_RUN else job.place) / here
-            _put(incoming, place, keep=seen["agent"] is None)
-            _note(job, here)
-    with locally():
+            _install_folder(incoming, place, keep=seen["agent"] is None)
+            _record_collected(job, here)
+    with local_errors():
         remove_tree(job.place / "incoming", ignore_errors=True)
         if seen["exit"] is not None:
             _replace(job.place / "exit.json", seen["exit"])
-        _note(job, "all")
+        _record_collected(job, "all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,18 +277,18 @@ class _File:
 
 async def _fetch(porter: Porter, job: Job, there: str, entries: Sequence[Sequence[Any]], here: str) -> Path:
     """Bring a folder; what has come of its files before stays."""
-    with locally():
+    with local_errors():
         incoming = _fresh(job.place / "incoming", here)
-        files = _placed(entries, incoming, there)
+        files = _create_entries(entries, incoming, there)
         for earlier in _earlier(job.place / "incoming", here):
             if earlier != incoming:
-                _take_over(files, Tree(earlier))
+                _reuse_earlier(files, Tree(earlier))
                 remove_tree(earlier)
     pieces: list[tuple[_File, int]] = []
 
     def requests() -> Iterator[Request]:
         for file in files:
-            with locally():
+            with local_errors():
                 offsets = [0] if file.size == 0 else range(file.bytes_here, file.size, _PIECE_BYTES)
             for offset in offsets:
                 pieces.append((file, offset))
@@ -296,9 +298,9 @@ async def _fetch(porter: Porter, job: Job, there: str, entries: Sequence[Sequenc
 
     async for _, data in porter.exchange(requests()):
         file, offset = pieces.pop(0)
-        with locally():
+        with local_errors():
             file.append(data, offset)
-    with locally():
+    with local_errors():
         for file in files:
             if not file.has_come:
                 raise _refused(f"{file.name} has not come whole: its length has changed meanwhile")
@@ -325,7 +327,7 @@ def _fresh(place: Path, here: str) -> Path:
     return fresh
 
 
-def _placed(entries: Sequence[Sequence[Any]], incoming: Path, there: str) -> list[_File]:
+def _create_entries(entries: Sequence[Sequence[Any]], incoming: Path, there: str) -> list[_File]:
     """Make folders and links; returns the files that have to come into them."""
     tree, files = Tree(incoming), []
     for kind, name, *rest in entries:
@@ -338,7 +340,7 @@ def _placed(entries: Sequence[Sequence[Any]], incoming: Path, there: str) -> lis
     return files
 
 
-def _take_over(files: Sequence[_File], earlier: Tree) -> None:
+def _reuse_earlier(files: Sequence[_File], earlier: Tree) -> None:
     """Move what had come of files before a break."""
     for file in files:
         size_bytes = earlier.size_bytes(file.inner)
@@ -393,7 +395,7 @@ def _refused(message: str) -> EngineFailure:
     return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
 
 
-def _put(incoming: Path, place: Path, *, keep: bool) -> None:
+def _install_folder(incoming: Path, place: Path, *, keep: bool) -> None:
     """Put what has come in the place of what was there, which the script had among its files and may have removed."""
     if keep:
         # It never began.
@@ -414,7 +416,7 @@ def _collected(job: Job) -> list[str]:
         return []
 
 
-def _note(job: Job, name: str) -> None:
+def _record_collected(job: Job, name: str) -> None:
     replace_file(job.place / "collected", "\n".join([*_collected(job), name, ""]).encode("ascii"))
 
 
@@ -441,7 +443,7 @@ def _replace(path: Path, content: Any) -> None:
 
 
 @contextlib.contextmanager
-def locally() -> Iterator[None]:
+def local_errors() -> Iterator[None]:
     """Tell what fails on this machine from what fails on the other."""
     try:
         yield
