@@ -12,13 +12,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stoker.errors import ClusterError
-from stoker_cluster.scale_access import DeploymentState, ScaledDeployment
-from stoker_cluster.scaling import Decision, PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
+from stoker_cluster.scale_access import ClusterDeployment, DeploymentState
+from stoker_cluster.scaling import (
+    Decision,
+    PodLoad,
+    PodLoads,
+    Pods,
+    ScalingPolicy,
+    ScalingState,
+    decide,
+    period_s,
+)
 
-__all__ = ["RENEW_S", "Autoscaler", "Leadership", "Loads"]
+__all__ = ["RENEW_S", "Autoscaler", "Leadership"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +36,6 @@ RENEW_S: Final = 5.0
 
 _STOP_S: Final = 10.0
 _STAND_BY_S: Final = RENEW_S / 2
-
-
-class Loads(Protocol):
-    """Reads the load of pods."""
-
-    async def read(self, addresses: Mapping[str, str]) -> Mapping[str, PodLoad]:
-        """Return the last reports of pods, by name."""
-        ...
 
 
 class Autoscaler:
@@ -51,8 +52,8 @@ class Autoscaler:
     def __init__(
         self,
         name: str,
-        deployment: ScaledDeployment,
-        loads: Loads,
+        deployment: ClusterDeployment,
+        loads: PodLoads,
         leadership: Leadership,
         *,
         clock_s: Callable[[], float] = time.monotonic,

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import yaml
 
 from stoker.errors import InvalidSettings
+from stoker_cluster.access import Cluster
 from stoker_cluster.objects.router import ROUTER_FILE
 from stoker_cluster.objects.service import DEFAULT_VERSION, TRAFFIC
 from stoker_cluster.readers import read_traffic
 from stoker_cluster.render import as_yaml
 from stoker_cluster.routing import effective_weights
 
-__all__ = ["ClusterObjects", "Shares", "set_shares", "shares_of", "with_shares"]
+__all__ = ["Shares", "set_shares", "shares_of", "with_shares"]
 
 _PLACES: Final = (("v1", "ConfigMap"), ("gateway.networking.k8s.io/v1", "HTTPRoute"))
-_ANNOTATION: Final = ("apiVersion", "kind", "spec", "data")
+_SENT_FIELDS: Final = ("apiVersion", "kind", "spec", "data")
 _IDENTITY: Final = ("name", "namespace", "labels", "annotations")
-
-
-class ClusterObjects(Protocol):
-    """What is asked of a cluster; `stoker_cluster.access` has it."""
-
-    def knows(self, api_version: str, kind: str) -> bool:
-        """Whether the cluster has objects of a kind."""
-        ...
-
-    def list(
-        self, api_version: str, kind: str, namespace: str | None, labels: str
-    ) -> Sequence[dict[str, Any]]:
-        """Return the objects of a kind with these labels."""
-        ...
-
-    def apply(self, content: Mapping[str, Any]) -> object:
-        """Apply an object on the server."""
-        ...
-
-    def reference(self, content: Mapping[str, Any]) -> Any:
-        """Return what `merge` takes."""
-        ...
-
-    def merge(self, reference: Any, change: Mapping[str, Any]) -> object:
-        """Merge a change into an object."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +75,7 @@ def shares_of(content: Mapping[str, Any]) -> Shares | None:
 
 def with_shares(content: Mapping[str, Any], shares: Shares) -> dict[str, Any]:
     """Return the object with other shares, and with nothing of what the server alone says."""
-    changed = {name: copy.deepcopy(content[name]) for name in _ANNOTATION if name in content}
+    changed = {name: copy.deepcopy(content[name]) for name in _SENT_FIELDS if name in content}
     changed["metadata"] = {
         name: copy.deepcopy(content["metadata"][name]) for name in _IDENTITY if name in content["metadata"]
     }
@@ -120,7 +95,7 @@ def with_shares(content: Mapping[str, Any], shares: Shares) -> dict[str, Any]:
 
 
 def set_shares(
-    cluster: ClusterObjects,
+    cluster: Cluster,
     namespace: str,
     name: str,
     traffic: Mapping[str, float],
@@ -153,9 +128,7 @@ def set_shares(
     return effective_weights(new.traffic, new.default)
 
 
-def _shared_objects(
-    cluster: ClusterObjects, namespace: str, name: str
-) -> Iterator[tuple[dict[str, Any], Shares]]:
+def _shared_objects(cluster: Cluster, namespace: str, name: str) -> Iterator[tuple[dict[str, Any], Shares]]:
     labels = f"app.kubernetes.io/managed-by=stoker,app.kubernetes.io/part-of={name}"
     for api_version, kind in _PLACES:
         if cluster.knows(api_version, kind):

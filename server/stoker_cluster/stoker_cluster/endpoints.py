@@ -22,7 +22,6 @@ __all__ = [
     "PodSliceReader",
     "Server",
     "ServerSource",
-    "SliceReader",
     "servers_in_slices",
 ]
 
@@ -86,22 +85,10 @@ class NamedServers:
         return self._known[address]
 
 
-class SliceReader(Protocol):
-    """What is asked of the API server."""
-
-    async def endpoint_slices(self, namespace: str | None, service: str) -> Sequence[Mapping[str, Any]]:
-        """Return the EndpointSlices of a Service; without a namespace it is that of the reader.
-
-        Raises:
-            OSError: The API server does not answer, or refuses.
-        """
-        ...
-
-
 class EndpointSlices:
     """The endpoints of Services in a cluster."""
 
-    def __init__(self, reader: SliceReader, service: str, versions: Sequence[str]) -> None:
+    def __init__(self, reader: PodSliceReader, service: str, versions: Sequence[str]) -> None:
         """Follow a Service.
 
         Args:

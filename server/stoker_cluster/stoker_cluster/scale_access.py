@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from stoker.errors import ClusterError, ClusterRefusal, InvalidSettings
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.scaling import ScalingPolicy
 
-__all__ = ["ClusterDeployment", "DeploymentState", "ScaledDeployment", "policy_of", "ready_addresses"]
+__all__ = ["ClusterDeployment", "DeploymentState", "policy_of", "ready_addresses"]
 
 _COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _CONFLICT: Final = 409
@@ -34,32 +34,10 @@ class DeploymentState:
     addresses: Mapping[str, str]
 
 
-class ScaledDeployment(Protocol):
-    """A Deployment whose pods somebody adds and removes. Everything raises `ClusterError` if it cannot be done."""
-
-    def read_state(self) -> DeploymentState:
-        """Return it as it is now."""
-        ...
-
-    def scale(self, replicas: int, before: int) -> bool:
-        """Have so many pods; returns whether that was done: not if there are not to be as many any more as before."""
-        ...
-
-    def mark(self, going: Iterable[str], staying: Iterable[str]) -> None:
-        """Have some pods go first, and others not any more."""
-        ...
-
-    def lease(self) -> Mapping[str, Any]:
-        """Return the Lease of its autoscalers."""
-        ...
-
-    def merge_lease(self, change: Mapping[str, Any]) -> bool:
-        """Merge a change into the Lease; returns whether that was done: not if another one was quicker."""
-        ...
-
-
 class ClusterDeployment:
-    """A Deployment in a cluster, with the Service before its pods and the Lease of its autoscalers.
+    """A Deployment in a cluster, with the Service of its pods and the Lease of its autoscalers.
+
+    All methods raise `ClusterError` if the cluster cannot be asked, or refuses.
 
     Args:
         name: Its name; the Lease is called NAME-autoscaler.

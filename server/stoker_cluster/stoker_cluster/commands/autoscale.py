@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from stoker_cluster.autoscaler import Leadership
-    from stoker_cluster.scale_access import ScaledDeployment
+    from stoker_cluster.scale_access import ClusterDeployment
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _scale(
-    name: str, deployment: ScaledDeployment, key_file: Path | None, leadership: Leadership
+    name: str, deployment: ClusterDeployment, key_file: Path | None, leadership: Leadership
 ) -> None:
     from stoker_cluster.autoscaler import Autoscaler
     from stoker_cluster.scaling import PodLoads
