@@ -5,13 +5,13 @@ Prints one line a figure, so that two commits can be compared by `diff`.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 import grimp
+from tests.row_path import row_path
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = {
@@ -66,12 +66,6 @@ def floors(graph: grimp.ImportGraph, package: str) -> int:
     return max((depth(room) for room in below), default=1)
 
 
-def row_modules() -> int:
-    """The modules that `life-of-a-request.md` names on the way of a row from socket to socket."""
-    page = (ROOT / "server" / "docs" / "life-of-a-request.md").read_text(encoding="utf-8")
-    return len(set(re.findall(r"\]\((\.\./[\w/]+\.py)\)", page)))
-
-
 def words_of_docs() -> tuple[int, int]:
     """Pages and words below `server/docs`."""
     pages = list((ROOT / "server" / "docs").rglob("*.md"))
@@ -101,7 +95,8 @@ def main() -> None:
             f"{len(graph.find_children(package))} rooms on {floors(graph, package)} floors"
         )
     print(f"all: {total['lines']} lines in {total['modules']} modules")
-    print(f"a row's way: {row_modules()} modules named")
+    path = row_path()
+    print(f"a row's path: {len(path)} modules: {', '.join(path)}")
     pages, words = words_of_docs()
     print(f"docs: {words} words on {pages} pages")
 
