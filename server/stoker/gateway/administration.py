@@ -67,7 +67,6 @@ class AdminAccess:
         """Refuse a request that may not change what is served.
 
         Args:
-            authorization: Value of the request's header `Authorization`.
             from_page: Whether the request's headers say that a web page made it in a browser.
             sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
 
@@ -86,13 +85,7 @@ class AdminAccess:
 
 
 def admin_access(keys_dir: Path, rules: AdminRules, key_changes: Generation | None = None) -> AdminAccess:
-    """Return who may load and unload models.
-
-    Args:
-        keys_dir: The folder of the keys.
-        rules: The settings that the supervisor has sent.
-        key_changes: Changes when a key does.
-    """
+    """Return who may load and unload models."""
     if not rules.needs_key:
         refusal = (
             ""
@@ -169,7 +162,6 @@ class Administration:
         """Load a model; returns when it is served. Files that have changed on the disk are loaded again.
 
         Args:
-            model: Its name.
             version: One version, in addition to those that are served.
             versions: Which versions, if not those of the model's settings; see `read_versions`.
             adjustments: Settings of batching that replace the model's own; not used for a single version.

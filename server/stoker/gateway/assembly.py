@@ -110,11 +110,7 @@ def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, 
     """Return the counters of a new service; the gauges that the slot's former version has left are cleared.
 
     Args:
-        page: The frontend's page of the metrics.
-        slot: The service's slot in it.
-        journal: Records remarkable requests; None to record none.
         name: The name under which the journal has the service.
-        version: Its version there.
     """
     metrics = page.model(slot)
     metrics.clear_gauges()
@@ -195,12 +191,7 @@ def assemble_pipeline(
     """Make a service.
 
     Args:
-        rules: The supervisor's message about the pipeline.
         models: The served models by name; the mapping is kept up to date.
-        page: The frontend's page of the metrics.
-        server: The settings that hold for all services.
-        journal: Records remarkable requests; None to record none.
-        quotas: The quotas of callers with limits.
     """
     pipeline = rules.pipeline
     return PipelineService(

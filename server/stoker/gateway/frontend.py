@@ -335,10 +335,6 @@ def _create_gateway(
     """Make the gateway, without models.
 
     Args:
-        start: What the frontend is told.
-        memory: The counters of all processes.
-        metrics_fd: Their file; it may be closed afterwards.
-        bodies: The memory budget of large bodies.
         regions_fd: The file with the table of callers' shared memory, which the gateway takes over; None where that
             is off.
     """
@@ -370,13 +366,7 @@ def _create_gateway(
 
 
 def _create_observers(rules: ServerRules, metrics_fd: int, page: int) -> Watch | None:
-    """Return the watchers of a frontend; None if there are none.
-
-    Args:
-        rules: The settings that hold for all services.
-        metrics_fd: The memory of the metrics.
-        page: The frontend's page in it.
-    """
+    """Return the watchers of a frontend; None if there are none."""
     # Not even imported where it is off: that would cost every frontend its memory.
     watchers: list[Watcher] = []
     if rules.access_log_sample:

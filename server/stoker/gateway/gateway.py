@@ -275,7 +275,6 @@ class Gateway:
         """Find the service for a request that names no version: by the weights of the versions, if any are set.
 
         Args:
-            service: Its default version.
             headers: The request's headers, which may hold a value that pins the caller to a version.
         """
         split = self.split_of(service)
@@ -301,7 +300,6 @@ class Gateway:
         """Find a version of a model by the terms of the Open Inference Protocol.
 
         Args:
-            name: Name of the model.
             version: Its number; None means what the label means, or the default.
             label: A label of the version, if no number was given.
 

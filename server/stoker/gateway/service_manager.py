@@ -72,9 +72,6 @@ class Roster:
         """Create it without services.
 
         Args:
-            gateway: Routes requests to the services.
-            page: The frontend's page of the metrics.
-            server: The settings that hold for all services.
             arriving: Whether the body of a request for a service is being received, including bodies that the
                 service does not count itself.
             on_retired: Called with the number of a service that has been retired completely.

@@ -121,9 +121,7 @@ def begin_step(
     """Make the call of a step to its model's service; it is then submitted by `Service.submit`.
 
     Args:
-        service: The model.
         whole: The pipeline's request, whose caller, tier and deadline the step has.
-        inputs: By the names of the model's inputs.
         tell: Called once when the step has its outputs or has failed.
     """
     span = whole.span if isinstance(whole, WatchedCall) else None
@@ -199,8 +197,6 @@ class PipelineRun:
         """Prepare a request.
 
         Args:
-            whole: The request.
-            joined: Its pipeline.
             tensors: The inputs by name, each with the rows on the first axis.
             target: Returns the service of a step's model as it is now; raises StokerError if it is not served.
             on_end: Called once when the request ends, unless `start` raised or `stop` was called; not before

@@ -38,13 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class PipelineLoadReports(LoadReports):
-    """Reports the load of one pipeline, which has no rows of its own that could wait.
-
-    Args:
-        metrics: The counters of all processes.
-        slot: The pipeline's slot in them.
-        models: Returns the models of the pipeline's steps.
-    """
+    """Reports the load of one pipeline, which has no rows of its own that could wait."""
 
     def __init__(self, metrics: MetricMemory, slot: int, models: Callable[[], Iterable[Service]]) -> None:
         super().__init__(metrics, slot)
@@ -77,10 +71,8 @@ class PipelineExchange(Exchange):
         """Create it for the models of the steps.
 
         Args:
-            joined: The pipeline.
             target: Returns the service of a step's model as it is now; raises StokerError if it is not served.
             following: The same for the next request of a step: weights may choose another version of the model.
-            clock_ns: `time.monotonic_ns`.
         """
         self.joined = joined
         self.signature = joined.signature
@@ -203,11 +195,7 @@ class PipelineService(Service):
     """A pipeline that is served.
 
     Args:
-        pipeline: Its definition.
         models: The served models by name; the mapping is kept up to date.
-        facts, access, metrics, limits: As for `Service`.
-        clock_ns: `time.monotonic_ns`.
-        **options: As for `Service`.
 
     Attributes:
         pipeline: What was said of it.

@@ -48,13 +48,7 @@ def check_target(
     target: the rows that arrive last fill up batches that leave in time. With no other rows waiting it is admitted.
 
     Args:
-        now_ns: The time now.
-        rows: How many rows the request has.
-        caller: Who sends the request.
         tier: 0 for high, 1 for normal, 2 for low.
-        target_ns: When the answer stops being of use to the caller.
-        board: The device process's report.
-        chance: Returns a random number from 0 to 1.
     """
     if not board.cap:
         return None
@@ -104,14 +98,7 @@ def _outlasts(
 def check_deadline(
     now_ns: int, deadline_ns: int, board: Board, chance: Callable[[], float] = random.random
 ) -> Refusal | None:
-    """Refuse a request whose caller waits for less time than one row takes to compute; None if it waits longer.
-
-    Args:
-        now_ns: The time now.
-        deadline_ns: When the caller stops waiting.
-        board: The device process's report.
-        chance: Returns a random number from 0 to 1.
-    """
+    """Refuse a request whose caller waits for less time than one row takes to compute; None if it waits longer."""
     # After a second without a batch the reported time may be outdated, so one request is let through to
     # measure it.
     if not board.cap or now_ns - board.written_ns > _BELIEVED_NS:
@@ -141,8 +128,6 @@ class TargetAdmission:
 
     Args:
         arena: Its board holds the device's report.
-        clock_ns: `time.monotonic_ns`.
-        chance: Returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -162,12 +147,7 @@ class TargetAdmission:
         return bool(board.cap and board.costs_ns[-1])
 
     def end_ns(self, now_ns: int, rows: int) -> int:
-        """When the device would be done with this many more rows, by its last report that was read.
-
-        Args:
-            now_ns: The time.
-            rows: How many.
-        """
+        """When the device would be done with this many more rows, by its last report that was read."""
         board = self._board
         return max(now_ns, board.free_ns) + board.other_ns + board.batch_ns(sum(board.waiting) + rows)
 
@@ -177,9 +157,6 @@ class TargetAdmission:
         """The error for a request that would be late even with one row; None if it may be decoded.
 
         Args:
-            urgency: Its urgency.
-            target_ns: When the answer stops being of use to the caller.
-            deadline_ns: When the caller stops waiting.
             alone: Whether no other request of this frontend has rows now.
         """
         board, now_ns = self._board, self._clock_ns()
@@ -216,7 +193,6 @@ class TargetAdmission:
 
         Args:
             lasts_ns: How long after it came its answer was of use.
-            rows: How many it has.
         """
         board, now_ns = self._board, self._clock_ns()
         board.look()

@@ -68,24 +68,14 @@ _MAX_RETRY_AFTER_MS: Final = 60_000
 
 
 class ServiceRate:
-    """Rows per second, over intervals in which the device had rows to run.
-
-    Args:
-        now_ns: The time on the exchange's clock.
-    """
+    """Rows per second, over intervals in which the device had rows to run."""
 
     def __init__(self, now_ns: int) -> None:
         self._rows_s = 0.0
         self._since_ns, self._done_rows = now_ns, 0
 
     def update(self, now_ns: int, leased_rows: int, done_rows: int) -> None:
-        """Update the rate.
-
-        Args:
-            now_ns: The time on the exchange's clock.
-            leased_rows: Rows that requests hold now.
-            done_rows: Rows that the device has handed back so far.
-        """
+        """Update the rate."""
         if not leased_rows:
             self._since_ns, self._done_rows = now_ns, done_rows
         elif now_ns - self._since_ns >= _INTERVAL_NS:
@@ -140,10 +130,6 @@ class UrgencyColumns:
         """Whether a ticket's caller holds at least twice as many rows as are free, where there are several callers.
 
         So a third of the rows remains for others, and a caller that arrives during another one's flood finds some.
-
-        Args:
-            ticket: A request that has no rows yet.
-            free: The numbers of the free rows.
         """
         capacity = len(self._columns)
         if len(free) * (_FREE_RATIO + 1) >= capacity:
@@ -163,12 +149,7 @@ _WARM_ROWS: Final = 64
 
 
 class PageReclaimer:
-    """Returns the memory of an arena's free rows to the system, one row at a time.
-
-    Args:
-        arena: The rows.
-        now_ns: The time on the exchange's clock.
-    """
+    """Returns the memory of an arena's free rows to the system, one row at a time."""
 
     def __init__(self, arena: Arena, now_ns: int) -> None:
         self._arena = arena
@@ -180,7 +161,6 @@ class PageReclaimer:
 
         Args:
             free: The free rows; they are leased from the end of the list, and put back there.
-            now_ns: The time on the exchange's clock.
         """
         self._untouched_rows = min(self._untouched_rows, len(free))
         if now_ns - self._since_ns >= _UNUSED_NS:
@@ -200,9 +180,7 @@ def done_since(arena: Arena, free: Sequence[int], since_ns: int, most: int) -> l
     variable data, whose memory has been returned, and rows into which a body was decoded but not queued.
 
     Args:
-        arena: The rows.
         free: The numbers of the free rows, in the order in which they were freed.
-        since_ns: The time, as `time.monotonic_ns`.
         most: How many rows at most; four times as many free rows are examined.
     """
     latest = free[: -_EXAMINED * most - 1 : -1]

@@ -61,7 +61,6 @@ class AnswerCache:
     two requests with one digest, and chance does not produce them.
 
     Args:
-        max_bytes: The most memory that all answers take.
         note_size: Called with the memory in use whenever it changes, and with how many answers were dropped for it.
     """
 
@@ -135,15 +134,7 @@ class CachedExchange(ArenaExchange):
     def __init__(
         self, arena: Arena, doorbell: socket.socket, cache: AnswerCache, metrics: ModelMetrics, **how: Any
     ) -> None:
-        """Create it for one end of a doorbell.
-
-        Args:
-            arena: The rows.
-            doorbell: The frontend's end.
-            cache: The cached answers.
-            metrics: Counts hits and misses.
-            **how: As for `Exchange`.
-        """
+        """Create it for one end of a doorbell."""
         super().__init__(arena, doorbell, **how)
         self._cache, self._metrics = cache, metrics
         # The key of a request has to be computed before it gets a row.

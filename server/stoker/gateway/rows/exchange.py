@@ -63,13 +63,7 @@ def _device_restarting() -> DeviceLost:
 
 
 def _row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
-    """Return the error for a row that the device has handed back without an answer.
-
-    Args:
-        arena: The rows.
-        ticket: The request that the row belongs to.
-        number: The row, whose outcome is not 0.
-    """
+    """Return the error for a row that the device has handed back without an answer."""
     outcome = arena.outcome[number]
     if outcome == Outcome.EXPIRED:
         return ticket.lateness(begun=False)
@@ -100,7 +94,6 @@ class Doorbell:
 
     Args:
         end: The socket; owned by the doorbell from now on.
-        loop: The event loop.
         on_readable: Called by the loop when there are numbers for `receive`.
 
     Attributes:
@@ -181,11 +174,8 @@ class ArenaExchange(Exchange):
         """Create it for one end of a doorbell.
 
         Args:
-            arena: The rows.
             doorbell: The frontend's end; owned by the exchange from now on.
-            clock_ns: `time.monotonic_ns`.
             on_lost: Called once if the device process ends.
-            loop: The event loop.
             by_target: Whether requests are refused that are expected to miss their target.
 
         Raises:

@@ -50,14 +50,7 @@ class State(Crowded, Timed, Protocol):
 
 
 def route(by: Routing, drawn: Sequence[State], now_ns: int, rows: int) -> int:
-    """Choose one of the candidates that were drawn; returns its index.
-
-    Args:
-        by: The criterion.
-        drawn: The states of the candidates.
-        now_ns: The time.
-        rows: Rows of the request.
-    """
+    """Choose one of the candidates that were drawn; returns its index."""
     if by == "random" or len(drawn) == 1:
         return 0
     return fewest_rows(drawn) if by == "rows" else earliest_end(drawn, now_ns, rows)
@@ -83,10 +76,6 @@ def choose_replica(
     Where devices report their queues, three replicas are compared and the one that would be done first with one
     more row is chosen; those without room are skipped. Otherwise it is the one in which this frontend has the
     fewest rows. Of equals the first one is chosen.
-
-    Args:
-        exchanges: Those of all replicas.
-        clock_ns: `time.monotonic_ns`.
     """
     # A lost exchange stays in the list until its requests have failed, which may submit others in the meantime.
     living = [exchange for exchange in exchanges if not exchange.lost]

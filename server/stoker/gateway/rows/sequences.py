@@ -26,9 +26,6 @@ class SequenceReplicas:
     The replica of a sequence is computed from its id and the configured number of replicas, whether or not that
     replica is available now. Any other rule could send a sequence, when a replica returns, to states that are out
     of date.
-
-    Args:
-        count: The configured number of replicas.
     """
 
     def __init__(self, count: int) -> None:
@@ -65,15 +62,7 @@ class SequenceExchange(ArenaExchange):
     def __init__(
         self, arena: Arena, doorbell: socket.socket, replicas: SequenceReplicas, place: int, **how: Any
     ) -> None:
-        """Create it for one end of a doorbell.
-
-        Args:
-            arena: The rows.
-            doorbell: The frontend's end.
-            replicas: The exchanges of all replicas, to which this one is added.
-            place: The number of the replica.
-            **how: As for `Exchange`.
-        """
+        """Create it for one end of a doorbell."""
         super().__init__(arena, doorbell, **how)
         self._replicas = replicas
         self._id_dtype = arena.signature.id_dtype

@@ -79,7 +79,6 @@ class Exchange(ABC):
         """Queue a request's rows.
 
         Args:
-            ticket: A new ticket.
             rows: Per input an array of shape `[n, *row_shape]`, n ≥ 1.
 
         Raises:

@@ -39,10 +39,6 @@ class Quota:
     """What one caller may still send, as known to one frontend.
 
     Args:
-        terms: The caller, with limits.
-        usage: The shared counters of what callers have used.
-        counts: This frontend's counters of callers.
-        clock_ns: `time.monotonic_ns`.
         slack_ns: How far other frontends' knowledge of the buckets may lag behind.
         rows, device_ns: What the caller had used when the buckets were full. All frontends start from the same
             numbers, so what another frontend has admitted since is drawn from these buckets too.
@@ -167,15 +163,7 @@ class Quota:
 
 
 class Quotas:
-    """The quotas of all callers with limits, in one frontend.
-
-    Args:
-        usage: The shared counters of what callers have used.
-        counts: This frontend's counters of callers.
-        known: The named keys.
-        several: Whether there are other frontends.
-        clock_ns: `time.monotonic_ns`.
-    """
+    """The quotas of all callers with limits, in one frontend."""
 
     def __init__(
         self,

@@ -63,8 +63,6 @@ class AccessLog(Watcher):
     Args:
         share: The share of requests that are logged, 0 to 1.
         write: Writes whole lines; may raise OSError.
-        chance: Returns a random number, from 0 to below 1.
-        clock_s: Seconds since 1970.
     """
 
     def __init__(

@@ -119,9 +119,6 @@ class Dialect(ABC):
         """Decode a body, and submit its content.
 
         Args:
-            call: The request.
-            exchange: Where to submit it.
-            body: Its body.
             head: Its method, query and headers, if the dialect needs them.
 
         Raises:
@@ -149,7 +146,6 @@ class Dialect(ABC):
         """Answer requests of one row each, all of this dialect, to a model with one output of fixed size.
 
         Args:
-            calls: The requests.
             rows: Their rows of the output, `[calls, *row_shape]`.
 
         Raises:
@@ -386,9 +382,6 @@ class Call(Ticket):
         """Answer with 200.
 
         Args:
-            body: The body.
-            now_ns: The time.
-            type_lines: The header lines with the content type.
             counted: Whether `ModelMetrics.count_scored` has counted it together with others.
         """
         received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
@@ -500,13 +493,7 @@ class Call(Ticket):
             self.cancel()
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Give the caller the answer, unless one was given or the caller has gone.
-
-        Args:
-            status: Its status.
-            lines: Its header lines.
-            body: Its body.
-        """
+        """Give the caller the answer, unless one was given or the caller has gone."""
         respond, self._respond = self._respond, None
         if respond is None:
             return

@@ -97,7 +97,6 @@ def asker_of(
     """Return caller and header values; None for an unnamed caller without any of these headers.
 
     Args:
-        caller: The caller.
         headers: The headers by lower-case name; for gRPC the metadata, without `grpc-timeout`, which is read
             elsewhere.
         pairs: The same as a list of pairs, with repeated headers.

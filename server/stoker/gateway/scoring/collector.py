@@ -61,16 +61,7 @@ class _Scored(NamedTuple):
 
 
 class Collector:
-    """The data collection of one model in one frontend.
-
-    Args:
-        model: Its name.
-        version: Its version.
-        settings: What is collected.
-        files: Where records go.
-        metrics: Counts them.
-        clock_s: Seconds since 1970.
-    """
+    """The data collection of one model in one frontend."""
 
     def __init__(
         self,

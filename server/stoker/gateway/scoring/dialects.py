@@ -66,9 +66,6 @@ class AzureDialect(Dialect):
     def check_media(self, content_type: bytes) -> None:
         """Refuse a `Content-Type` that the model does not accept.
 
-        Args:
-            content_type: The `Content-Type`, of any request.
-
         Raises:
             UnsupportedEncoding: It is an image or a form, and the model accepts JSON or text only.
         """
@@ -225,9 +222,6 @@ def submit_tensors(
     """Queue a request whose inputs have been checked against `Signature.model_tensors`.
 
     Args:
-        call: The request.
-        exchange: Where it goes.
-        inputs: Its inputs by name.
         signature_name: The name in `Signature.named` that they were checked against, if not the default.
 
     Raises:
@@ -267,12 +261,7 @@ _TIMING_LINE: Final = b"server-timing: parse;dur=%.3f, queue;dur=%.3f, compute;d
 
 
 class ScriptDialect(AzureDialect):
-    """Whole bodies for a model's script, as text or with their heads.
-
-    Args:
-        name: The model's name.
-        script: How the script is called.
-    """
+    """Whole bodies for a model's script, as text or with their heads."""
 
     def __init__(self, name: str, script: ScriptForm) -> None:
         self._name = name

@@ -44,12 +44,7 @@ def private_bytes() -> int:
 
 
 class Leftovers:
-    """Says when much memory can be returned and nobody is about to use it again.
-
-    Args:
-        budget: The large bodies that are held now.
-        read_bytes: Returns the private memory of the process.
-    """
+    """Says when much memory can be returned and nobody is about to use it again."""
 
     def __init__(self, budget: BodyBudget, read_bytes: Callable[[], int] = private_bytes) -> None:
         self._budget = budget

@@ -96,11 +96,8 @@ class ImageScoring:
     """Decodes the images of one model in one frontend.
 
     Args:
-        image: The model's image input.
-        max_pixels: Largest image, in pixels.
         max_rows_bytes: The most bytes that the rows of one request may have.
         threads: Where larger images are decoded; by default all models of the process share two threads.
-        budget: The limit for all images being decoded; by default one for all models of the process.
     """
 
     def __init__(
@@ -151,7 +148,6 @@ class ImageScoring:
         """Decode a body for which `claims` is True.
 
         Args:
-            body: The body.
             head: The head of the request, unless it is a plain one.
             check: Raises if the caller does not wait any more; called on any thread.
             take: Called once with the rows or with an error: at once, or later on the event loop.
@@ -287,9 +283,6 @@ class ImageDialect(JsonDialect):
     """Images, and everything that the JSON dialect of the model accepts; answers are those of that dialect.
 
     Args:
-        name: The model's name.
-        images: Reads images.
-        numbers: The JSON dialect of the model.
         choose: Returns the exchange for decoded rows; None if no device process has the model.
     """
 

@@ -44,11 +44,8 @@ class LimitedService(Service):
     """A service with a limit on this frontend's requests between their admission and their answer.
 
     Args:
-        facts, access, metrics: As for `Service`.
         limits: Has `max_concurrent_requests`; at most 1024 further requests wait for admission.
-        clock_ns: Monotonic time in nanoseconds.
         call_later: Calls a function after some seconds; by default the running event loop does.
-        **options: As for `Service`.
     """
 
     def __init__(

@@ -33,11 +33,6 @@ def load_format(value: bytes | None) -> LoadFormat | None:
 class LoadReports:
     """The load of one model as reported in answers; computed at most a hundred times a second.
 
-    Args:
-        metrics: The counters of all processes.
-        slot: The model's slot in them.
-        clock_ns: Monotonic time in nanoseconds.
-
     Attributes:
         utilization: The load that `line` has reported last.
     """

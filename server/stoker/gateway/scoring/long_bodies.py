@@ -72,7 +72,6 @@ class LongBodies:
     Args:
         idle_s: After how many seconds without a long body the process is ended.
         patience_s: How many seconds decoding one may take.
-        start: Starts the process.
     """
 
     def __init__(
@@ -101,8 +100,6 @@ class LongBodies:
         """Decode a body when its turn comes.
 
         Args:
-            call: The request.
-            body: Its body.
             head: Its method, query and headers, where the dialect wants them.
             take: Called once, later, unless the body is forgotten before its turn.
             unlocked: A decoder to try first, on a thread.
@@ -237,8 +234,6 @@ def submit_found(call: Call, exchange: Exchange, read: Parcel | Rows | BaseExcep
     """Submit decoded content as the dialect would have done; answers with an error if that fails.
 
     Args:
-        call: The request.
-        exchange: Where to submit it.
         read: The reader's parcel, whose content is a `Found`; or the rows alone; or an error.
     """
     try:

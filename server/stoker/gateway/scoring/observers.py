@@ -116,11 +116,7 @@ def traced_head(call: Call, head: RequestHead) -> RequestHead:
 
 
 class Watch:
-    """The watchers of one frontend.
-
-    Args:
-        watchers: The watchers; at least one.
-    """
+    """The watchers of one frontend."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = tuple(watchers)

@@ -221,7 +221,6 @@ class LargerRows:
 
         Args:
             call: The request, within its `complete`.
-            exchange: The exchange that it was in.
 
         Returns:
             False if there cannot be larger rows, or the model keeps what the request has changed in it: the request
@@ -286,11 +285,7 @@ class Service(ServiceBase):
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
 
     Args:
-        facts: Its description.
         access: Who may score with it, and read its metadata.
-        metrics: Its counters.
-        limits: The limits of its requests.
-        **options: Parts that most services do not have.
 
     Attributes:
         exchanges: One per ready replica, ordered by when it was last chosen, the longest ago first.
@@ -416,7 +411,6 @@ class Service(ServiceBase):
         an entry script or a model that keeps state, so those fail instead.
 
         Args:
-            call: The request.
             body: What it was submitted with, if it is in no arena; otherwise only valid inside its `complete`.
         """
         if self.facts.framework == "script" or (self.signature is not None and self.signature.keeps_state):
@@ -485,12 +479,9 @@ class Service(ServiceBase):
         """Score one request; `respond` is called once, at once or later. Decoding of a long body may wait.
 
         Args:
-            body: The request's body.
             ids: Ids for the answer and the log; None makes fresh ones.
-            respond: Receives the answer.
             received_ns: When the body was complete, `time.monotonic_ns`.
             head: Method, query and headers, where the service's dialect needs them.
-            dialect: The request's dialect, if it is not the service's.
             asker: Caller, deadline and tier, where they are told apart.
         """
         if self.collector is not None:
@@ -596,13 +587,7 @@ class Service(ServiceBase):
 
 
 def identify_caller(service: Service, authorization: bytes, address: str) -> Caller:
-    """Return the sender of a request that may be scored.
-
-    Args:
-        service: The service that scores it.
-        authorization: The value of its header `Authorization`, which the service accepts.
-        address: The address that it comes from.
-    """
+    """Return the sender of a request that may be scored."""
     if service.access.open:
         return Caller.at(address)
     holder = service.access.holder(authorization)

@@ -113,7 +113,6 @@ class PiecewiseAnswer:
     """An answer in progress. Its caller reads piece by piece; nothing is read ahead.
 
     Args:
-        call: The call.
         answered: A future of the row's answer: an error, or nothing.
         expected: The stream that the request names.
     """

@@ -32,10 +32,7 @@ class Tracing(Watcher):
     """The tracing of one frontend.
 
     Args:
-        writer: Receives the facts of a request.
         sampling: The sampling settings; where tracing is on at all, callers decide for traces that they have begun.
-        random_bits: Returns a random number of that many bits.
-        clock_ns: `time.monotonic_ns`.
     """
 
     sees_steps = True
