@@ -54,6 +54,6 @@ class PuppetSupervisor:
         self.asked.append(ask)
         assert self._gateway.administration is not None
         entries = self._entries(ask) if callable(self._entries) else self._entries
-        self._gateway.administration.take_reply(
+        self._gateway.administration.accept_reply(
             replace(self.refusal, ticket=ask.ticket) if self.refusal else Reply(ask.ticket, entries)
         )

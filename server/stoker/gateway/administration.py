@@ -136,7 +136,7 @@ class Administration:
     """
 
     def __init__(self, send: Callable[[Ask], object], access: AdminAccess) -> None:
-        """Send requests by `send`; replies are passed to `take_reply`."""
+        """Send requests by `send`; replies are passed to `accept_reply`."""
         self.access = access
         self._send = send
         self._tickets = itertools.count()
@@ -210,7 +210,7 @@ class Administration:
         (settings,) = await self._ask(lambda ticket: AskLogs(ticket, changes))
         return settings
 
-    def take_reply(self, reply: Reply | Refusal) -> None:
+    def accept_reply(self, reply: Reply | Refusal) -> None:
         """Resolve the request that this reply of the supervisor's answers."""
         answered = self._waiting.pop(reply.ticket, None)
         if answered is None or answered.done():

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import LoadFailed
 from stoker.gateway.pipelines.service import NUMBER, PipelineService
 from stoker.gateway.rows.cache import AnswerCache
-from stoker.gateway.rows.urgency import USUAL, Urgency
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
 from stoker.gateway.scoring.images import ImageScoring
 from stoker.gateway.scoring.limited_service import LimitedService
 from stoker.gateway.scoring.long_bodies import shared_long_bodies
-from stoker.gateway.scoring.service import FairTurns, Limits, OrderedTurns, Service, ServiceFacts
+from stoker.gateway.scoring.service import DecodeQueue, Limits, OrderedDecodeQueue, Service, ServiceFacts
 from stoker.keys.credentials import Access
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.counters import ModelMetrics
@@ -51,10 +51,6 @@ def assemble(
 
     Args:
         deployment: The version, with this frontend's share of its limits.
-        page: The frontend's page of the metrics.
-        server: The settings that hold for all services.
-        journal: Records remarkable requests; None to record none.
-        quotas: The quotas of callers with limits.
     """
     version = str(deployment.version)
     metrics = metrics_of(page, deployment.slot, journal, deployment.name, version)
@@ -77,7 +73,7 @@ def assemble(
         collector=_collector(deployment, server, metrics),
         non_finite=deployment.non_finite,
         long_bodies=shared_long_bodies(),
-        turns=FairTurns() if deployment.sequence is None else OrderedTurns(),
+        turns=DecodeQueue() if deployment.sequence is None else OrderedDecodeQueue(),
     )
     service.cache = _cache(deployment, metrics)
     return service
@@ -103,7 +99,7 @@ def _urgency(deployment: Deployment) -> Urgency | None:
     """The default urgency of requests; None where it is the same for all and needs no telling."""
     lasts_ns = 0 if deployment.target_ms is None else round(deployment.target_ms * 1e6)
     urgency = Urgency(TIERS.index(deployment.default_tier), lasts_ns=lasts_ns)
-    return None if urgency == USUAL else urgency
+    return None if urgency == DEFAULT_URGENCY else urgency
 
 
 def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, version: str) -> ModelMetrics:
@@ -120,13 +116,7 @@ def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, 
 
 
 def access_of(name: str, server: ServerRules, key_changes: Generation | None = None) -> Access:
-    """Return the access rules of a service.
-
-    Args:
-        name: Its name.
-        server: The settings that hold for all services.
-        key_changes: Changes when a key does.
-    """
+    """Return the access rules of a service."""
     owner = keys_owner(server.endpoint, name)
     if not server.auth and not server.token_auth:
         return Access()

@@ -58,9 +58,9 @@ from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import RegionTable
 from stoker.gateway.rows.urgency import Quotas
-from stoker.gateway.scoring.freed_memory import Leftovers, give_back
-from stoker.gateway.scoring.observers import Watch, Watcher
-from stoker.gateway.service_manager import Roster
+from stoker.gateway.scoring.freed_memory import TrimSchedule, trim_heap
+from stoker.gateway.scoring.observers import Observer, Observers
+from stoker.gateway.service_manager import ServiceManager
 from stoker.keys.callers import KnownCallers
 from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal
@@ -90,7 +90,7 @@ class _Frontend:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
-        self._roster: Roster | None = None
+        self._roster: ServiceManager | None = None
         self._page: MetricPage | None = None
         self._bodies = BodyBudget()
         self._siblings: Peers | None = None
@@ -153,10 +153,10 @@ class _Frontend:
                     await self._listen(gateway)
             case Reply() | Refusal():
                 assert gateway.administration is not None, "made with the gateway"
-                gateway.administration.take_reply(message)
+                gateway.administration.accept_reply(message)
             case Sampling():
-                assert gateway.watch is not None, "it is told only where requests are traced"
-                gateway.watch.sample(message)
+                assert gateway.observers is not None, "it is told only where requests are traced"
+                gateway.observers.set_sampling(message)
             case LogSettings():
                 change_log_settings(message)
             case Drain(port_stays):
@@ -168,7 +168,7 @@ class _Frontend:
             case _:
                 assert_never(message)
 
-    async def _compare(self, roster: Roster, question: Compare) -> None:
+    async def _compare(self, roster: ServiceManager, question: Compare) -> None:
         try:
             comparison = await roster.compare(question)
         except Exception:
@@ -205,7 +205,7 @@ class _Frontend:
             peers,
             None if start.server.tls is None else TlsListener(start.server.tls, "http", self._page),
         )
-        self._roster = roster = Roster(
+        self._roster = roster = ServiceManager(
             gateway, self._page, start.server, listener.receives_for, self._tell_retired, self._tell_outgrown
         )
         for deployment in start.services:
@@ -216,13 +216,13 @@ class _Frontend:
             roster.join(pipeline)
         self._grpc_rules = start.grpc
         self._loop.call_later(_SWEEP_S, self._sweep)
-        self._loop.call_later(_LOOK_S, self._give_back, Leftovers(self._bodies))
+        self._loop.call_later(_LOOK_S, self._give_back, TrimSchedule(self._bodies))
         # Objects of the start-up live for ever: scanning them in every garbage collection would only cost pauses.
         gc.collect()
         gc.freeze()
         self._channel.send(Started())
 
-    def _attach(self, roster: Roster, replica: AttachReplica, fds: list[int]) -> None:
+    def _attach(self, roster: ServiceManager, replica: AttachReplica, fds: list[int]) -> None:
         try:
             attached = roster.attach(replica, fds)
         except OSError as error:
@@ -273,7 +273,7 @@ class _Frontend:
         if self._gateway is not None and self._gateway.quotas is not None:
             self._gateway.quotas.look()
 
-    def _give_back(self, leftovers: Leftovers) -> None:
+    def _give_back(self, leftovers: TrimSchedule) -> None:
         self._loop.call_later(_LOOK_S, self._give_back, leftovers)
         if self._gateway is not None and self._gateway.regions is not None:
             regions = self._gateway.regions
@@ -286,7 +286,7 @@ class _Frontend:
             due = leftovers.due()
         if due:
             # In a thread: it takes milliseconds for each gigabyte.
-            self._loop.run_in_executor(None, give_back)
+            self._loop.run_in_executor(None, trim_heap)
 
     async def _leave(self) -> None:
         """Close the listening sockets first if the supervisor has gone: connections accepted later would be reset."""
@@ -300,7 +300,7 @@ class _Frontend:
         if calls is not None:
             await calls
 
-    async def _stop(self, gateway: Gateway, roster: Roster, timeout_s: float) -> None:
+    async def _stop(self, gateway: Gateway, roster: ServiceManager, timeout_s: float) -> None:
         assert self._listener is not None, "stop comes after start"
         assert gateway.administration is not None, "made with the gateway"
         gateway.administration.close()
@@ -313,7 +313,7 @@ class _Frontend:
         self._channel.send(Stopped(cut_off))
 
 
-def _tell(roster: Roster, message: Serve | Route | VerdictChanged | Retire | DetachReplica) -> None:
+def _tell(roster: ServiceManager, message: Serve | Route | VerdictChanged | Retire | DetachReplica) -> None:
     match message:
         case Serve(deployment):
             roster.serve(deployment)
@@ -355,7 +355,7 @@ def _create_gateway(
         hosts=None if start.server.hosts is None else AllowedHosts(start.server.hosts),
     )
     gateway.only = start.only
-    gateway.watch = _create_observers(start.server, metrics_fd, start.page)
+    gateway.observers = _create_observers(start.server, metrics_fd, start.page)
     gateway.quotas = _create_quotas(start.server, memory, start.page)
     if start.shared_memory is not None and regions_fd is not None:
         rules = start.shared_memory
@@ -365,22 +365,22 @@ def _create_gateway(
     return gateway
 
 
-def _create_observers(rules: ServerRules, metrics_fd: int, page: int) -> Watch | None:
-    """Return the watchers of a frontend; None if there are none."""
+def _create_observers(rules: ServerRules, metrics_fd: int, page: int) -> Observers | None:
+    """Return the observers of a frontend; None if there are none."""
     # Not even imported where it is off: that would cost every frontend its memory.
-    watchers: list[Watcher] = []
+    observers: list[Observer] = []
     if rules.access_log_sample:
         from stoker.gateway.scoring.access_log import AccessLog
 
         access_log = AccessLog(rules.access_log_sample)
         access_log.start()
-        watchers.append(access_log)
+        observers.append(access_log)
     if rules.sampling is not None:
         from stoker.gateway.scoring.tracing import Tracing
         from stoker.metrics.journal import TraceWriter
 
-        watchers.append(Tracing(TraceWriter(metrics_fd, page), rules.sampling))
-    return Watch(watchers) if watchers else None
+        observers.append(Tracing(TraceWriter(metrics_fd, page), rules.sampling))
+    return Observers(observers) if observers else None
 
 
 def _create_peers(start: StartFrontend, memory: MetricMemory, fds: list[int]) -> Peers | None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.call import Dialect
-    from stoker.gateway.scoring.call_options import Asker
-    from stoker.gateway.scoring.observers import Watch
+    from stoker.gateway.scoring.call_options import CallOptions
+    from stoker.gateway.scoring.observers import Observers
     from stoker.settings.names import State
     from stoker.settings.traffic import Endpoint
     from stoker.takeover.traffic_split import Split
@@ -85,7 +85,7 @@ class PlainHead(NamedTuple):
     body_bytes: int
     dialect: Dialect | None
     closes: bool
-    asker: Asker | None = None
+    options: CallOptions | None = None
 
 
 @dataclass
@@ -131,8 +131,8 @@ class Gateway:
     hosts: AllowedHosts | None = None
     administration: Administration | None = None
     """Loads and unloads models; set once by the frontend."""
-    watch: Watch | None = None
-    """Is told of answered requests (access log, traces); None if nobody is. Set once by the frontend."""
+    observers: Observers | None = None
+    """Notified of answered requests (access log, traces); None if nobody is. Set once by the frontend."""
     quotas: Quotas | None = None
     """The quotas of callers with limits; None where nobody has a named key."""
     regions: Regions | None = None
@@ -140,11 +140,11 @@ class Gateway:
     streams: ScriptStreams | None = None
     """Where answers that come piece by piece arrive; None until the first request asks for one."""
     on_readiness: list[Callable[[], None]] = field(default_factory=list)
-    """Called when models may have become ready or not ready; see `tell_readiness`."""
+    """Called when models may have become ready or not ready; see `notify_readiness`."""
     default_lines: bytes = b""
     """Header lines of every answer, with the date: written by the direct door, and added by uvicorn."""
     heads: dict[bytes, PlainHead] = field(default_factory=dict)
-    """The parsed heads of plain scoring requests by their bytes; see `remember`."""
+    """The parsed heads of plain scoring requests by their bytes; see `cache_head`."""
     distant_heads: dict[bytes, PlainHead] = field(default_factory=dict)
     """The same for callers who may not use shared memory, where others may."""
     models: dict[str, ServedModel] = field(init=False)
@@ -179,14 +179,14 @@ class Gateway:
             self.services[name] = default
         self._find_routes()
         # The cached heads were resolved with the old routes.
-        self.forget_heads()
-        self.tell_readiness()
+        self.clear_heads()
+        self.notify_readiness()
 
-    def note_refusal(self, service: Service, headers: Mapping[bytes, bytes], error: StokerError) -> None:
-        """Count a request that is refused before it is scored, and tell the watchers."""
+    def report_refusal(self, service: Service, headers: Mapping[bytes, bytes], error: StokerError) -> None:
+        """Count a request that is refused before it is scored, and tell the observers."""
         service.count_refusal(error)
-        if self.watch is not None:
-            self.watch.refused(service, ids_of_refused(headers), error)
+        if self.observers is not None:
+            self.observers.record_refusal(service, ids_of_refused(headers), error)
 
     def _find_routes(self) -> None:
         # Where deployments or versions share a path, the app chooses among them.
@@ -271,7 +271,7 @@ class Gateway:
             raise NotReady(f"The deployment {chosen} is not served now.", retry_after_s=1)
         return self.services[chosen]
 
-    def by_weight(self, service: Service, headers: Mapping[bytes, bytes]) -> Service:
+    def choose_version(self, service: Service, headers: Mapping[bytes, bytes]) -> Service:
         """Find the service for a request that names no version: by the weights of the versions, if any are set.
 
         Args:
@@ -343,13 +343,13 @@ class Gateway:
         return self.heads if self.regions is None or self.regions.serves(address) else self.distant_heads
 
     @staticmethod
-    def remember(heads: dict[bytes, PlainHead], head: bytes, meaning: PlainHead) -> None:
+    def cache_head(heads: dict[bytes, PlainHead], head: bytes, meaning: PlainHead) -> None:
         """Keep the meaning of a head in the cache that `heads_of` has returned: clients repeat their heads."""
         if len(heads) >= _MAX_HEADS:
             heads.clear()
         heads[head] = meaning
 
-    def forget_heads(self) -> None:
+    def clear_heads(self) -> None:
         """Forget all cached heads: they may mean something else now."""
         self.heads.clear()
         self.distant_heads.clear()
@@ -366,21 +366,21 @@ class Gateway:
         for service in self.all_services:
             service.closes = True
             service.draining = self.draining
-        self.tell_readiness()
+        self.notify_readiness()
 
-    def take_streams(self) -> ScriptStreams:
+    def open_streams(self) -> ScriptStreams:
         """Return the receiver of streamed answers; it is opened by the first call."""
         self.streams = self.streams or ScriptStreams()
         return self.streams
 
     def close(self) -> None:
-        """Stop telling watchers of requests, and stop receiving streamed answers."""
-        if self.watch is not None:
-            self.watch.close()
+        """Stop telling observers of requests, and stop receiving streamed answers."""
+        if self.observers is not None:
+            self.observers.close()
         if self.streams is not None:
             self.streams.close()
 
-    def tell_readiness(self) -> None:
+    def notify_readiness(self) -> None:
         """Call the listeners for readiness; to be called by whoever changes which models are ready."""
         for look_again in self.on_readiness:
             look_again()

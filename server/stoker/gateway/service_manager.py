@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stoker.metrics.memory import MetricPage
     from stoker.verdict import Verdict
 
-__all__ = ["Roster"]
+__all__ = ["ServiceManager"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class _Leaving:
     until_ns: int
 
 
-class Roster:
+class ServiceManager:
     """The services that a frontend has been told to serve."""
 
     def __init__(
@@ -104,8 +104,8 @@ class Roster:
         service = assemble(
             deployment, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas
         )
-        if gateway.watch is not None:
-            gateway.watch.over(service)
+        if gateway.observers is not None:
+            gateway.observers.observe(service)
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
         service.larger_rows = LargerRows(self._ask_larger)
         service.load_reports = LoadReports(self._gateway.metrics, deployment.slot)
@@ -130,8 +130,8 @@ class Roster:
     def _look_at(self, service: PipelineService, slot: int) -> None:
         """Join a pipeline again after the models of its steps may have changed."""
         changed = service.look()
-        if self._gateway.watch is not None:
-            self._gateway.watch.over(service)
+        if self._gateway.observers is not None:
+            self._gateway.observers.observe(service)
         if changed or service.name not in self._gateway.models:
             self._gateway.route(service.name, service.standing(slot))
 
@@ -195,22 +195,22 @@ class Roster:
             return False
         exchange = self._open_exchange(service, replica, arena_fd, doorbell_fd)
         service.attach(exchange)
-        if self._gateway.watch is not None:
-            self._gateway.watch.over(service)
+        if self._gateway.observers is not None:
+            self._gateway.observers.observe(service)
         outgrown = self._exchanges.get(generation)
         if outgrown is not None:
             service.replace(outgrown, exchange)
         # Before the model was known to read heads, the direct door took requests without them.
-        self._gateway.forget_heads()
+        self._gateway.clear_heads()
         self._exchanges[generation] = exchange
-        self._gateway.tell_readiness()
+        self._gateway.notify_readiness()
         return True
 
     def detach(self, generation: int) -> None:
         """Record that a replica has ended."""
         exchange = self._exchanges.get(generation)
         if exchange is not None:
-            exchange.lose()
+            exchange.disconnect()
 
     def change_verdict(self, number: int, verdict: Verdict) -> None:
         """Replace the verdict on whether a service's rows may share batches."""
@@ -286,7 +286,7 @@ class Roster:
             service.detach(exchange)
             if service.cache is not None:
                 service.cache.clear()
-            self._gateway.tell_readiness()
+            self._gateway.notify_readiness()
             if self._exchanges.get(replica.generation) is exchange:
                 del self._exchanges[replica.generation]
             logger.warning(

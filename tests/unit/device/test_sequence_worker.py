@@ -98,7 +98,7 @@ class Sums(Joined):
 class _Again(PuppetTicket):
     """A request whose device process has died once."""
 
-    ran_again = True
+    was_rerun = True
 
 
 def told(*tickets: PuppetTicket) -> list[object]:

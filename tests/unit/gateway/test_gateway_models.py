@@ -29,7 +29,7 @@ from stoker.gateway.gateway import Gateway, PlainHead
 from stoker.gateway.protocols.repository import statistics
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.gateway.service_manager import Roster
+from stoker.gateway.service_manager import ServiceManager
 from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
@@ -103,7 +103,7 @@ def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
     third, seventh = service(memory, "3"), service(memory, "7")
     gateway = Gateway({"digits": third}, memory)
     for heads in (gateway.heads, gateway.distant_heads):
-        gateway.remember(heads, b"POST /score", PlainHead(third, b"", 1, None, closes=False))
+        gateway.cache_head(heads, b"POST /score", PlainHead(third, b"", 1, None, closes=False))
     gateway.route("digits", ServedModel({"7": ServedVersion(VersionStatus(1, "AVAILABLE"), seventh)}, "7"))
     assert gateway.heads == gateway.distant_heads == {}
     assert gateway.routes == {b"/score": seventh, b"/api/v1/service/digits/score": seventh}
@@ -191,7 +191,7 @@ class Frontend:
             large_bodies_bytes=1 << 20,
         )
         self.outgrown: list[tuple[int, int]] = []
-        self.roster = Roster(
+        self.roster = ServiceManager(
             self.gateway,
             memory.page(0),
             server,
@@ -420,9 +420,9 @@ def test_requests_that_name_no_version_go_by_weights(memory: MetricMemory) -> No
         known = Route("digits", 3, {"next": 7}, _versions(v3=1, v7=2), {"3": 75, "7": 25})
         frontend.roster.route(known)
         default = gateway.service("digits")
-        chosen = [gateway.by_weight(default, {}).version for _ in range(5)]
+        chosen = [gateway.choose_version(default, {}).version for _ in range(5)]
         frontend.roster.route(known)
-        chosen += [gateway.by_weight(default, {}).version for _ in range(3)]
+        chosen += [gateway.choose_version(default, {}).version for _ in range(3)]
         assert chosen == ["3", "3", "7", "3"] * 2, "the sequence goes on where nothing has changed"
         assert gateway.find("digits", "7").version == gateway.find("digits", label="next").version == "7"
         assert gateway.routes == {}
@@ -431,7 +431,7 @@ def test_requests_that_name_no_version_go_by_weights(memory: MetricMemory) -> No
             b"/v2/models/digits/versions/7/infer",
         ]
         default.access = Access(KeyVerifier(Path("no-keys"), "digits", Keys("k" * 32, "k" * 32)))
-        assert gateway.by_weight(default, {}) is default, "who is refused takes no turn"
+        assert gateway.choose_version(default, {}) is default, "who is refused takes no turn"
         frontend.roster.route(Route("digits", 3, {}, _versions(v3=1, v7=2), {"3": 75}))
         assert gateway.split_of(default) is None
         assert (gateway.routes.keys(), gateway.infer_routes.keys()) == tuple(map(dict.keys, whole))

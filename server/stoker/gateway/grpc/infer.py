@@ -27,7 +27,7 @@ from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter, stream_answer
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.infer import set_urgency, submit_request, tensors_of
 from stoker.gateway.regions.regions import LimitedReader, OutputRegions
-from stoker.gateway.scoring.call_options import TIER_HEADER, Asker, asker_of
+from stoker.gateway.scoring.call_options import TIER_HEADER, CallOptions, read_call_options
 from stoker.gateway.scoring.dialects import TensorDialect
 from stoker.gateway.scoring.service import identify_caller
 from stoker.keys.callers import DEFAULT
@@ -75,7 +75,7 @@ class GrpcDialect(TensorDialect):
 
     __slots__ = ()
 
-    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Always False: raw contents are not copied, and typed ones are bounded."""
         del service, body, head
         return False
@@ -87,13 +87,13 @@ class GrpcDialect(TensorDialect):
 
 
 class _InferDialect(GrpcDialect):
-    """Infer requests; `Call.asked` is the `Inference`."""
+    """Infer requests; `Call.context` is the `Inference`."""
 
     __slots__ = ()
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del body, head
-        inference: Inference = call.asked
+        inference: Inference = call.context
         codec, message = _codec_of(call.service), inference.request
         assert message is not None, "read before the service was found"
         inference.writer, inference.output_regions = codec.writer, None
@@ -122,7 +122,7 @@ class _InferDialect(GrpcDialect):
 
     @staticmethod
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
-        inference: Inference = call.asked
+        inference: Inference = call.context
         request = (
             inference.decoded if inference.output_regions is None else inference.output_regions.write(outputs)
         )
@@ -133,7 +133,7 @@ class _InferDialect(GrpcDialect):
         contents, size = rows.tobytes(), rows.nbytes // len(rows)
         answers: list[bytes] = []
         for index, call in enumerate(calls):
-            inference: Inference = call.asked
+            inference: Inference = call.context
             content = contents[index * size : (index + 1) * size]
             answer = inference.writer.write_row(inference.decoded, rows, content)
             if answer is None:
@@ -165,7 +165,7 @@ class _RegionDialect(_InferDialect):
 
     def _decode(self, call: Call, decoder: RequestDecoder, message: RequestMessage) -> InferRequest:
         request = decoder.decode(message, LimitedReader(self._regions, call.service.max_body_bytes))
-        call.asked.output_regions = OutputRegions.find(
+        call.context.output_regions = OutputRegions.find(
             self._regions, request, batched=tensors_of(call.service).batched
         )
         return request
@@ -225,25 +225,25 @@ class InferDispatcher:
                 find_caller = partial(identify_caller, service, call.authorization, call.address)
                 inference.cover(Allowance(self._gateway.bodies, find_caller), len(content))
             deadline_ns = call.deadline_ns()
-            asker = None
+            options = None
             if caller is not DEFAULT or TIER_HEADER in call.head.metadata:
-                asker = asker_of(caller, call.head.metadata)
+                options = read_call_options(caller, call.head.metadata)
             if service.script is not None and service.script.yields:
-                return self._in_pieces(inference, service, asker or Asker(caller))
+                return self._in_pieces(inference, service, options or CallOptions(caller))
         except StokerError as error:
-            self._gateway.note_refusal(service, call.headers(), error)
+            self._gateway.report_refusal(service, call.headers(), error)
             raise
         near = self._region_dialect
         dialect = _DIALECT if near is None or not near.serves(call.address) else near
         scored = service.score_soon(content, call.ids, inference, dialect)
-        scored.asked = inference
+        scored.context = inference
         if deadline_ns is not None:
             scored.deadline_ns = min(scored.deadline_ns, deadline_ns)
-        if asker is not None:
-            asker.put_on(scored)
+        if options is not None:
+            options.apply_to(scored)
         return scored
 
-    def _in_pieces(self, inference: Inference, service: Service, asker: Asker) -> PiecewiseInference:
+    def _in_pieces(self, inference: Inference, service: Service, options: CallOptions) -> PiecewiseInference:
         assert inference.request is not None, "read before the service was found"
         signature = service.signature
         sequences = signature is not None and signature.sequences
@@ -251,7 +251,7 @@ class InferDispatcher:
         if len(request.body) > service.max_body_bytes:
             raise service.too_large()
         inference.owner.begin_pieces(inference)
-        return PiecewiseInference(inference, service, request, asker, self._gateway.take_streams())
+        return PiecewiseInference(inference, service, request, options, self._gateway.open_streams())
 
     def plain(self, request: Named, authorization: bytes) -> tuple[Service, CallerTerms] | None:
         """Return the service for a request that names no version of an undivided model, with a key; most are such."""
@@ -277,11 +277,11 @@ class InferDispatcher:
             raise error
         service = self._gateway.find(request.model_name, request.model_version or None)
         if not request.model_version and self._gateway.split_of(service) is not None:
-            service = self._gateway.by_weight(service, call.headers())
+            service = self._gateway.choose_version(service, call.headers())
         try:
             return service, service.access.check(call.authorization, BEARER_METADATA)
         except StokerError as refused:
-            self._gateway.note_refusal(service, call.headers(), refused)
+            self._gateway.report_refusal(service, call.headers(), refused)
             raise
 
 

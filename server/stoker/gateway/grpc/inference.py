@@ -18,7 +18,7 @@ from stoker.gateway.http.body_budget import Allowance
 from stoker.gateway.http.responses import parse_error, split_lines
 from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
 from stoker.gateway.regions.regions import OutputRegions
-from stoker.gateway.scoring.call_options import Asker
+from stoker.gateway.scoring.call_options import CallOptions
 from stoker.wire.oip_tensors import DATATYPES, datatype_of, to_raw
 from stoker.wire.script_requests import RequestHead
 from stoker.wire.script_tensors import body_of, outputs_of, tensors_like
@@ -255,14 +255,14 @@ class PiecewiseInference:
         inference: Inference,
         service: Service,
         request: PieceRequest,
-        asker: Asker,
+        options: CallOptions,
         streams: ScriptStreams,
     ) -> None:
         self._inference, self._service, self._request = inference, service, request
-        waits_ns = [wait_ns for wait_ns in (asker.timeout_ns, request.timeout_ns) if wait_ns is not None]
-        tier = asker.tier if request.tier is None else request.tier
-        self._asker = asker._replace(
-            timeout_ns=min(waits_ns, default=None), tier=tier, sequence=request.sequence or asker.sequence
+        waits_ns = [wait_ns for wait_ns in (options.timeout_ns, request.timeout_ns) if wait_ns is not None]
+        tier = options.tier if request.tier is None else request.tier
+        self._options = options._replace(
+            timeout_ns=min(waits_ns, default=None), tier=tier, sequence=request.sequence or options.sequence
         )
         self._task = asyncio.ensure_future(self._run(streams))
 
@@ -287,7 +287,9 @@ class PiecewiseInference:
     async def _send(self, streams: ScriptStreams) -> Answer:
         inference, names = self._inference, self._request.outputs
         head, received_ns = _script_head(inference.call), time.monotonic_ns()
-        scoring = ScoringRequest(self._request.body, inference.call.ids, head, received_ns, asker=self._asker)
+        scoring = ScoringRequest(
+            self._request.body, inference.call.ids, head, received_ns, options=self._options
+        )
         with piecewise(self._service, scoring, streams) as pieces:
             if await pieces.begin():
                 while (piece := await pieces.next()) is not None:

@@ -20,7 +20,7 @@ from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.protocols.tfs import DTYPES, describe_signatures, describe_versions, find_version
-from stoker.gateway.scoring.call_options import asker_of
+from stoker.gateway.scoring.call_options import read_call_options
 from stoker.gateway.scoring.dialects import submit_tensors
 from stoker.gateway.scoring.service import identify_caller
 from stoker.tensors import TensorInfo
@@ -407,7 +407,7 @@ _OUTPUTS, _ANSWER_SPEC = 1, 2
 
 
 class _ServingDialect(GrpcDialect):
-    """What the three have in common: `Call.asked` is the message, and `submit` sets `Call.write`."""
+    """What the three have in common: `Call.context` is the message, and `submit` sets `Call.write`."""
 
     __slots__ = ()
 
@@ -431,7 +431,7 @@ class _Predict(_ServingDialect):
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del body, head
-        request: PredictMessage = call.asked
+        request: PredictMessage = call.context
         service = call.service
         signature = _signature(service, request.spec)
         inputs = _inputs(service.name, signature.tensors, request)
@@ -455,7 +455,7 @@ class _Examples(_ServingDialect):
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del body, head
-        request: ExamplesMessage = call.asked
+        request: ExamplesMessage = call.context
         service = call.service
         signature = _signature(service, request.spec)
         if not takes_examples(service.name, self._verb, signature):
@@ -530,20 +530,20 @@ class ServingDispatcher:
                 whose = partial(identify_caller, service, call.authorization, call.address)
                 inference.cover(Allowance(self._gateway.bodies, whose), len(content))
             deadline_ns = call.deadline_ns()
-            asker = asker_of(caller, call.head.metadata)
+            options = read_call_options(caller, call.head.metadata)
             if service.script is not None and service.script.yields:
                 raise NotSupported(
                     f"'{service.name}' yields its answer piece by piece: call ModelStreamInfer"
                 )
         except StokerError as error:
-            self._gateway.note_refusal(service, call.headers(), error)
+            self._gateway.report_refusal(service, call.headers(), error)
             raise
         scored = service.score_soon(content, call.ids, inference, self._dialect)
-        scored.asked = request
+        scored.context = request
         if deadline_ns is not None:
             scored.deadline_ns = min(scored.deadline_ns, deadline_ns)
-        if asker is not None:
-            asker.put_on(scored)
+        if options is not None:
+            options.apply_to(scored)
         return scored
 
     def _find(self, spec: ModelSpec, call: RpcCall) -> tuple[Service, CallerTerms]:
@@ -556,7 +556,7 @@ class ServingDispatcher:
         try:
             return service, service.access.check(call.authorization, BEARER_METADATA)
         except StokerError as refused:
-            self._gateway.note_refusal(service, call.headers(), refused)
+            self._gateway.report_refusal(service, call.headers(), refused)
             raise
 
 

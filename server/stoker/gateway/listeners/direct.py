@@ -37,7 +37,12 @@ from stoker.gateway.http.responses import CLOSE_LINE, refusal
 from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.protocols.azure import is_array
 from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect, SharedMemoryDialect
-from stoker.gateway.scoring.call_options import GATEWAY_HEADERS, PATIENCE_HEADERS, Asker, asker_of
+from stoker.gateway.scoring.call_options import (
+    GATEWAY_HEADERS,
+    PATIENCE_HEADERS,
+    CallOptions,
+    read_call_options,
+)
 from stoker.gateway.scoring.service import identify_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
@@ -241,7 +246,7 @@ class DirectProtocol(BoundedProtocol):
         self._direct = _DirectCycle()
         self._receiving: Service | None = None
         self._dialect: Dialect | None = None
-        self._asker: Asker | None = None
+        self._options: CallOptions | None = None
         self._new_head = b""
         self._head_ends = 0
         self._allowance: Allowance | None = None
@@ -299,8 +304,8 @@ class DirectProtocol(BoundedProtocol):
                 if known.closes:
                     self._direct.keep_alive = False
                 self._score(known.service, data[end:], None, known.dialect)
-                if caller is not DEFAULT or known.asker is not None:
-                    self._set_caller(caller, known.asker)
+                if caller is not DEFAULT or known.options is not None:
+                    self._set_caller(caller, known.options)
                 return
             elif known.body_bytes >= STRAIGHT_BODY_BYTES and self._begin_straight(known, data, end):
                 return
@@ -326,9 +331,11 @@ class DirectProtocol(BoundedProtocol):
         self._unset_keepalive_if_required()
         self.on_message_begin()
         self._in_headers = False
-        self._dialect, self._ids, self._asker = known.dialect, None, known.asker
+        self._dialect, self._ids, self._options = known.dialect, None, known.options
         if caller is not DEFAULT:
-            self._asker = Asker(caller) if known.asker is None else known.asker._replace(caller=caller)
+            self._options = (
+                CallOptions(caller) if known.options is None else known.options._replace(caller=caller)
+            )
         self._expect(known.service, known.body_bytes, closes=known.closes)
         self.on_body(data[end:])
         self._receive_straight()
@@ -392,7 +399,7 @@ class DirectProtocol(BoundedProtocol):
             self._dialect = None
         closes = not parser.should_keep_alive()
         try:
-            self._asker = self._find_asker(caller) if patience or caller is not DEFAULT else None
+            self._options = self._find_asker(caller) if patience or caller is not DEFAULT else None
         except StokerError:
             return False
         self._ids = None
@@ -402,16 +409,16 @@ class DirectProtocol(BoundedProtocol):
             except StokerError:
                 return False
         elif is_plain_head(self._new_head, self.headers):
-            head = PlainHead(service, authorization, length, self._dialect, closes, self._asker)
-            self._gateway.remember(self._heads, self._new_head, head)
+            head = PlainHead(service, authorization, length, self._dialect, closes, self._options)
+            self._gateway.cache_head(self._heads, self._new_head, head)
         if length > LARGE_BODY_BYTES and not self._announce(service, authorization, length):
             return False
         self._expect(service, length, closes=closes)
         return True
 
-    def _find_asker(self, caller: CallerTerms) -> Asker | None:
+    def _find_asker(self, caller: CallerTerms) -> CallOptions | None:
         headers = self.headers
-        return asker_of(caller, dict(headers), headers, trusts_proxy=self._gateway.trusts_proxy)
+        return read_call_options(caller, dict(headers), headers, trusts_proxy=self._gateway.trusts_proxy)
 
     def _announce(self, service: Service, authorization: bytes, length: int) -> bool:
         """Announce a large body; False if there is no room, and the app has to answer."""
@@ -469,14 +476,14 @@ class DirectProtocol(BoundedProtocol):
         body = self._first_chunk if self._gathered is None else self._gathered.getvalue()
         self._first_chunk, self._gathered = b"", None
         self._score(service, body, self._ids, self._dialect)
-        if self._asker is not None:
-            self._set_caller(self._asker.caller, self._asker)
+        if self._options is not None:
+            self._set_caller(self._options.caller, self._options)
 
-    def _set_caller(self, caller: CallerTerms, asker: Asker | None) -> None:
+    def _set_caller(self, caller: CallerTerms, options: CallOptions | None) -> None:
         """Set the caller of the latest call, before it is submitted; the caller's terms may change."""
         if self._call is not None:
-            asker = Asker(caller) if asker is None else asker._replace(caller=caller)
-            asker.put_on(self._call)
+            options = CallOptions(caller) if options is None else options._replace(caller=caller)
+            options.apply_to(self._call)
 
     def _score(self, service: Service, body: bytes, ids: RequestIds | None, dialect: Dialect | None) -> None:
         direct = self._direct
@@ -525,7 +532,7 @@ class DirectProtocol(BoundedProtocol):
         try:
             allowance.cover(self.arrived_bytes)
         except Overloaded as error:
-            self._gateway.note_refusal(service, dict(self.headers), error)
+            self._gateway.report_refusal(service, dict(self.headers), error)
             said = () if self._dialect is None else self._dialect.refusal(error)
             answer = refusal(error, dict(self.headers), *said)
             self._receiving = self._gathered = None

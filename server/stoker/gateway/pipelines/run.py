@@ -12,10 +12,10 @@ import numpy as np
 
 from stoker.errors import InvalidInput, StokerError, unexpected_error
 from stoker.gateway.http.request_ids import RequestIds
-from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.dialects import named_outputs, submit_tensors
-from stoker.gateway.scoring.observers import WatchedCall
+from stoker.gateway.scoring.observers import ObservedCall
 from stoker.settings.pipelines import Progress
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stoker.models.pipelines import JoinedPipeline
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["PipelineCall", "PipelineRun", "StepCall", "StepTimes", "begin_step"]
+__all__ = ["PipelineCall", "PipelineRun", "StepCall", "StepTimes", "create_step_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class StepCall(Call):
         self.failure = error
         super().refuse(error)
 
-    def hand_on(self, outputs: Mapping[str, np.ndarray], *, lent: bool) -> None:
+    def deliver(self, outputs: Mapping[str, np.ndarray], *, lent: bool) -> None:
         """Pass the outputs on to the whole request."""
         self.given, self.lent = outputs, lent
         self.answer_bare()
@@ -88,13 +88,13 @@ class _StepDialect(Dialect):
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the arrays of a step."""
         del body, head
-        submit_tensors(call, exchange, call.asked)
+        submit_tensors(call, exchange, call.context)
 
     def complete(self, call: Call) -> None:
         """Pass the outputs on."""
         assert isinstance(call, StepCall), "nobody else speaks this"
         lent = call.exchange.signature.takes == "rows" and call.rows == 1 and call.sliced is None
-        call.hand_on(named_outputs(call), lent=lent)
+        call.deliver(named_outputs(call), lent=lent)
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
         """Pass each call its row of the only output."""
@@ -102,7 +102,7 @@ class _StepDialect(Dialect):
         for index, call in enumerate(calls):
             assert isinstance(call, StepCall), "nobody else speaks this"
             try:
-                call.hand_on({name: rows[index : index + 1]}, lent=False)
+                call.deliver({name: rows[index : index + 1]}, lent=False)
             except Exception as error:  # noqa: BLE001  # must not reach the other requests
                 call.refuse_for_fault(error)
 
@@ -115,7 +115,7 @@ _ARRAYS: Final = _StepDialect()
 _KINDS: dict[tuple[type[Call], bool], type[StepCall]] = {}
 
 
-def begin_step(
+def create_step_call(
     service: Service, whole: Call, inputs: Mapping[str, np.ndarray], tell: Callable[[StepCall], None]
 ) -> StepCall:
     """Make the call of a step to its model's service; it is then submitted by `Service.submit`.
@@ -124,15 +124,15 @@ def begin_step(
         whole: The pipeline's request, whose caller, tier and deadline the step has.
         tell: Called once when the step has its outputs or has failed.
     """
-    span = whole.span if isinstance(whole, WatchedCall) else None
+    span = whole.span if isinstance(whole, ObservedCall) else None
     kind = _kind_of(service.call_type, traced=span is not None)
     parent = span or whole.ids.span
     ids = RequestIds(whole.ids.request_id, traceparent=b"" if parent is None else parent.traceparent)
     call = kind(service, ids, lambda *_: tell(call), time.monotonic_ns(), _ARRAYS)
-    call.whole, call.asked = whole, inputs
+    call.whole, call.context = whole, inputs
     if whole.urgency is not None:
         # The whole request has claimed its rows.
-        lasts_ns = whole.urgency.lasts_ns or (call.urgency or USUAL).lasts_ns
+        lasts_ns = whole.urgency.lasts_ns or (call.urgency or DEFAULT_URGENCY).lasts_ns
         call.urgency = whole.urgency._replace(lasts_ns=lasts_ns, quota=None)
     if hasattr(whole, "sequence"):
         call.sequence = whole.sequence
@@ -144,8 +144,8 @@ def _kind_of(usual: type[Call], *, traced: bool) -> type[StepCall]:
     """The class of step calls for a service whose other calls are of this class."""
     kind = _KINDS.get((usual, traced))
     if kind is None:
-        watchers = usual.watchers if issubclass(usual, WatchedCall) and traced else ()
-        seen = {"watchers": tuple(watcher for watcher in watchers if watcher.sees_steps)}
+        observers = usual.observers if issubclass(usual, ObservedCall) and traced else ()
+        seen = {"observers": tuple(observer for observer in observers if observer.observes_steps)}
         kind = _KINDS[usual, traced] = type(f"_Step{usual.__name__}", (StepCall, usual), seen)
     return kind
 
@@ -232,7 +232,7 @@ class PipelineRun:
         for call in self._calls:
             call.abandon()
 
-    def on_the_way(self) -> StepTimes:
+    def critical_path_times(self) -> StepTimes:
         """The times along the chain of steps that ended last, each of which waited for the one before it."""
         step, way = next(reversed(self.times), None), []
         while step is not None:
@@ -252,16 +252,16 @@ class PipelineRun:
             self._check(step, inputs)
             for tensor in set(takes.values()):
                 self._left[tensor] -= 1
-            call = begin_step(service, self.whole, inputs, partial(self._take, step))
+            call = create_step_call(service, self.whole, inputs, partial(self._take, step))
             self._calls.append(call)
             service.submit(call, b"", None)
-            if call.wanted and not call.submitted:
+            if call.is_awaited and not call.submitted:
                 # The step waits for admission, and the rows whose views it holds may be given to other requests by
                 # then.
-                call.asked = {name: array.copy() for name, array in inputs.items()}
+                call.context = {name: array.copy() for name, array in inputs.items()}
             else:
                 # The arrays are in the model's rows, or not needed: large ones must not be held twice.
-                call.asked = {}
+                call.context = {}
         except StokerError as error:
             self._fail(step, error)
         except Exception as error:

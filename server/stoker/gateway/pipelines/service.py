@@ -148,7 +148,7 @@ class PipelineExchange(Exchange):
 
     def _fill(self, call: PipelineCall, run: PipelineRun) -> None:
         """Set the answer and the times of a request, as an exchange with a device does."""
-        times = run.on_the_way()
+        times = run.critical_path_times()
         call.turn_ns = times.turn_ns
         call.started_ns = call.enqueued_ns + times.queue_ns + times.turn_ns
         call.finished_ns = call.started_ns + times.compute_ns
@@ -169,7 +169,7 @@ class PipelineExchange(Exchange):
             answer.arrays = [tensors[spec.name] for spec in signature.outputs]
         return answer
 
-    def give_up(self, call: PipelineCall) -> None:
+    def cancel(self, call: PipelineCall) -> None:
         """Cancel the steps of a request that have not started."""
         run = self._runs.pop(call, None)
         if run is not None:

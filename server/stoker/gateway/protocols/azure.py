@@ -47,7 +47,7 @@ from stoker.gateway.protocols.endpoint import (
 )
 from stoker.gateway.protocols.infer import tensors_of
 from stoker.gateway.scoring.call import Dialect
-from stoker.gateway.scoring.call_options import asker_of
+from stoker.gateway.scoring.call_options import read_call_options
 from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors
 from stoker.gateway.scoring.service import Service
 from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
@@ -97,7 +97,7 @@ class BinaryDialect(Dialect):
             return None
         return cls(headers)
 
-    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Always False: the body is the array itself, so there is nothing to parse."""
         del service, body, head
         return False
@@ -160,11 +160,11 @@ class ScoringEndpoint:
         service = None
         try:
             service = self._gateway.deployment(headers) if name is None else self._gateway.service(name)
-            service = self._gateway.by_weight(service, headers)
+            service = self._gateway.choose_version(service, headers)
             answer = await self._answer(service, scope, headers, receive, send)
         except StokerError as error:
             if service is not None:
-                self._gateway.note_refusal(service, headers, error)
+                self._gateway.report_refusal(service, headers, error)
             answer = refusal(error, headers)
         if answer is None:
             return
@@ -185,7 +185,9 @@ class ScoringEndpoint:
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
         caller = service.access.check(headers.get(b"authorization", b""))
-        asker = asker_of(caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy)
+        options = read_call_options(
+            caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy
+        )
         service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the whole request gets its body as it was sent.
         inflater = None if raw else inflater_for(content_encodings(scope))
@@ -199,7 +201,7 @@ class ScoringEndpoint:
             dialect = BinaryDialect.of(service, headers) if method == "POST" else None
             if method == "GET" and not raw:
                 body = query_body(scope["query_string"])
-            request = ScoringRequest(body, ids, head, received_ns, dialect, asker)
+            request = ScoringRequest(body, ids, head, received_ns, dialect, options)
             if service.script is not None and service.script.yields and (form := format_for(headers)):
                 return await self._stream(service, request, form, scope, receive, send)
             copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
@@ -222,7 +224,7 @@ class ScoringEndpoint:
         if scope["path_params"].get("name") is None:
             named = with_deployment(named, service, self._gateway)
         return await score_and_stream(
-            service, request, receive, send, form, named.lines, self._gateway.take_streams()
+            service, request, receive, send, form, named.lines, self._gateway.open_streams()
         )
 
 
@@ -235,12 +237,12 @@ def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[byte
     # The memory budget covers the body only until its own request is answered, and the copy may wait longer.
     if not service.ready or len(request.body) > LARGE_BODY_BYTES:
         return
-    asker = None if request.asker is None else request.asker.unlimited
+    options = None if request.options is None else request.options.unlimited
     try:
         service.dialect.check_media(headers.get(b"content-type", b""))
         dialect = BinaryDialect.of(service, headers)
         service.score(
-            request.body, request.ids, _drop_answer, request.received_ns, request.head, dialect, asker
+            request.body, request.ids, _drop_answer, request.received_ns, request.head, dialect, options
         )
     except StokerError as error:
         service.count_refusal(error)

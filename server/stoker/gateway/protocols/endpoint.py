@@ -19,7 +19,7 @@ from stoker.gateway.http.encodings import PIECE_BYTES, Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import content_encodings, content_length, request_head
 from stoker.gateway.http.responses import Answer, refusal, send_answer, split_lines
-from stoker.gateway.scoring.call_options import Asker, asker_of
+from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.gateway.scoring.service import Service, identify_caller
 from stoker.gateway.scoring.streams import PiecewiseAnswer
 from stoker.wire.script_requests import RequestHead
@@ -56,7 +56,7 @@ class ScoringRequest(NamedTuple):
     head: RequestHead | None
     received_ns: int
     dialect: Dialect | None = None
-    asker: Asker | None = None
+    options: CallOptions | None = None
 
 
 class DialectEndpoint:
@@ -95,7 +95,7 @@ class DialectEndpoint:
             answer = await self._answer(service, dialect, scope, headers, receive)
         except StokerError as error:
             if service is not None:
-                self._gateway.note_refusal(service, headers, error)
+                self._gateway.report_refusal(service, headers, error)
             answer = refusal(error, headers, *self._refuse(error))
         if answer is not None:
             if self._names_deployment:
@@ -112,7 +112,9 @@ class DialectEndpoint:
     ) -> Answer | None:
         ids = RequestIds(*sent_ids(headers))
         caller = service.access.check(headers.get(b"authorization", b""))
-        asker = asker_of(caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy)
+        options = read_call_options(
+            caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy
+        )
         inflater = inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
@@ -120,7 +122,7 @@ class DialectEndpoint:
                 return None
             wanted = dialect is None and service.dialect.wants_head
             head = request_head(scope, None if inflater is None else len(body)) if wanted else None
-            request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, asker)
+            request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
             return await score_and_wait(service, request, receive)
 
     async def _compress_answer(self, answer: Answer, accepted: bytes) -> Answer:
@@ -222,7 +224,13 @@ def begin_scoring(service: Service, request: ScoringRequest) -> tuple[Call, asyn
             answered.set_result(Answer(status, lines, body))
 
     call = service.score(
-        request.body, request.ids, respond, request.received_ns, request.head, request.dialect, request.asker
+        request.body,
+        request.ids,
+        respond,
+        request.received_ns,
+        request.head,
+        request.dialect,
+        request.options,
     )
     return call, answered
 

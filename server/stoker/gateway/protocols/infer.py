@@ -86,7 +86,7 @@ class InferDialect(TensorDialect):
         """The `Inference-Header-Content-Length` of its requests; None for those without."""
         return self._json_bytes
 
-    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body is mostly JSON, or may contain strings: both are decoded item by item."""
         del body, head
         if self._json_bytes is None or self._json_bytes > LARGE_BODY_BYTES:
@@ -138,7 +138,7 @@ def set_urgency(call: Call, request: InferRequest) -> None:
     """Set the deadline and tier of a call from its request."""
     if request.timeout_ns is not None or request.tier is not None:
         call.shorten(request.timeout_ns)
-        call.ask_for(request.tier)
+        call.request_tier(request.tier)
 
 
 def write_answer(

@@ -40,7 +40,7 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
     def find(scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect | None]:
         name = scope["path_params"].get("name")
         service = gateway.deployment(headers) if name is None else gateway.service(name)
-        service = gateway.by_weight(service, headers)
+        service = gateway.choose_version(service, headers)
         if service.script is not None:
             # The script gets the body as from the scoring path.
             return service, None

@@ -50,7 +50,7 @@ from stoker.gateway.protocols.shared_memory import (
     CudaMemoryApi,
     SharedMemoryApi,
 )
-from stoker.gateway.scoring.call_options import asker_of
+from stoker.gateway.scoring.call_options import read_call_options
 from stoker.gateway.scoring.service import Service
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.script_tensors import PIECE_OUTPUT
@@ -89,7 +89,7 @@ class GenerateEndpoint:
             answer = await self._answer(service, scope, headers, receive, send)
         except StokerError as error:
             if service is not None:
-                self._gateway.note_refusal(service, headers, error)
+                self._gateway.report_refusal(service, headers, error)
             answer = refusal(error, headers, *error_answer(error))
         if answer is not None:
             await send_answer(send, answer if answer.status == _OK else _reformat_error(answer))
@@ -101,7 +101,9 @@ class GenerateEndpoint:
             raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
         ids = RequestIds(*sent_ids(headers))
         caller = service.access.check(headers.get(b"authorization", b""))
-        asker = asker_of(caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy)
+        options = read_call_options(
+            caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy
+        )
         _check_yields(service)
         inflater = inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
@@ -113,10 +115,10 @@ class GenerateEndpoint:
             pairs = [pair for pair in head.headers if pair[0] != "content-type"]
             head.headers[:] = [*pairs, ("content-type", _JSON)]
             head = replace(head, only_piece=not self._streams)
-            request = ScoringRequest(body, ids, head, time.monotonic_ns(), asker=asker)
+            request = ScoringRequest(body, ids, head, time.monotonic_ns(), options=options)
             form = _GeneratedEvents(service)
             if self._streams:
-                streams = self._gateway.take_streams()
+                streams = self._gateway.open_streams()
                 return await score_and_stream(service, request, receive, send, form, b"", streams)
             answer = await score_and_wait(service, request, receive)
             if answer is None or answer.status != _OK:
@@ -278,7 +280,9 @@ class _Routes:
     def find_service(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
         """Find the service for a request, by weight if the model's requests are split."""
         service = self._service(scope["path_params"])
-        return service if "version" in scope["path_params"] else self._gateway.by_weight(service, headers)
+        return (
+            service if "version" in scope["path_params"] else self._gateway.choose_version(service, headers)
+        )
 
     async def server(self, request: Request) -> Response:
         self._check_access(request)

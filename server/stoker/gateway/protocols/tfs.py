@@ -244,7 +244,7 @@ class _Endpoint:
         assert target is not None, "looked at before"
         service = self._service(target)
         if target["version"] is None and target["label"] is None:
-            service = self._gateway.by_weight(service, headers)
+            service = self._gateway.choose_version(service, headers)
         return service, _VERBS[target["verb"].lower()]
 
     def _describe(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from stoker.arena import Arena
 from stoker.errors import InvalidInput
 from stoker.gateway.rows.ticket import Rows, Ticket
-from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.placed import CALLER_MASK
 from stoker.tensors import TensorSpec
 
@@ -119,9 +119,9 @@ class UrgencyColumns:
         """Write caller and urgency of a ticket's rows, before the device is notified of them."""
         if not self.is_written:
             # Rows that the device already has were queued without them.
-            self._columns[:] = (0, 1, USUAL.placed)
+            self._columns[:] = (0, 1, DEFAULT_URGENCY.placed)
             self._flag[0] = self.is_written = True
-        urgency = ticket.urgency or USUAL
+        urgency = ticket.urgency or DEFAULT_URGENCY
         self._columns[ticket.row_numbers] = (ticket.target_ns, ticket.rows, urgency.placed)
         if urgency.caller.number:
             self.has_callers = True
@@ -139,7 +139,7 @@ class UrgencyColumns:
             taken[np.array(free, np.int64)] = False
             self._held = np.bincount(self._columns[taken, _CALLER_COLUMN] & CALLER_MASK)
             self._counted_free = len(free)
-        caller = (ticket.urgency or USUAL).caller.number
+        caller = (ticket.urgency or DEFAULT_URGENCY).caller.number
         return caller < len(self._held) and int(self._held[caller]) >= _FREE_RATIO * len(free)
 
 

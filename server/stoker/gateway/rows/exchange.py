@@ -45,7 +45,7 @@ from stoker.gateway.rows.bookkeeping import (
     integer_ranges,
 )
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, SlicedAnswer, Ticket
-from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 
 __all__ = ["ArenaExchange", "Doorbell", "SlicedTickets", "device_lost"]
 
@@ -66,7 +66,7 @@ def _row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
     """Return the error for a row that the device has handed back without an answer."""
     outcome = arena.outcome[number]
     if outcome == Outcome.EXPIRED:
-        return ticket.lateness(begun=False)
+        return ticket.timeout_error(begun=False)
     if outcome == Outcome.REFUSED:
         return InvalidInput(arena.read_bytes("out", 0, number).decode(errors="ignore"))
     if outcome == Outcome.UNKNOWN_SEQUENCE:
@@ -245,7 +245,9 @@ class ArenaExchange(Exchange):
         if self.admission is None:
             return None
         target_ns = ticket.target_ns or ticket.deadline_ns
-        return self.admission.refusal(ticket.urgency or USUAL, target_ns, ticket.deadline_ns, alone=self.idle)
+        return self.admission.refusal(
+            ticket.urgency or DEFAULT_URGENCY, target_ns, ticket.deadline_ns, alone=self.idle
+        )
 
     def done_since(self, since_ns: int, most: int) -> list[int]:
         """Free rows that still hold a request and its answer; see `stoker.gateway.rows.bookkeeping.done_since`."""
@@ -269,7 +271,7 @@ class ArenaExchange(Exchange):
         try:
             if count > 1 and self.admission is not None:
                 target_ns = ticket.target_ns or ticket.deadline_ns
-                self.admission.check_rows(ticket.urgency or USUAL, target_ns, count)
+                self.admission.check_rows(ticket.urgency or DEFAULT_URGENCY, target_ns, count)
             if count == 1:
                 self._admit_one(ticket, rows)
             elif count > self.slices.share_rows:
@@ -343,15 +345,15 @@ class ArenaExchange(Exchange):
             if ticket is None or not ticket.is_open:
                 self._deadline_ns[number] = _NEVER_NS if ticket is None else 0
                 continue
-            self.fail_late(ticket, number)
+            self.fail_expired(ticket, number)
         self._rate.update(now_ns, self.leased_rows, self.rows_done)
         if self._variable:
             self._reclaimer.reclaim(self._free, now_ns)
 
-    def fail_late(self, ticket: Ticket, number: int) -> None:
+    def fail_expired(self, ticket: Ticket, number: int) -> None:
         """Fail a request whose deadline has passed; a start before it was queued is of the row's former request."""
         ticket.fail(
-            ticket.lateness(begun=self._takes_bodies and self._started_ns[number] >= ticket.enqueued_ns)
+            ticket.timeout_error(begun=self._takes_bodies and self._started_ns[number] >= ticket.enqueued_ns)
         )
 
     def close(self) -> None:
@@ -365,10 +367,10 @@ class ArenaExchange(Exchange):
         # A ticket refers to its exchange: in a reference cycle only the garbage collector would free the arena.
         self._tickets = [None] * self.arena.capacity
 
-    def give_up(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: Ticket) -> None:
         """Mark a ticket's rows as cancelled; the device skips those that have not started."""
         if ticket.sliced is not None:
-            self.slices.give_up(ticket)
+            self.slices.cancel(ticket)
             return
         for number in ticket.row_numbers:
             if self._tickets[number] is ticket:
@@ -486,7 +488,7 @@ class ArenaExchange(Exchange):
     def _on_doorbell(self) -> None:
         numbers = self.doorbell.receive()
         if numbers is None:
-            self.lose()
+            self.disconnect()
             return
         tickets, capacity = self._tickets, self.arena.capacity
         self.rows_done += len(numbers)
@@ -547,7 +549,7 @@ class ArenaExchange(Exchange):
                 ticket.settle()
         self._free += numbers
 
-    def lose(self) -> None:
+    def disconnect(self) -> None:
         """The device process has ended: close, and call `on_lost`."""
         if not self.lost:
             self.close()
@@ -662,9 +664,9 @@ class SlicedTickets:
         """Fail the requests whose deadline has passed."""
         for ticket in self.tickets:
             if ticket.deadline_ns <= now_ns:
-                ticket.fail(ticket.lateness(begun=False))
+                ticket.fail(ticket.timeout_error(begun=False))
 
-    def give_up(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: Ticket) -> None:
         """Queue no more slices of a request, and cancel those that have not started."""
         sliced = self._sliced.pop(ticket, None)
         if sliced is not None:

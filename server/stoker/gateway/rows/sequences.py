@@ -9,7 +9,7 @@ import numpy as np
 from stoker.errors import DeadlineExceeded, InvalidInput, NotReady, SequenceRequired
 from stoker.gateway.rows.exchange import ArenaExchange, device_lost
 from stoker.gateway.rows.ticket import Rows, Ticket
-from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.tensors import TEXT_IDS, SequenceStep, sequence_replica
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SequenceExchange(ArenaExchange):
         step = _step_of(ticket)
         if len(rows[0]) != 1:
             raise InvalidInput(f"A request of a sequence has one row, not {len(rows[0])}.")
-        words = step.words((ticket.urgency or USUAL).caller.name)
+        words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.name)
         self._replicas.find(words).queue_step(ticket, [*rows, *self._said(step, words)])
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
@@ -90,7 +90,7 @@ class SequenceExchange(ArenaExchange):
             BodyTooLarge: It is longer than a row.
         """
         step = _step_of(ticket)
-        words = step.words((ticket.urgency or USUAL).caller.name)
+        words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.name)
         self._replicas.find(words).queue_body(ticket, body, self._said(step, words))
 
     def queue_step(self, ticket: Ticket, rows: Rows) -> None:
@@ -110,7 +110,7 @@ class SequenceExchange(ArenaExchange):
         named = [np.array([words])]
         return [_id_row(step, self._id_dtype), *named] if self._id_dtype else named
 
-    def fail_late(self, ticket: Ticket, number: int) -> None:
+    def fail_expired(self, ticket: Ticket, number: int) -> None:
         """Withdraw a row; the device hands it back unrun, or with its answer if it had begun."""
         del ticket
         self._deadline_ns[number] = 0
@@ -128,7 +128,7 @@ def _step_of(ticket: Ticket) -> SequenceStep:
     step: SequenceStep | None = getattr(ticket, "sequence", None)
     if step is None:
         raise SequenceRequired
-    if getattr(ticket, "ran_again", False):
+    if getattr(ticket, "was_rerun", False):
         raise device_lost()
     return step
 

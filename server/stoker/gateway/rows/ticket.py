@@ -100,7 +100,7 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def give_up(self, ticket: Any) -> None:
+    def cancel(self, ticket: Any) -> None:
         """Cancel the rows of a ticket that have not started."""
 
     @abstractmethod
@@ -211,7 +211,7 @@ class Ticket:
             self.urgency.quota.claim(rows)
             self._claimed = True
 
-    def lateness(self, *, begun: bool) -> StokerError:  # noqa: ARG002  # for subclasses
+    def timeout_error(self, *, begun: bool) -> StokerError:  # noqa: ARG002  # for subclasses
         """Return the error for a ticket whose deadline has passed.
 
         Args:
@@ -281,7 +281,7 @@ class Ticket:
     def cancel(self) -> None:
         """Give the request up: `complete` will not be called, and rows that have not started will not run."""
         self.is_open = False
-        self.exchange.give_up(self)
+        self.exchange.cancel(self)
 
     def extend(self, deadline_ns: int) -> None:
         """Set a later deadline; only for a request whose rows the device has begun with."""
@@ -292,7 +292,7 @@ class Ticket:
     def fail(self, error: StokerError) -> None:
         """Complete with an error now; rows that the device still holds are handed back later."""
         was_open, self.is_open = self.is_open, False
-        self.exchange.give_up(self)
+        self.exchange.cancel(self)
         if was_open:
             self.error = error
             self.settle()

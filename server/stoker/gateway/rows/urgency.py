@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from stoker.keys.callers import KnownCallers
     from stoker.metrics.counters import CallerCounts, CallerUsage
 
-__all__ = ["LOOK_NS", "USUAL", "Quota", "Quotas", "Urgency"]
+__all__ = ["DEFAULT_URGENCY", "REFRESH_NS", "Quota", "Quotas", "Urgency"]
 
-LOOK_NS: Final = 50_000_000
+REFRESH_NS: Final = 50_000_000
 """How often all buckets are updated even without requests; see `Quotas.look`."""
-_SLACK_NS: Final = 2 * LOOK_NS
+_SLACK_NS: Final = 2 * REFRESH_NS
 """How much longer a caller has to wait because other frontends may know less of what has flowed in."""
 _MS_NS: Final = 1_000_000
 _S_NS: Final = 1_000_000_000
@@ -221,7 +221,7 @@ class Quotas:
         if callers is not None:
             self._follow(callers)
         now_ns = self._clock_ns()
-        if now_ns < self._looked_ns + LOOK_NS:
+        if now_ns < self._looked_ns + REFRESH_NS:
             return
         self._looked_ns = now_ns
         self._usage.include_new_processes()
@@ -276,5 +276,5 @@ class Urgency(NamedTuple):
         return lines if self.quota is None else lines + self.quota.lines(status)
 
 
-USUAL: Final = Urgency()
+DEFAULT_URGENCY: Final = Urgency()
 """The urgency of requests that say nothing of it."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stoker.gateway.scoring.call import request_facts
-from stoker.gateway.scoring.observers import WatchedCall, Watcher
+from stoker.gateway.scoring.observers import ObservedCall, Observer
 from stoker.system.logs import escaped, json_line, log_settings, text_line
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _Served(NamedTuple):
     stages_ns: Mapping[str, int]
 
 
-class AccessLog(Watcher):
+class AccessLog(Observer):
     """The access log of one frontend.
 
     Args:
@@ -89,12 +89,12 @@ class AccessLog(Watcher):
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
+    def accepts(self, call: ObservedCall, ids: RequestIds | None) -> bool:
         """Whether a request is logged."""
         del call, ids
         return self._chance() < self._share
 
-    def note(self, call: WatchedCall, status: int) -> None:
+    def record(self, call: ObservedCall, status: int) -> None:
         """Queue the line of an answered request."""
         stages_ns = call.stages_ns if call.was_run else {}
         caller = 0 if call.urgency is None else call.urgency.caller.number
@@ -105,7 +105,7 @@ class AccessLog(Watcher):
             )
         )
 
-    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
+    def record_refusal(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
         """Queue the line of a request that is refused before it is scored, if it is sampled."""
         if self._chance() < self._share:
             self._take(_Served(self._clock_s(), ids, service, error.status, error.code, 0, 0, 0, {}))

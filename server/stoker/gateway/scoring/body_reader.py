@@ -23,8 +23,8 @@ from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
 from stoker.gateway.scoring.call import Call, ServiceBase
 from stoker.gateway.scoring.dialects import loaded_dialect
-from stoker.gateway.scoring.freed_memory import give_back
-from stoker.gateway.scoring.parcels import Found, LongBody, Parcel, receive_parcel, send_parcel
+from stoker.gateway.scoring.freed_memory import trim_heap
+from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
 from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable
@@ -49,7 +49,7 @@ def serve(sock: socket.socket, keep_s: float = _KEEP_S) -> None:
         # A parser's tables are many times as large as a body, and allocating them again takes longer than decoding
         # one.
         if not arrival.poll(keep_s * 1000):
-            give_back()
+            trim_heap()
 
 
 def _answer(sock: socket.socket, parcel: Parcel) -> None:
@@ -66,13 +66,13 @@ def _answer(sock: socket.socket, parcel: Parcel) -> None:
         os.close(memory_fd)
 
 
-def read_long_body(task: LongBody, body: bytes) -> tuple[Found, list[memoryview]]:
+def read_long_body(task: DecodeTask, body: bytes) -> tuple[DecodedBody, list[memoryview]]:
     """Decode a body; returns the result, and its bytes one after the other."""
     call = _Call(_Service(task), RequestIds(task.request_id), lambda *_: None, task.received_ns, task.dialect)
     call.deadline_ns, call.urgency = task.deadline_ns, task.urgency
     dialect = task.dialect or loaded_dialect(task.name, task.signature, task.non_finite)
     kept = _Exchange(task.signature)
-    found = Found(task.deadline_ns)
+    found = DecodedBody(task.deadline_ns)
     try:
         dialect.submit(call, kept, body, task.head)
     except StokerError as error:
@@ -97,7 +97,7 @@ class _Service(ServiceBase):
     timeout_ns = 0
     urgency = None
 
-    def __init__(self, task: LongBody) -> None:
+    def __init__(self, task: DecodeTask) -> None:
         self.name = task.name
         self.version = task.version
         self.signature = task.signature
@@ -133,7 +133,7 @@ class _Exchange(Exchange):
         del ticket
         self.body = body
 
-    def give_up(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: Ticket) -> None:
         """Does nothing: nothing runs here."""
 
     def overloaded(self) -> Overloaded:

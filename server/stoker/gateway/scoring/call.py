@@ -33,7 +33,7 @@ from stoker.errors import (
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.rows.ticket import Ticket
-from stoker.gateway.rows.urgency import USUAL, Urgency
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
 from stoker.placed import NORMAL_TIER
 from stoker.system.logs import with_facts
 
@@ -55,7 +55,7 @@ __all__ = [
     "Dialect",
     "JoiningCall",
     "ServiceBase",
-    "UnlockedReader",
+    "UnlockedDecoder",
     "compute_texts",
     "request_facts",
     "turn_text",
@@ -101,7 +101,7 @@ def turn_text(turn_us: int) -> bytes:
 
 _CLIENT_GONE: Final = 499
 
-UnlockedReader = Callable[[bytes], "Rows | None"]
+UnlockedDecoder = Callable[[bytes], "Rows | None"]
 """Decodes the rows of a body without Python's global interpreter lock; returns None if `Dialect.submit` has to
 decide."""
 
@@ -125,12 +125,12 @@ class Dialect(ABC):
             StokerError: The request is refused.
         """
 
-    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether decoding a long body blocks for long; it is then decoded beside the event loop."""
         del service, body, head
         return True
 
-    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+    def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
         """Return a decoder that runs on a thread without Python's interpreter lock.
 
         None if there is none for this model.
@@ -250,12 +250,12 @@ class Call(Ticket):
         received_ns: When its body was complete.
         write: Returns header lines (without the length) and body for outputs by name. A dialect may set it when it
             submits the call; the arrays are valid only until it returns.
-        asked: Properties of the request that its door has set for a dialect of that door, before the submission.
+        context: Properties of the request that its door has set for a dialect of that door, before the submission.
     """
 
-    __slots__ = ("_again", "_ids", "_respond", "_service", "asked", "dialect", "received_ns", "write")
+    __slots__ = ("_again", "_ids", "_respond", "_service", "context", "dialect", "received_ns", "write")
 
-    asked: Any
+    context: Any
     write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]]
 
     def __init__(
@@ -291,12 +291,12 @@ class Call(Ticket):
         if timeout_ns is not None:
             self.deadline_ns = min(self.deadline_ns, self.received_ns + timeout_ns)
 
-    def ask_for(self, tier: int | None) -> None:
+    def request_tier(self, tier: int | None) -> None:
         """Set the tier, within what the caller may use; None changes nothing."""
         if tier is not None:
-            self.urgency = (self.urgency or USUAL).asking(tier)
+            self.urgency = (self.urgency or DEFAULT_URGENCY).asking(tier)
 
-    def tell_load(self, form: LoadFormat) -> None:
+    def report_load(self, form: LoadFormat) -> None:
         """Have its answer report the load of its model at that time."""
         respond, reports = self._respond, self._service.load_reports
         if respond is not None and reports is not None:
@@ -315,21 +315,21 @@ class Call(Ticket):
         return self._ids
 
     @property
-    def ran_again(self) -> bool:
+    def was_rerun(self) -> bool:
         """Whether it runs a second time after its device process died."""
         return hasattr(self, "_again")
 
-    @ran_again.setter
-    def ran_again(self, again: Literal[True]) -> None:
+    @was_rerun.setter
+    def was_rerun(self, again: Literal[True]) -> None:
         # Not set in `__init__`, which runs once per request: very few need it.
         self._again = again
 
     @property
-    def wanted(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether the caller still waits for the answer."""
         return self._respond is not None
 
-    def lateness(self, *, begun: bool) -> StokerError:
+    def timeout_error(self, *, begun: bool) -> StokerError:
         """The error of a request that waited too long: 504, or Azure's error where `run` took too long."""
         if begun and self.deadline_ns - self.received_ns >= self._service.timeout_ns:
             return ScoringTimeout(self._service.timeout_ns // 1_000_000)
@@ -337,7 +337,7 @@ class Call(Ticket):
             lasts_ns = (self.target_ns or self.deadline_ns) - self.received_ns
             # A long body may not have been decoded yet.
             return self.exchange.missed(lasts_ns, getattr(self, "rows", 1))
-        return super().lateness(begun=False)
+        return super().timeout_error(begun=False)
 
     def await_rows(self, exchange: Exchange) -> None:
         """Its rows will be submitted later: until then the exchange holds nothing of it to give up."""
@@ -346,7 +346,7 @@ class Call(Ticket):
 
     def check_wanted(self) -> None:
         """Raise DeadlineExceeded if the caller does not wait any more; may be called on any thread."""
-        if not self.wanted or time.monotonic_ns() >= self.deadline_ns:
+        if not self.is_awaited or time.monotonic_ns() >= self.deadline_ns:
             raise DeadlineExceeded("The request was not answered within its timeout.")
 
     @property
@@ -458,7 +458,7 @@ class Call(Ticket):
 
     def refuse(self, error: StokerError) -> None:
         """Answer with an error; if a device process has logged it, a log line relates it to the request."""
-        self._service.count_refusal(error, (self.urgency or USUAL).tier)
+        self._service.count_refusal(error, (self.urgency or DEFAULT_URGENCY).tier)
         if (remarks := self._service.metrics.remarks) is not None:
             remarks.failed(self, error)
         if error.error_id is not None:
@@ -480,7 +480,7 @@ class Call(Ticket):
             "request %s: scoring %s failed", request_id, self._service.name, exc_info=error, extra=facts
         )
         # The exception may have been raised after the answer was given.
-        if self.wanted:
+        if self.is_awaited:
             self.refuse(unexpected_error(error))
 
     def abandon(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stoker.errors import RequestError, quoted
-from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadFormat, load_format
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.settings.choices import TIERS
@@ -17,7 +17,7 @@ from stoker.tensors import MAX_ID, MAX_ID_CHARS, SequenceStep
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
 
-__all__ = ["GATEWAY_HEADERS", "PATIENCE_HEADERS", "TIER_HEADER", "Asker", "asker_of"]
+__all__ = ["GATEWAY_HEADERS", "PATIENCE_HEADERS", "TIER_HEADER", "CallOptions", "read_call_options"]
 
 TIER_HEADER: Final = b"stoker-tier"
 _MS_HEADER: Final = b"x-request-timeout-ms"
@@ -49,7 +49,7 @@ _UNIT_NS: Final = {
 _MOST_WHOLE_S: Final = 600
 
 
-class Asker(NamedTuple):
+class CallOptions(NamedTuple):
     """Who sends a request, and how it is to be handled.
 
     Attributes:
@@ -67,33 +67,33 @@ class Asker(NamedTuple):
     sequence: SequenceStep | None = None
 
     @property
-    def unlimited(self) -> Asker:
+    def unlimited(self) -> CallOptions:
         """The same without a quota: for requests that the server makes itself on the caller's behalf."""
         if not self.caller.limited:
             return self
         return self._replace(caller=dataclasses.replace(self.caller, rows_per_s=None, device_ms_per_s=None))
 
-    def put_on(self, call: Call) -> None:
+    def apply_to(self, call: Call) -> None:
         """Set these on a call; they cannot extend the service's timeout."""
         if self.caller is not DEFAULT:
             quotas = call.service.quotas
             quota = None if quotas is None else quotas.of(self.caller)
-            call.urgency = (call.urgency or USUAL)._replace(caller=self.caller, quota=quota)
+            call.urgency = (call.urgency or DEFAULT_URGENCY)._replace(caller=self.caller, quota=quota)
         call.shorten(self.timeout_ns)
-        call.ask_for(self.tier)
+        call.request_tier(self.tier)
         if self.load_format is not None:
-            call.tell_load(self.load_format)
+            call.report_load(self.load_format)
         if self.sequence is not None:
             call.sequence = self.sequence
 
 
-def asker_of(
+def read_call_options(
     caller: CallerTerms,
     headers: Mapping[bytes, bytes],
     pairs: Sequence[tuple[bytes, bytes]] = (),
     *,
     trusts_proxy: bool = False,
-) -> Asker | None:
+) -> CallOptions | None:
     """Return caller and header values; None for an unnamed caller without any of these headers.
 
     Args:
@@ -120,7 +120,9 @@ def asker_of(
     if TIER_HEADER in headers:
         tier = _tier(headers[TIER_HEADER])
     sequence = _sequence(headers[SEQUENCE_HEADER], pairs) if SEQUENCE_HEADER in headers else None
-    return Asker(caller, min(times, default=None), tier, load_format(headers.get(LOAD_HEADER)), sequence)
+    return CallOptions(
+        caller, min(times, default=None), tier, load_format(headers.get(LOAD_HEADER)), sequence
+    )
 
 
 def _said_by_gateway(headers: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:

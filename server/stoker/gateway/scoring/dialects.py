@@ -15,7 +15,7 @@ import simdjson
 from stoker.errors import NonFiniteOutput, StokerError, UnsupportedEncoding
 from stoker.gateway.http.responses import JSON_TYPE_LINE, error_body, failed_line
 from stoker.gateway.scoring.call import Dialect
-from stoker.gateway.scoring.observers import traced_head
+from stoker.gateway.scoring.observers import head_with_span
 from stoker.settings.choices import NonFinite
 from stoker.wire.images import is_media
 from stoker.wire.json_bodies import MAX_VALUES
@@ -33,7 +33,7 @@ from stoker.wire.tensor_json import (
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Ticket
-    from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedReader
+    from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedDecoder
     from stoker.tensors import ModelTensors, ScriptForm, Signature
     from stoker.wire.script_requests import RequestHead
 
@@ -133,7 +133,7 @@ class RowsDialect(JsonDialect):
         else:
             exchange.submit(call, self._decode(body))
 
-    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+    def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
         """The C++ decoder, where it is installed."""
         # The length of longer ones has to be counted first, which holds the interpreter lock.
         return self._decoder.native_rows if self._decoder.reads_natively and len(body) <= MAX_VALUES else None
@@ -283,7 +283,7 @@ class ScriptDialect(AzureDialect):
                 "send what it is to read as the body."
             )
 
-    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether the body has to be searched for rows."""
         del service, body, head
         return self._script.batching == "merge"
@@ -291,7 +291,7 @@ class ScriptDialect(AzureDialect):
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit a body as it was sent; a script that reads headers also gets the caller's deadline."""
         if head is not None:
-            head = traced_head(call, head)
+            head = head_with_span(call, head)
             if call.deadline_ns < call.received_ns + call.service.timeout_ns:
                 head = dataclasses.replace(head, deadline_ns=call.deadline_ns)
         exchange.submit_body(call, script_row(self._parser, self._script, call.ids.request_id, body, head))

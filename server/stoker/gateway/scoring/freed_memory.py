@@ -10,10 +10,10 @@ from typing import Final
 
 from stoker.gateway.http.body_budget import BodyBudget
 
-__all__ = ["Leftovers", "give_back", "private_bytes"]
+__all__ = ["TrimSchedule", "private_bytes", "trim_heap"]
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system. Takes milliseconds for each gigabyte, without the interpreter lock.
 
     glibc keeps blocks that threads have freed below its mmap threshold for ever.
@@ -43,7 +43,7 @@ def private_bytes() -> int:
     return int(status.partition("RssAnon:")[2].split()[0]) << 10
 
 
-class Leftovers:
+class TrimSchedule:
     """Says when much memory can be returned and nobody is about to use it again."""
 
     def __init__(self, budget: BodyBudget, read_bytes: Callable[[], int] = private_bytes) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.scoring.dialects import JsonDialect
-from stoker.gateway.scoring.freed_memory import give_back
+from stoker.gateway.scoring.freed_memory import trim_heap
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Rows, Ticket
-    from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedReader
+    from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedDecoder
     from stoker.wire.script_requests import RequestHead
 
 __all__ = ["ImageDialect", "ImageScoring", "PixelBudget", "PixelShare", "content_type_of"]
@@ -199,7 +199,7 @@ class ImageScoring:
             self._quiet_since_ns = now_ns
         elif now_ns - self._quiet_since_ns >= _QUIET_NS:
             self._leftovers = False
-            self._threads.submit(give_back)
+            self._threads.submit(trim_heap)
 
 
 class _Decoding:
@@ -303,14 +303,14 @@ class ImageDialect(JsonDialect):
     def check_media(self, content_type: bytes) -> None:
         """Accept every type."""
 
-    def reads_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body is JSON; images are decoded on threads of their own."""
         del service
         return not self._images.claims(body, head)
 
-    def unlocked_reader(self, body: bytes) -> UnlockedReader | None:
+    def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
         """As for JSON alone."""
-        return self._numbers.unlocked_reader(body)
+        return self._numbers.unlocked_decoder(body)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the rows of images once they are decoded, those of JSON at once."""
@@ -323,7 +323,7 @@ class ImageDialect(JsonDialect):
     def submit_rows(self, call: Call, rows: Rows | BaseException) -> None:
         """Continue a request whose images were decoded, or could not be."""
         exchange = self._choose()
-        if not call.wanted:
+        if not call.is_awaited:
             return
         if isinstance(rows, StokerError):
             call.refuse(rows)

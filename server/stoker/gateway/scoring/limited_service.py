@@ -99,7 +99,7 @@ class LimitedService(Service):
     def _admit_waiting(self) -> None:
         while self._waiting and self._in_flight < self._limit:
             call, waiting = self._waiting.popitem(last=False)
-            if call.wanted:
+            if call.is_awaited:
                 call.waited_ns = self._clock_ns() - waiting.since_ns
                 self._admit(call, waiting.body, waiting.head)
 
@@ -142,7 +142,7 @@ class LimitedService(Service):
         now_ns = self._clock_ns()
         while self._ends and self._ends[0][0] <= now_ns:
             _, _, call = heappop(self._ends)
-            if self._waiting.pop(call, None) is not None and call.wanted:
+            if self._waiting.pop(call, None) is not None and call.is_awaited:
                 late = call.deadline_ns <= now_ns
                 call.refuse(DeadlineExceeded(_LATE) if late else self._busy())
         self._watch()

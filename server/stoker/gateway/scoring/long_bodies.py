@@ -24,15 +24,22 @@ import numpy as np
 
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.http.threads import run_in_thread
-from stoker.gateway.scoring.parcels import Found, LongBody, Parcel, receive_parcel, send_parcel
+from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Rows
-    from stoker.gateway.scoring.call import Call, UnlockedReader
+    from stoker.gateway.scoring.call import Call, UnlockedDecoder
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["PORTION_BYTES", "LongBodies", "Reader", "shared_long_bodies", "submit_found", "task_for"]
+__all__ = [
+    "PORTION_BYTES",
+    "LongBodies",
+    "Reader",
+    "decode_task",
+    "shared_long_bodies",
+    "submit_decoded_body",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +58,7 @@ class _Waiting(NamedTuple):
     body: bytes
     head: RequestHead | None
     take: Take
-    unlocked: UnlockedReader | None
+    unlocked: UnlockedDecoder | None
 
 
 class Reader(NamedTuple):
@@ -95,7 +102,7 @@ class LongBodies:
         body: bytes,
         head: RequestHead | None,
         take: Take,
-        unlocked: UnlockedReader | None = None,
+        unlocked: UnlockedDecoder | None = None,
     ) -> None:
         """Decode a body when its turn comes.
 
@@ -143,7 +150,7 @@ class LongBodies:
         self._ending = asyncio.get_running_loop().call_later(self._idle_s, self.close)
 
     async def _read(
-        self, call: Call, body: bytes, head: RequestHead | None, unlocked: UnlockedReader | None
+        self, call: Call, body: bytes, head: RequestHead | None, unlocked: UnlockedDecoder | None
     ) -> Parcel | Rows:
         if unlocked is not None and (rows := await run_in_thread(unlocked, body)) is not None:
             return rows
@@ -153,7 +160,7 @@ class LongBodies:
             size_bytes = len(body)
             del body
             try:
-                send_parcel(reader.socket, memory_fd, size_bytes, task_for(call, head))
+                send_parcel(reader.socket, memory_fd, size_bytes, decode_task(call, head))
             finally:
                 os.close(memory_fd)
             async with asyncio.timeout(self._patience_s):
@@ -230,11 +237,11 @@ def shared_long_bodies() -> LongBodies:
     return LongBodies()
 
 
-def submit_found(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException) -> None:
+def submit_decoded_body(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException) -> None:
     """Submit decoded content as the dialect would have done; answers with an error if that fails.
 
     Args:
-        read: The reader's parcel, whose content is a `Found`; or the rows alone; or an error.
+        read: The reader's parcel, whose content is a `DecodedBody`; or the rows alone; or an error.
     """
     try:
         _submit(call, exchange, read)
@@ -254,7 +261,7 @@ def _submit(call: Call, exchange: Exchange, read: Parcel | Rows | BaseException)
 
 
 def _submit_parcel(call: Call, exchange: Exchange, parcel: Parcel) -> None:
-    found: Found = parcel.content
+    found: DecodedBody = parcel.content
     if found.error is not None:
         raise found.error
     if found.fault:
@@ -284,11 +291,11 @@ def _arrays_in(memory: mmap.mmap, described: list[tuple[str, tuple[int, ...]]]) 
     return arrays
 
 
-def task_for(call: Call, head: RequestHead | None) -> LongBody:
+def decode_task(call: Call, head: RequestHead | None) -> DecodeTask:
     """The reader's task for a request to a model that is loaded."""
     service = call.service
     assert service.signature is not None, "it is loaded"
-    return LongBody(
+    return DecodeTask(
         service.name,
         service.version,
         service.signature,

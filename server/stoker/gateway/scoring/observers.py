@@ -1,6 +1,6 @@
 """Notifies the access log and the tracer when the requests of a frontend are answered.
 
-Where requests are watched, their calls are of classes that notify when they are answered; elsewhere nothing is
+Where requests are observed, their calls are of classes that notify when they are answered; elsewhere nothing is
 checked.
 """
 
@@ -21,61 +21,61 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import ServiceBase
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["Watch", "WatchedCall", "Watcher", "traced_head"]
+__all__ = ["ObservedCall", "Observer", "Observers", "head_with_span"]
 
 _CLIENT_GONE: Final = 499
 
 
-class Watcher(ABC):
+class Observer(ABC):
     """Is notified of some requests, on the event loop.
 
     Attributes:
-        sees_steps: Whether also of the steps of requests to pipelines.
+        observes_steps: Whether also of the steps of requests to pipelines.
     """
 
-    sees_steps: ClassVar[bool] = False
+    observes_steps: ClassVar[bool] = False
 
     @abstractmethod
-    def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
+    def accepts(self, call: ObservedCall, ids: RequestIds | None) -> bool:
         """Whether it wants to be notified of a request with these ids; None for a request without ids."""
 
     @abstractmethod
-    def note(self, call: WatchedCall, status: int) -> None:
+    def record(self, call: ObservedCall, status: int) -> None:
         """Record an answered request."""
 
     @abstractmethod
-    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
+    def record_refusal(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
         """Record a request that is refused before it is scored, if it wants to be notified of it."""
 
-    def sample(self, sampling: Sampling) -> None:  # noqa: B027  # most have a share of their own
+    def set_sampling(self, sampling: Sampling) -> None:  # noqa: B027  # most have a share of their own
         """Use other sampling settings from now on, if it is the tracer."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to end
         """Stop; no further notifications come."""
 
 
-class WatchedCall(Call):
-    """A call that notifies watchers when it is answered; without slots, so that it can be mixed into other classes.
+class ObservedCall(Call):
+    """A call that notifies observers when it is answered; without slots, so that it can be mixed into other classes.
 
     Attributes:
         code: The code of its error; empty if there is none.
         span: Its span, if it is traced.
     """
 
-    watchers: ClassVar[tuple[Watcher, ...]]
+    observers: ClassVar[tuple[Observer, ...]]
     code = ""
     span: SpanContext | None = None
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        told: tuple[Watcher, ...] = ()
+        notified: tuple[Observer, ...] = ()
         # Faster than a comprehension; this runs once per request.
-        for watcher in self.watchers:
-            if watcher.begin(self, self._ids):
-                told += (watcher,)
-        self._told = told
-        if told and self._ids is None:
-            # Otherwise the answer would get ids that the watchers do not know.
+        for observer in self.observers:
+            if observer.accepts(self, self._ids):
+                notified += (observer,)
+        self._notified = notified
+        if notified and self._ids is None:
+            # Otherwise the answer would get ids that the observers do not know.
             self._ids = RequestIds()
 
     @property
@@ -90,59 +90,59 @@ class WatchedCall(Call):
 
     def abandon(self) -> None:
         """The caller has gone: rows that have not started will not run."""
-        if self._told and self.wanted:
-            self._tell(_CLIENT_GONE)
+        if self._notified and self.is_awaited:
+            self._notify(_CLIENT_GONE)
         super().abandon()
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Answer the caller, then notify the watchers."""
-        tells = self._told and self.wanted
+        """Answer the caller, then notify the observers."""
+        notifies = self._notified and self.is_awaited
         super().answer(status, lines, body)
-        if tells:
-            self._tell(status)
+        if notifies:
+            self._notify(status)
 
-    def _tell(self, status: int) -> None:
-        for watcher in self._told:
-            watcher.note(self, status)
+    def _notify(self, status: int) -> None:
+        for observer in self._notified:
+            observer.record(self, status)
 
 
-def traced_head(call: Call, head: RequestHead) -> RequestHead:
+class Observers:
+    """The observers of one frontend; at least one."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._call_types: dict[type[Call], type[Call]] = {}
+
+    def observe(self, service: ServiceBase) -> None:
+        """Observe the requests to a service; to be called again when another replica is attached."""
+        usual = service.call_type
+        if issubclass(usual, ObservedCall):
+            return
+        if usual not in self._call_types:
+            namespace = {"observers": self._observers}
+            self._call_types[usual] = type(f"_Observed{usual.__name__}", (ObservedCall, usual), namespace)
+        service.call_type = self._call_types[usual]
+
+    def record_refusal(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
+        """Notify of a request to a service that is refused before it is scored."""
+        for observer in self._observers:
+            observer.record_refusal(service, ids, error)
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Use other sampling settings of traces from now on."""
+        for observer in self._observers:
+            observer.set_sampling(sampling)
+
+    def close(self) -> None:
+        """Close the observers."""
+        for observer in self._observers:
+            observer.close()
+
+
+def head_with_span(call: Call, head: RequestHead) -> RequestHead:
     """Return the head that a script sees: with the request's span as the parent of the script's spans."""
-    if not isinstance(call, WatchedCall) or call.span is None:
+    if not isinstance(call, ObservedCall) or call.span is None:
         return head
     name, traceparent = TRACEPARENT.decode(), call.span.traceparent.decode()
     others = [pair for pair in head.headers if pair[0].lower() != name]
     return dataclasses.replace(head, headers=[*others, (name, traceparent)])
-
-
-class Watch:
-    """The watchers of one frontend."""
-
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = tuple(watchers)
-        self._kinds: dict[type[Call], type[Call]] = {}
-
-    def over(self, service: ServiceBase) -> None:
-        """Watch the requests to a service; to be called again when another replica is attached."""
-        kind = service.call_type
-        if issubclass(kind, WatchedCall):
-            return
-        if kind not in self._kinds:
-            watched = type(f"_Watched{kind.__name__}", (WatchedCall, kind), {"watchers": self._watchers})
-            self._kinds[kind] = watched
-        service.call_type = self._kinds[kind]
-
-    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
-        """Notify of a request to a service that is refused before it is scored."""
-        for watcher in self._watchers:
-            watcher.refused(service, ids, error)
-
-    def sample(self, sampling: Sampling) -> None:
-        """Use other sampling settings of traces from now on."""
-        for watcher in self._watchers:
-            watcher.sample(sampling)
-
-    def close(self) -> None:
-        """Close the watchers."""
-        for watcher in self._watchers:
-            watcher.close()

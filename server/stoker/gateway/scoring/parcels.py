@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stoker.tensors import SequenceStep, Signature
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["Found", "LongBody", "Parcel", "receive_parcel", "send_parcel"]
+__all__ = ["DecodeTask", "DecodedBody", "Parcel", "receive_parcel", "send_parcel"]
 
 _PLACE: Final = struct.Struct("<qq")
 
@@ -91,7 +91,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True, slots=True)
-class LongBody:
+class DecodeTask:
     """The task of the reader, beside the body.
 
     Attributes:
@@ -115,7 +115,7 @@ class LongBody:
 
 
 @dataclass(slots=True)
-class Found:
+class DecodedBody:
     """The decoded content of a body; its bytes are in the shared memory that comes with it.
 
     Attributes:

@@ -31,7 +31,7 @@ from stoker.gateway.rows.urgency import Quotas, Urgency
 from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
 from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded, loaded_dialect
 from stoker.gateway.scoring.images import ImageDialect, content_type_of
-from stoker.gateway.scoring.long_bodies import submit_found
+from stoker.gateway.scoring.long_bodies import submit_decoded_body
 from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
 from stoker.settings.choices import WORDS, NonFinite
@@ -41,7 +41,7 @@ from stoker.wire.script_requests import RequestHead
 if TYPE_CHECKING:
     from stoker.gateway.rows.cache import AnswerCache
     from stoker.gateway.rows.ticket import Rows
-    from stoker.gateway.scoring.call_options import Asker
+    from stoker.gateway.scoring.call_options import CallOptions
     from stoker.gateway.scoring.collector import Collector
     from stoker.gateway.scoring.images import ImageScoring
     from stoker.gateway.scoring.load_reports import LoadReports
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 __all__ = [
     "LONG_BODY_BYTES",
     "TURN_BYTES",
-    "FairTurns",
+    "DecodeQueue",
     "LargerRows",
     "Limits",
-    "OrderedTurns",
+    "OrderedDecodeQueue",
     "Service",
     "ServiceFacts",
     "ServiceOptions",
-    "Staged",
+    "StagedCall",
     "identify_caller",
 ]
 
@@ -123,7 +123,7 @@ class ServiceOptions(TypedDict, total=False):
     collector: Collector | None
     non_finite: NonFinite
     long_bodies: LongBodies | None
-    turns: FairTurns
+    turns: DecodeQueue
 
 
 LONG_BODY_BYTES: Final = 1 << 15
@@ -132,11 +132,11 @@ LONG_BODY_BYTES: Final = 1 << 15
 TURN_BYTES: Final = 1 << 18
 """How many bytes of long bodies are decoded per turn: some milliseconds of work."""
 
-Staged = tuple["Call", bytes, "RequestHead | None"]
+StagedCall = tuple["Call", bytes, "RequestHead | None"]
 """A request that waits for its turn: the call, its body, and its head if one is needed."""
 
 
-class FairTurns:
+class DecodeQueue:
     """The long bodies that wait for a turn of the loop, in order of arrival.
 
     Args:
@@ -147,15 +147,15 @@ class FairTurns:
     def __init__(self, turn_bytes: int = TURN_BYTES, long_bytes: int = LONG_BODY_BYTES) -> None:
         self._turn_bytes = turn_bytes
         self._long_bytes = long_bytes
-        self._waiting: deque[Staged] = deque()
+        self._waiting: deque[StagedCall] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Staged]:
+    def __iter__(self) -> Iterator[StagedCall]:
         return iter(self._waiting)
 
-    def portion(self, arrived: Sequence[Staged]) -> list[Staged]:
+    def portion(self, arrived: Sequence[StagedCall]) -> list[StagedCall]:
         """Add what has arrived since the last turn, and return what is decoded in this one.
 
         That is all short bodies, then the long ones that have waited longest, up to the bytes of a turn and at
@@ -170,7 +170,7 @@ class FairTurns:
         waiting, taken_bytes = self._waiting, 0
         while waiting:
             call, body, _ = waiting[0]
-            if call.wanted:
+            if call.is_awaited:
                 taken_bytes += len(body)
                 if taken_bytes > self._turn_bytes and taken_bytes > len(body):
                     break
@@ -179,10 +179,10 @@ class FairTurns:
         return portion
 
 
-class OrderedTurns(FairTurns):
+class OrderedDecodeQueue(DecodeQueue):
     """Everything at once in order of arrival: requests of a sequence must not overtake each other."""
 
-    def portion(self, arrived: Sequence[Staged]) -> list[Staged]:
+    def portion(self, arrived: Sequence[StagedCall]) -> list[StagedCall]:
         """Return everything that has arrived."""
         return list(arrived)
 
@@ -252,10 +252,10 @@ class LargerRows:
                 self._replaced[before] = new
         self._replaced[old] = new
         for call, body in self._waiting.pop(old, ()):
-            if call.wanted:
+            if call.is_awaited:
                 call.resubmit(new, body)
 
-    def lose(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
+    def disconnect(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
         """Record that the device process of an exchange has ended; no replacement will come.
 
         Returns:
@@ -270,7 +270,7 @@ class LargerRows:
             late = [call for call, _ in calls if call.deadline_ns <= now_ns]
             calls[:] = [pair for pair in calls if pair[0].deadline_ns > now_ns]
             for call in late:
-                call.fail(call.lateness(begun=False))
+                call.fail(call.timeout_error(begun=False))
         for exchange in self.exchanges:
             if exchange.idle:
                 del self._replaced[exchange]
@@ -328,7 +328,7 @@ class Service(ServiceBase):
         self.cache: AnswerCache | None = None
         self.codecs: dict[type, Any] = {}
         self.call_type: type[Call] = Call
-        self._staged, self._turns = list[Staged](), options.get("turns", FairTurns())
+        self._staged, self._turns = list[StagedCall](), options.get("turns", DecodeQueue())
         self.arriving, self._long_bytes, self._turn_comes = 0, 0, False
 
     @property
@@ -384,7 +384,7 @@ class Service(ServiceBase):
         if exchange in self.exchanges:
             self.exchanges.remove(exchange)
             self._find_only_exchange()
-        for call, body in self.larger_rows.lose(exchange):
+        for call, body in self.larger_rows.disconnect(exchange):
             if not self.run_elsewhere(call, body):
                 call.fail(device_lost())
 
@@ -415,21 +415,21 @@ class Service(ServiceBase):
         """
         if self.facts.framework == "script" or (self.signature is not None and self.signature.keeps_state):
             return False
-        other = None if call.ran_again else self.least_loaded()
-        if other is None or not call.wanted:
+        other = None if call.was_rerun else self.least_loaded()
+        if other is None or not call.is_awaited:
             return False
         content = call.submission() if body is None else body
         call.reopen()
-        call.ran_again = True
+        call.was_rerun = True
         call.resubmit(other, content)
         return True
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
         for call in (*(call for call, *_ in self._turns), *self._beside):
-            if call.wanted and call.deadline_ns <= now_ns:
-                call.refuse(call.lateness(begun=False))
-            if not call.wanted and self._long_bodies is not None:
+            if call.is_awaited and call.deadline_ns <= now_ns:
+                call.refuse(call.timeout_error(begun=False))
+            if not call.is_awaited and self._long_bodies is not None:
                 self._beside.discard(call)
                 self._long_bodies.forget(call)
         for exchange in (*self.exchanges, *self.larger_rows.exchanges):
@@ -474,7 +474,7 @@ class Service(ServiceBase):
         received_ns: int,
         head: RequestHead | None = None,
         dialect: Dialect | None = None,
-        asker: Asker | None = None,
+        options: CallOptions | None = None,
     ) -> Call:
         """Score one request; `respond` is called once, at once or later. Decoding of a long body may wait.
 
@@ -482,14 +482,14 @@ class Service(ServiceBase):
             ids: Ids for the answer and the log; None makes fresh ones.
             received_ns: When the body was complete, `time.monotonic_ns`.
             head: Method, query and headers, where the service's dialect needs them.
-            asker: Caller, deadline and tier, where they are told apart.
+            options: Caller, deadline and tier, where they are told apart.
         """
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.watch(body, content_type_of(head), ids.request_id, respond)
         call = self.call_type(self, ids, respond, received_ns, dialect)
-        if asker:
-            asker.put_on(call)
+        if options:
+            options.apply_to(call)
         if len(body) > LONG_BODY_BYTES:
             self._stage(call, body, head)
         else:
@@ -541,10 +541,10 @@ class Service(ServiceBase):
             staged = staged[half:]
         self._score_all(staged)
 
-    def _score_all(self, staged: Sequence[Staged]) -> None:
+    def _score_all(self, staged: Sequence[StagedCall]) -> None:
         """Queue requests, and notify the devices of all of them in one message."""
         for call, body, head in staged:
-            if call.wanted:
+            if call.is_awaited:
                 self.submit(call, body, head)
         for exchange in self.exchanges:
             exchange.ring()
@@ -563,9 +563,9 @@ class Service(ServiceBase):
         try:
             if len(body) > LONG_BODY_BYTES:
                 call.check_quota()
-            if beside is not None and dialect.reads_long(self, body, head):
+            if beside is not None and dialect.blocks_on_long(self, body, head):
                 self._beside.add(call)
-                reader = dialect.unlocked_reader(body)
+                reader = dialect.unlocked_decoder(body)
                 beside.read(call, body, head, partial(self._go_on, call, exchange.signature), reader)
             else:
                 dialect.submit(call, exchange, body, head)
@@ -577,13 +577,13 @@ class Service(ServiceBase):
     def _go_on(self, call: Call, read_for: Signature, read: Parcel | Rows | BaseException) -> None:
         """Submit the decoded content of a long body, unless a pipeline was joined with other models meanwhile."""
         self._beside.discard(call)
-        if not call.wanted:
+        if not call.is_awaited:
             return
         exchange = self.choose()
         if exchange is None or not exchange.signature.reads_as(read_for):
             call.refuse(self.not_ready())
             return
-        submit_found(call, exchange, read)
+        submit_decoded_body(call, exchange, read)
 
 
 def identify_caller(service: Service, authorization: bytes, address: str) -> Caller:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from stoker.gateway.http.request_ids import SpanContext
-from stoker.gateway.scoring.observers import WatchedCall, Watcher
+from stoker.gateway.scoring.observers import ObservedCall, Observer
 from stoker.metrics.journal import TracedRequest, TraceWriter
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ _SPAN_BITS: Final = 64
 _RATIO_MASK: Final = (1 << 64) - 1
 
 
-class Tracing(Watcher):
+class Tracing(Observer):
     """The tracing of one frontend.
 
     Args:
         sampling: The sampling settings; where tracing is on at all, callers decide for traces that they have begun.
     """
 
-    sees_steps = True
+    observes_steps = True
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class Tracing(Watcher):
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._writer, self._random_bits, self._clock_ns = writer, random_bits, clock_ns
-        self.sample(sampling)
+        self.set_sampling(sampling)
 
-    def sample(self, sampling: Sampling) -> None:
+    def set_sampling(self, sampling: Sampling) -> None:
         """Use other sampling settings from now on."""
         self._bound = _bound(sampling.ratio)
         self._bounds = {name: _bound(ratio) for name, ratio in sampling.models.items()}
 
-    def begin(self, call: WatchedCall, ids: RequestIds | None) -> bool:
+    def accepts(self, call: ObservedCall, ids: RequestIds | None) -> bool:
         """Whether a request is traced; if so, its ids are set to its span."""
         span = self._span(call.service.name, ids)
         if span is None:
@@ -61,7 +61,7 @@ class Tracing(Watcher):
         call.ids.join(span)
         return True
 
-    def note(self, call: WatchedCall, status: int) -> None:
+    def record(self, call: ObservedCall, status: int) -> None:
         """Record the result of a request."""
         span = call.span
         assert span is not None, "traced since it came"
@@ -87,7 +87,7 @@ class Tracing(Watcher):
             )
         )
 
-    def refused(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
+    def record_refusal(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
         """Record a request that is refused before it is scored, if it is traced, with a span of no duration."""
         span = self._span(service.name, ids)
         if span is not None:

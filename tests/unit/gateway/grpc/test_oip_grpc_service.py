@@ -136,7 +136,7 @@ class PuppetInfer:
             ticket.error, ticket.sliced = self.error, SimpleNamespace(arrays=outputs)
             ticket.settle()
 
-    def give_up(self, _: Any) -> None:
+    def cancel(self, _: Any) -> None:
         """The caller has gone."""
         self.under_way -= 1
         self.given_up.release()
@@ -350,7 +350,7 @@ async def test_who_watches_health_is_told_by_events(monkeypatch: pytest.MonkeyPa
         assert not delays_s
         monkeypatch.undo()
         stage.gateway.services["letters"].exchanges = [object()]  # type: ignore[list-item]
-        stage.gateway.tell_readiness()
+        stage.gateway.notify_readiness()
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         stage.gateway.route("letters", ServedModel({}, None, {}))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

@@ -29,8 +29,8 @@ from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.pipelines.service import PipelineExchange, PipelineLoadReports
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.call_options import Asker
-from stoker.gateway.scoring.observers import Watch, Watcher
+from stoker.gateway.scoring.call_options import CallOptions
+from stoker.gateway.scoring.observers import Observer, Observers
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.tracing import Tracing
 from stoker.gateway.served_models import ServedModel, ServedVersion
@@ -304,7 +304,11 @@ def test_steps_have_the_caller_and_the_tier_of_the_request(scene: Make) -> None:
     chain = scene(CHAIN)
     call = chain.ask(1)
     urgent = chain.pipeline.score(
-        json.dumps({"data": [[2, 2]]}).encode(), None, chain._note, 0, asker=Asker(CallerTerms("ann", 7))
+        json.dumps({"data": [[2, 2]]}).encode(),
+        None,
+        chain._note,
+        0,
+        options=CallOptions(CallerTerms("ann", 7)),
     )
     assert call.urgency is None
     assert urgent.urgency is not None
@@ -393,7 +397,7 @@ def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
     chain.pipeline.quotas = quota  # type: ignore[assignment]  # what is used of one
     body = json.dumps({"data": [[2, 2]]}).encode()
     for _ in range(2):
-        chain.pipeline.score(body, None, chain._note, 0, asker=Asker(CallerTerms("ann", 7)))
+        chain.pipeline.score(body, None, chain._note, 0, options=CallOptions(CallerTerms("ann", 7)))
     chain.settle()
     assert quota.claimed == [1]
     assert sorted(status for status, *_ in chain.answers) == [200, 413]
@@ -407,11 +411,11 @@ def test_a_step_has_a_span_below_that_of_its_request(scene: Make, kept: bool) ->
     chain, fd = scene(CHAIN), MetricMemory.create()
     numbers = count(1)
     tracing = Tracing(TraceWriter(fd, 3), Sampling(1.0), lambda _: next(numbers))
-    log = Mock(spec=Watcher, sees_steps=False)
-    log.begin.return_value = True
-    watch = Watch([tracing, log])
+    log = Mock(spec=Observer, observes_steps=False)
+    log.accepts.return_value = True
+    observers = Observers([tracing, log])
     for service in (chain.pipeline, chain.service("double"), chain.service("negate")):
-        watch.over(service)
+        observers.observe(service)
     trace = f"00-{7:032x}-{8:016x}-{int(kept):02x}".encode()
     chain.pipeline.score(b'{"data": [[1, 1]]}', RequestIds(b"mine", traceparent=trace), chain._note, 0)
     chain.settle()
@@ -426,7 +430,7 @@ def test_a_step_has_a_span_below_that_of_its_request(scene: Make, kept: bool) ->
         }
         assert by_model["chain"].parent_id == f"{8:016x}"
         assert {one.request_id for one in said} == {"mine"}
-    assert [call.args[0].service.name for call in log.note.call_args_list] == ["chain"]
+    assert [call.args[0].service.name for call in log.record.call_args_list] == ["chain"]
 
 
 def test_a_step_runs_again_where_its_model_has_another_replica(scene: Make) -> None:
@@ -528,7 +532,9 @@ def test_a_step_with_state_is_told_of_the_sequence_of_its_request(scene: Make) -
     submitted = Mock(wraps=negate.submit)
     negate.submit = submitted  # type: ignore[method-assign]
     step = SequenceStep(42, start=True)
-    chain.pipeline.score(b'{"data": [[1, 1]]}', None, chain._note, 0, asker=Asker(DEFAULT, sequence=step))
+    chain.pipeline.score(
+        b'{"data": [[1, 1]]}', None, chain._note, 0, options=CallOptions(DEFAULT, sequence=step)
+    )
     chain.settle()
     assert [status for status, *_ in chain.answers] == [200]
     assert submitted.call_args.args[0].sequence is step

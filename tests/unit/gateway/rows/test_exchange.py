@@ -523,9 +523,9 @@ class _LateTicket(PuppetTicket):
 
     __slots__ = ("begun",)
 
-    def lateness(self, *, begun: bool) -> StokerError:
+    def timeout_error(self, *, begun: bool) -> StokerError:
         self.begun = begun
-        return super().lateness(begun=begun)
+        return super().timeout_error(begun=begun)
 
 
 def test_a_body_that_is_being_run_is_told_from_those_that_wait() -> None:
@@ -1078,7 +1078,7 @@ class RowsInFlight(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(which=st.integers(0, 1000))
     def cancel(self, which: int) -> None:
-        asked = self.asked[which % len(self.asked)]
+        asked = self.asked[which % len(self.context)]
         if asked.frontend not in self.dead_frontends:
             self.note_end(asked)
             asked.ticket.cancel()

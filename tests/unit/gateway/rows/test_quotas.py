@@ -14,7 +14,7 @@ from stoker.device.row_queue import Lot
 from stoker.device.told_rows import callers_of
 from stoker.errors import InvalidInput, QuotaExceeded, RequestOverQuota
 from stoker.gateway.rows.cache import AnswerCache
-from stoker.gateway.rows.urgency import LOOK_NS, USUAL, Quota, Quotas
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY, REFRESH_NS, Quota, Quotas
 from stoker.keys.callers import MOST_CALLERS, CallerBook, CallerTerms, KnownCallers
 from stoker.keys.keyring import Keyring
 from stoker.metrics.layout import CALLERS, FIRST_DEVICE_PAGE
@@ -94,7 +94,7 @@ def test_a_caller_has_their_rows_and_then_waits() -> None:
 def test_a_key_that_is_new_has_one_burst_over_all_frontends() -> None:
     """Also where one of them has let rows in before another one has heard of the key."""
     frontends = Frontends(2)
-    frontends.advance_ns(10 * LOOK_NS)
+    frontends.advance_ns(10 * REFRESH_NS)
     assert frontends.granted(0, 150)
     frontends.clock.now_ns += SWEEP_NS
     assert not frontends.granted(1, 60)
@@ -105,7 +105,7 @@ def test_what_a_number_was_used_for_before_counts_for_nobody() -> None:
     """A caller who has the number of one who was removed begins with a full bucket."""
     frontends = Frontends(2)
     frontends.of().claim(200)
-    frontends.advance_ns(2 * LOOK_NS)
+    frontends.advance_ns(2 * REFRESH_NS)
     assert frontends.granted(1, 200, CallerTerms("other", 5, rows_per_s=100.0))
 
 
@@ -203,7 +203,7 @@ def test_all_frontends_together_keep_to_the_rate(count: int, asked: list[tuple[i
     assert sent <= 200 + 100 * (frontends.clock.now_ns - began_ns) / 1e9 + 1e-3
     for first in range(len(granted)):
         for last in range(first, len(granted)):
-            spent_ns = granted[last][0] - granted[first][0] + LOOK_NS + SWEEP_NS
+            spent_ns = granted[last][0] - granted[first][0] + REFRESH_NS + SWEEP_NS
             assert sum(rows for _, rows in granted[first : last + 1]) <= 200 + 100 * spent_ns / 1e9 + 1e-3
 
 
@@ -293,7 +293,7 @@ def test_kept_answers_cost_no_rows(rows: int) -> None:
 
 def _limited(quota: Quota) -> PuppetTicket:
     ticket = PuppetTicket()
-    ticket.urgency = USUAL._replace(caller=ADS, quota=quota)
+    ticket.urgency = DEFAULT_URGENCY._replace(caller=ADS, quota=quota)
     return ticket
 
 

@@ -9,7 +9,7 @@ from tests.puppets import Joined, PuppetTicket
 from stoker.board import BoardPage
 from stoker.device.planner import BatchPolicy
 from stoker.errors import DeadlineExceeded, Overloaded
-from stoker.gateway.rows.urgency import USUAL
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.keys.callers import CallerTerms
 
 POLICY = BatchPolicy(4, target_ms=100)
@@ -96,7 +96,7 @@ def test_who_does_not_wait_as_long_as_one_row_takes_is_refused() -> None:
 
 def of(joined: Joined, caller: CallerTerms) -> PuppetTicket:
     made = ticket(joined, 60_000)
-    made.urgency = USUAL._replace(caller=caller)
+    made.urgency = DEFAULT_URGENCY._replace(caller=caller)
     return made
 
 

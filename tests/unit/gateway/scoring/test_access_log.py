@@ -16,7 +16,7 @@ from stoker.errors import Overloaded, Unauthorized
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.scoring.access_log import AccessLog
 from stoker.gateway.scoring.call import Call, JoiningCall
-from stoker.gateway.scoring.observers import Watch
+from stoker.gateway.scoring.observers import Observers
 from stoker.system.logs import (
     JsonFormatter,
     LimitedHandler,
@@ -50,8 +50,8 @@ class Logged:
         self.log = AccessLog(0.5, self.written.append, lambda: next(numbers, 0.0), lambda: 1.5)
         self.service = puppet_service(memory=metric_memory())
         self.service.attach(joined.exchange)
-        self.watch = Watch([self.log])
-        self.watch.over(self.service)
+        self.observers = Observers([self.log])
+        self.observers.observe(self.service)
         self.joined, self.answers = joined, list[tuple[int, bytes]]()
 
     def score(self, ids: RequestIds | None = None) -> Call:
@@ -138,7 +138,7 @@ def test_what_is_refused_or_given_up_has_one_line_too(logged: Logged) -> None:
     call = logged.score(RequestIds(b"b"))
     call.abandon()
     call.abandon()
-    logged.log.refused(logged.service, RequestIds(b"c"), Unauthorized("no"))
+    logged.log.record_refusal(logged.service, RequestIds(b"c"), Unauthorized("no"))
     seen = [(record["request_id"], record["status"], record.get("code")) for record in logged.records()]
     assert seen == [("a", 503, "overloaded"), ("b", 499, None), ("c", 401, "unauthorized")]
     logged.joined.settle()
@@ -175,7 +175,7 @@ def test_lines_that_nobody_takes_are_counted(logged: Logged, caplog: pytest.LogC
     """The queue is bounded: a slow reader costs lines, not memory nor requests. Lines go in writes of 4 KiB."""
     logging.getLogger().addHandler(caplog.handler)
     for _ in range(9000):
-        logged.log.refused(logged.service, RequestIds(b"a"), Overloaded("full"))
+        logged.log.record_refusal(logged.service, RequestIds(b"a"), Overloaded("full"))
     assert len(logged.lines()) == 8192
     assert max(map(len, logged.written)) <= 4096
     assert caplog.messages == [f"{9000 - 8192} lines of the access log are left out here"]
@@ -199,7 +199,7 @@ def test_calls_keep_their_kind(logged: Logged, joined: Joined) -> None:
     """Those that are answered together still are, however many replicas are attached; elsewhere nothing changes."""
     kind = logged.service.call_type
     assert issubclass(kind, JoiningCall) == issubclass(puppet_kind(joined), JoiningCall)
-    logged.watch.over(logged.service)
+    logged.observers.observe(logged.service)
     assert logged.service.call_type is kind
     assert puppet_kind(joined) in (Call, JoiningCall)
 

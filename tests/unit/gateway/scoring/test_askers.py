@@ -7,9 +7,9 @@ import pytest
 from tests.puppets import puppet_service
 
 from stoker.errors import RequestError
-from stoker.gateway.rows.urgency import USUAL, Urgency
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.call_options import Asker, asker_of
+from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.tensors import SequenceStep
 
@@ -17,12 +17,12 @@ MS = 1_000_000
 ADS = CallerTerms("ads", 5, max_tier="high")
 
 
-def call_of(asker: Asker | None, urgency: Urgency | None = None) -> Call:
-    """A call of this asker, received at 0 by a service that waits a second."""
+def call_of(options: CallOptions | None, urgency: Urgency | None = None) -> Call:
+    """A call of this options, received at 0 by a service that waits a second."""
     service: Any = SimpleNamespace(timeout_ns=1000 * MS, urgency=urgency, quotas=None)
     call = Call(cast("Any", service), None, lambda *_: None, 0)
-    if asker is not None:
-        asker.put_on(call)
+    if options is not None:
+        options.apply_to(call)
     return call
 
 
@@ -42,7 +42,7 @@ def call_of(asker: Asker | None, urgency: Urgency | None = None) -> Call:
 )
 def test_a_deadline_has_three_spellings(headers: dict[bytes, bytes], timeout_ms: float) -> None:
     """Of several the earliest counts."""
-    assert asker_of(DEFAULT, headers) == Asker(DEFAULT, round(timeout_ms * MS))
+    assert read_call_options(DEFAULT, headers) == CallOptions(DEFAULT, round(timeout_ms * MS))
 
 
 @pytest.mark.parametrize(
@@ -65,30 +65,31 @@ def test_a_deadline_has_three_spellings(headers: dict[bytes, bytes], timeout_ms:
 def test_what_cannot_be_understood_is_refused(headers: dict[bytes, bytes]) -> None:
     """1000 may be meant as milliseconds, so it is not taken for seconds."""
     with pytest.raises(RequestError):
-        asker_of(DEFAULT, headers)
+        read_call_options(DEFAULT, headers)
 
 
 def test_who_says_nothing_is_nobody() -> None:
     """Other headers, such as those of browsers, say nothing; a name does."""
-    assert asker_of(DEFAULT, {b"priority": b"u=1", b"host": b"a"}) is None
-    assert asker_of(ADS, {}) == Asker(ADS)
+    assert read_call_options(DEFAULT, {b"priority": b"u=1", b"host": b"a"}) is None
+    assert read_call_options(ADS, {}) == CallOptions(ADS)
 
 
 def test_nobody_waits_longer_than_the_service_lets_them() -> None:
     """A deadline only shortens the service's."""
-    assert call_of(Asker(DEFAULT, 100 * MS)).deadline_ns == 100 * MS
-    assert call_of(Asker(DEFAULT, 5000 * MS)).deadline_ns == 1000 * MS
+    assert call_of(CallOptions(DEFAULT, 100 * MS)).deadline_ns == 100 * MS
+    assert call_of(CallOptions(DEFAULT, 5000 * MS)).deadline_ns == 1000 * MS
     assert call_of(None).deadline_ns == 1000 * MS
 
 
 @pytest.mark.parametrize(
-    ("caller", "asked", "tier"), [(ADS, 0, 0), (ADS, 2, 2), (DEFAULT, 0, 1), (DEFAULT, 2, 2), (DEFAULT, 1, 1)]
+    ("caller", "asked", "tier"),
+    [(ADS, 0, 0), (ADS, 2, 2), (DEFAULT, 0, 1), (DEFAULT, 2, 2), (DEFAULT, 1, 1)],
 )
 def test_a_tier_is_lowered_to_the_highest_that_the_caller_may_ask_for(
     caller: CallerTerms, asked: int, tier: int
 ) -> None:
     """And the answer says which one it was, if one was asked for."""
-    urgency = call_of(Asker(caller, tier=asked)).urgency
+    urgency = call_of(CallOptions(caller, tier=asked)).urgency
     assert urgency is not None
     assert urgency.tier == tier
     assert urgency.told
@@ -97,52 +98,52 @@ def test_a_tier_is_lowered_to_the_highest_that_the_caller_may_ask_for(
 def test_what_is_not_said_is_as_the_service_has_it() -> None:
     """The default tier of a model is no wish of its callers, so no caller is too low for it."""
     usual = Urgency(0, lasts_ns=50 * MS)
-    urgency = call_of(Asker(ADS), usual).urgency
+    urgency = call_of(CallOptions(ADS), usual).urgency
     assert urgency == Urgency(0, ADS, 50 * MS)
     assert call_of(None).urgency is None
-    assert USUAL._replace(told=True).lines(200) == b"stoker-tier: normal\r\n"
+    assert DEFAULT_URGENCY._replace(told=True).lines(200) == b"stoker-tier: normal\r\n"
 
 
 def test_what_is_asked_in_a_caller_s_name_uses_up_no_limit() -> None:
     """A copy of their request keeps their part of the device, and whom it is for."""
     limited = CallerTerms("ads", 5, weight=3.0, rows_per_s=1.0, device_ms_per_s=1.0)
-    unlimited = Asker(limited, tier=2).unlimited
-    assert unlimited == Asker(CallerTerms("ads", 5, weight=3.0), tier=2)
-    assert Asker(ADS).unlimited.caller is ADS
+    unlimited = CallOptions(limited, tier=2).unlimited
+    assert unlimited == CallOptions(CallerTerms("ads", 5, weight=3.0), tier=2)
+    assert CallOptions(ADS).unlimited.caller is ADS
 
 
 def test_a_target_counts_from_when_the_body_was_received() -> None:
     """And never lies behind the deadline."""
     assert call_of(None, Urgency(lasts_ns=50 * MS)).target_ns == 50 * MS
-    assert call_of(Asker(DEFAULT, 20 * MS), Urgency(lasts_ns=50 * MS)).target_ns == 20 * MS
-    assert call_of(Asker(DEFAULT, 20 * MS)).target_ns == 0
+    assert call_of(CallOptions(DEFAULT, 20 * MS), Urgency(lasts_ns=50 * MS)).target_ns == 20 * MS
+    assert call_of(CallOptions(DEFAULT, 20 * MS)).target_ns == 0
 
 
 @pytest.mark.parametrize(
-    ("headers", "asker"),
+    ("headers", "options"),
     [
-        ({b"x-envoy-expected-rq-timeout-ms": b"150"}, Asker(DEFAULT, 150 * MS)),
-        ({b"x-envoy-expected-rq-timeout-ms": b"150", b"grpc-timeout": b"50m"}, Asker(DEFAULT, 50 * MS)),
+        ({b"x-envoy-expected-rq-timeout-ms": b"150"}, CallOptions(DEFAULT, 150 * MS)),
+        ({b"x-envoy-expected-rq-timeout-ms": b"150", b"grpc-timeout": b"50m"}, CallOptions(DEFAULT, 50 * MS)),
         ({b"x-envoy-expected-rq-timeout-ms": b"0"}, None),
         ({b"x-envoy-expected-rq-timeout-ms": b"soon"}, None),
-        ({b"x-gateway-inference-objective": b"Low"}, Asker(DEFAULT, tier=2)),
-        ({b"x-gateway-inference-objective": b"high", b"stoker-tier": b"low"}, Asker(DEFAULT, tier=2)),
+        ({b"x-gateway-inference-objective": b"Low"}, CallOptions(DEFAULT, tier=2)),
+        ({b"x-gateway-inference-objective": b"high", b"stoker-tier": b"low"}, CallOptions(DEFAULT, tier=2)),
         ({b"x-gateway-inference-objective": b"chat-premium"}, None),
         ({b"x-gateway-inference-fairness-id": b"a"}, None),
     ],
 )
 def test_gateways_are_believed_where_they_are_trusted(
-    headers: dict[bytes, bytes], asker: Asker | None
+    headers: dict[bytes, bytes], options: CallOptions | None
 ) -> None:
     """What they say shortens and ranks as if callers said it; what cannot be understood is nobody's fault here."""
-    assert asker_of(DEFAULT, headers, trusts_proxy=True) == asker
+    assert read_call_options(DEFAULT, headers, trusts_proxy=True) == options
 
 
 @pytest.mark.parametrize("name", [b"x-envoy-expected-rq-timeout-ms", b"x-gateway-inference-objective"])
 def test_others_are_not_believed(name: bytes) -> None:
     """Anybody can send these headers, so without a gateway they say nothing."""
-    assert asker_of(DEFAULT, {name: b"1"}) is None
-    assert asker_of(ADS, {name: b"low"}) == Asker(ADS)
+    assert read_call_options(DEFAULT, {name: b"1"}) is None
+    assert read_call_options(ADS, {name: b"low"}) == CallOptions(ADS)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +158,8 @@ def test_others_are_not_believed(name: bytes) -> None:
 )
 def test_a_header_says_of_which_sequence_a_request_is(value: bytes, step: SequenceStep) -> None:
     """An id, a number if it is one, and what the request is to its sequence."""
-    asker = asker_of(DEFAULT, {b"stoker-sequence": value})
-    assert asker == Asker(DEFAULT, sequence=step)
+    options = read_call_options(DEFAULT, {b"stoker-sequence": value})
+    assert options == CallOptions(DEFAULT, sequence=step)
     call = Call(puppet_service(), None, lambda *_: None, 0)
-    asker.put_on(call)
+    options.apply_to(call)
     assert call.sequence == step

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.http.raw_http import rows_body
 from tests.puppets import Joined, puppet_service
 
-from stoker.gateway.scoring.service import LONG_BODY_BYTES, TURN_BYTES, FairTurns, Staged
+from stoker.gateway.scoring.service import LONG_BODY_BYTES, TURN_BYTES, DecodeQueue, StagedCall
 
 TURN, LONG = 50, 10
 
@@ -24,16 +24,16 @@ def staged(size: int) -> Any:
 @given(st.lists(st.lists(st.tuples(st.integers(0, 80), st.booleans()), max_size=6), max_size=8))
 def test_each_request_has_its_turn(arrivals: list[list[tuple[int, bool]]]) -> None:
     """Short ones at once, long ones in their order and by portions; none twice, nor if given up."""
-    turns = FairTurns(TURN, LONG)
-    sent: list[Staged] = []
-    taken: list[Staged] = []
+    turns = DecodeQueue(TURN, LONG)
+    sent: list[StagedCall] = []
+    taken: list[StagedCall] = []
     arrivals = [*arrivals, *([] for _ in range(60))]
     for arrived in arrivals:
         come = [staged(size) for size, _ in arrived]
         for request, (_, leaves) in zip(come, arrived, strict=True):
-            request[0].wanted = not leaves or len(request[1]) <= LONG
+            request[0].is_awaited = not leaves or len(request[1]) <= LONG
         sent += come
-        waited = any(call.wanted for call, *_ in [*turns, *(one for one in come if len(one[1]) > LONG)])
+        waited = any(call.is_awaited for call, *_ in [*turns, *(one for one in come if len(one[1]) > LONG)])
         portion = turns.portion(come)
         taken += portion
         long = [len(body) for _, body, _ in portion if len(body) > LONG]
@@ -43,7 +43,7 @@ def test_each_request_has_its_turn(arrivals: list[list[tuple[int, bool]]]) -> No
         assert sum(long) <= TURN or len(long) == 1
     assert len(turns) == 0
     for of_size in (lambda size: size <= LONG, lambda size: size > LONG):
-        expected = [id(one) for one in sent if one[0].wanted and of_size(len(one[1]))]
+        expected = [id(one) for one in sent if one[0].is_awaited and of_size(len(one[1]))]
         assert [id(one) for one in taken if of_size(len(one[1]))] == expected
 
 

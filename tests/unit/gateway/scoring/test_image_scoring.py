@@ -14,7 +14,7 @@ from tests.unit.gateway.scoring.test_service_staging import Answers
 
 from stoker.errors import DeadlineExceeded, Overloaded, StokerError, UnsupportedEncoding
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.freed_memory import give_back
+from stoker.gateway.scoring.freed_memory import trim_heap
 from stoker.gateway.scoring.images import ImageScoring, PixelBudget
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.image_input import ImageInput
@@ -308,7 +308,7 @@ def test_memory_is_given_back_when_nobody_needs_it(
 ) -> None:
     """What large images have left goes back to the system, once, when for a second none has come."""
     given_back: list[int] = []
-    monkeypatch.setattr("stoker.gateway.scoring.images.give_back", lambda: given_back.append(1))
+    monkeypatch.setattr("stoker.gateway.scoring.images.trim_heap", lambda: given_back.append(1))
     thread = HandThread()
     images = ImageScoring(
         ImageInput(2, 2, 1), max_pixels=2_000_000, max_rows_bytes=1000, threads=thread, budget=PixelBudget(1)
@@ -338,7 +338,7 @@ def test_memory_is_given_back_when_nobody_needs_it(
 
 def test_freed_memory_can_be_given_back() -> None:
     """The C library is asked, or there is nothing to ask for."""
-    give_back()
+    trim_heap()
 
 
 def test_a_fault_of_the_decoder_is_told_as_ours(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from stoker.gateway.http.body_budget import BodyBudget, Caller
-from stoker.gateway.scoring.freed_memory import Leftovers, private_bytes
+from stoker.gateway.scoring.freed_memory import TrimSchedule, private_bytes
 
 MIB = 1 << 20
 CALLER = Caller.at("10.0.0.1")
 
 
-def looks(leftovers: Leftovers, count: int) -> list[bool]:
+def looks(leftovers: TrimSchedule, count: int) -> list[bool]:
     """What it says in so many seconds."""
     return [leftovers.due() for _ in range(count)]
 
@@ -17,7 +17,7 @@ def looks(leftovers: Leftovers, count: int) -> list[bool]:
 def test_memory_is_given_back_when_nobody_uses_it() -> None:
     """Much of it, after some quiet seconds; what does not go is asked for again, ever more seldom."""
     size = 100 * MIB
-    leftovers = Leftovers(BodyBudget(), lambda: size)
+    leftovers = TrimSchedule(BodyBudget(), lambda: size)
     assert looks(leftovers, 5) == [False] * 5
     size += 127 * MIB
     assert looks(leftovers, 5) == [False] * 5
@@ -34,7 +34,7 @@ def test_memory_is_given_back_when_nobody_uses_it() -> None:
 def test_memory_is_given_back_soon_after_a_long_time_of_use() -> None:
     """Slow readers of large answers hold much for minutes: what was tried meanwhile does not put it off."""
     size = 100 * MIB
-    leftovers = Leftovers(BodyBudget(), lambda: size)
+    leftovers = TrimSchedule(BodyBudget(), lambda: size)
     for second in range(600):
         size = (400 + 20 * (second % 5)) * MIB
         leftovers.due()
@@ -46,7 +46,7 @@ def test_memory_is_given_back_soon_after_a_long_time_of_use() -> None:
 def test_bodies_that_are_held_are_waited_for() -> None:
     """The seconds begin when the last one has been answered."""
     budget, size = BodyBudget(), 0
-    leftovers = Leftovers(budget, lambda: size)
+    leftovers = TrimSchedule(budget, lambda: size)
     size = 500 * MIB
     assert looks(leftovers, 2) == [False, False]
     assert budget.take(CALLER, 2 * MIB, 2 * MIB)

@@ -8,7 +8,7 @@ import pytest
 from tests.puppets import metric_memory
 
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.call_options import Asker, asker_of
+from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadReports
 from stoker.keys.callers import DEFAULT
 
@@ -84,7 +84,7 @@ def test_counters_are_read_a_hundred_times_a_second_at_most(server: Server) -> N
 )
 def test_a_form_that_there_is_not_is_no_error(value: bytes, form: Any) -> None:
     """A balancer that asks for something else gets its answer without the header."""
-    assert asker_of(DEFAULT, {LOAD_HEADER: value}) == Asker(DEFAULT, load_format=form)
+    assert read_call_options(DEFAULT, {LOAD_HEADER: value}) == CallOptions(DEFAULT, load_format=form)
 
 
 def test_only_the_answer_to_who_asks_has_the_line() -> None:
@@ -96,11 +96,11 @@ def test_only_the_answer_to_who_asks_has_the_line() -> None:
         closes=False,
         load_reports=SimpleNamespace(line=lambda form: form.encode()),
     )
-    for asker in (None, asker_of(DEFAULT, {LOAD_HEADER: b"TEXT"})):
+    for options in (None, read_call_options(DEFAULT, {LOAD_HEADER: b"TEXT"})):
         call = Call(service, None, lambda status, lines, body: answers.append(lines), 0)
-        if asker is not None:
-            asker.put_on(call)
+        if options is not None:
+            options.apply_to(call)
         call.answer(503, b"a: 1\r\n", b"")
         assert call.urgency is None
-        assert not call.wanted
+        assert not call.is_awaited
     assert answers == [b"a: 1\r\n", b"a: 1\r\nTEXT"]

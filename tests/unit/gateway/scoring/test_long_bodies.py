@@ -107,12 +107,12 @@ def test_memory_goes_back_when_no_body_comes(monkeypatch: pytest.MonkeyPatch) ->
     events: list[str] = []
     given_back = threading.Event()
 
-    def give_back() -> None:
+    def trim_heap() -> None:
         events.append("given back")
         given_back.set()
 
     monkeypatch.setattr(body_reader, "_answer", lambda _, parcel: events.append(parcel.content))
-    monkeypatch.setattr(body_reader, "give_back", give_back)
+    monkeypatch.setattr(body_reader, "trim_heap", trim_heap)
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near, far:
         for name in ("first", "second"):

@@ -48,7 +48,7 @@ class Served:
         for replica in self.replicas:
             replica.settle()
 
-    def lose(self, number: int) -> None:
+    def disconnect(self, number: int) -> None:
         """Let the device process of a replica die, and its frontend hear of it."""
         replica = self.replicas[number]
         replica.kill_device()
@@ -76,9 +76,9 @@ def test_a_service_is_ready_while_one_replica_lives(serve) -> None:
     """Without any it is not; each one that comes or goes changes that only if it is the first or last."""
     served = serve(2)
     assert served.service.ready
-    served.lose(0)
+    served.disconnect(0)
     assert served.service.ready
-    served.lose(1)
+    served.disconnect(1)
     assert not served.service.ready
     served.score()
     ((status, answer),) = served.answers
@@ -92,7 +92,7 @@ def test_the_only_replica_is_found_without_a_search(serve, monkeypatch: pytest.M
         raise AssertionError("searched")
 
     served = serve(2)
-    served.lose(0)
+    served.disconnect(0)
     monkeypatch.setattr(Service, "least_loaded", searched)
     served.score()
     served.settle()
@@ -158,7 +158,7 @@ def test_what_a_lost_replica_held_runs_in_another_one(serve, rows: int) -> None:
     for _ in range(2):
         served.score(rows=rows)
     assert min(served.leased()) > 0
-    served.lose(0)
+    served.disconnect(0)
     assert served.answers == []
     served.settle()
     assert served.answers == [(200, [[2, 2]] * rows)] * 2
@@ -172,7 +172,7 @@ def test_a_request_runs_again_once(serve) -> None:
     served.score()
     for _ in range(2):
         holds = [replica.exchange.leased_rows and not replica.exchange.lost for replica in served.replicas]
-        served.lose(holds.index(True))
+        served.disconnect(holds.index(True))
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (503, "device_lost")
     assert served.service.leased_rows == 0
@@ -183,7 +183,7 @@ def test_who_has_gone_is_not_run_again(serve) -> None:
     served = serve(2)
     served.score().abandon()
     held = served.leased().index(1)
-    served.lose(held)
+    served.disconnect(held)
     served.settle()
     assert served.replicas[1 - held].runtime.rows_run == []
     assert served.answers == []
@@ -196,7 +196,7 @@ def test_a_request_that_finds_the_others_full_is_told_so(serve) -> None:
     held = served.leased().index(5)
     for _ in range(2):
         served.replicas[1 - held].submit(*range(CAPACITY // 2))
-    served.lose(held)
+    served.disconnect(held)
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (503, "overloaded")
 
@@ -217,7 +217,7 @@ def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other
     for _ in range(6):
         served.score()
     assert served.leased() == [3, 3]
-    served.lose(0)
+    served.disconnect(0)
     assert [(status, answer["code"]) for status, answer in served.answers] == [(503, "device_lost")] * 3
     served.score()
     served.settle()
@@ -232,7 +232,7 @@ def test_a_lost_replica_of_a_model_that_keeps_state_costs_the_requests_that_it_h
     served.service.signature = replace(served.service.signature, verdict=verdict)
     served.score()
     held = served.leased().index(1)
-    served.lose(held)
+    served.disconnect(held)
     assert [(status, answer["code"]) for status, answer in served.answers] == [(503, "device_lost")]
     served.settle()
     assert served.replicas[1 - held].runtime.rows_run == []
@@ -252,7 +252,7 @@ def test_a_request_that_follows_a_lost_one_at_once_goes_to_the_other_replica(ser
     # So that the lost replica has fewer rows than the other one.
     for _ in range(3):
         served.replicas[1 - lost].submit(1)
-    served.lose(lost)
+    served.disconnect(lost)
     served.settle()
     assert [status for status, _ in served.answers] == [503, 200]
 
@@ -260,7 +260,7 @@ def test_a_request_that_follows_a_lost_one_at_once_goes_to_the_other_replica(ser
 def test_a_replica_that_comes_back_is_used_again(serve) -> None:
     """It has new rows, all of them free, so it gets the next requests."""
     served = serve(2)
-    served.lose(0)
+    served.disconnect(0)
     for _ in range(4):
         served.score()
     with Joined(capacity=CAPACITY) as successor:
@@ -274,7 +274,7 @@ def test_a_replica_that_comes_back_is_used_again(serve) -> None:
 def test_a_model_that_comes_back_changed_is_read_anew(serve) -> None:
     """When no replica is left, the next one says what a request holds."""
     served = serve(1)
-    served.lose(0)
+    served.disconnect(0)
     runtime = PuppetRuntime(WIDER)
     with Joined(runtime, capacity=CAPACITY) as successor:
         served.service.attach(successor.exchange)

@@ -13,7 +13,7 @@ from stoker.control.frontend_rules import Sampling
 from stoker.errors import Overloaded, Unauthorized
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.observers import Watch, traced_head
+from stoker.gateway.scoring.observers import Observers, head_with_span
 from stoker.gateway.scoring.tracing import Tracing
 from stoker.metrics.journal import TracedRequest, TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
@@ -33,8 +33,8 @@ class Traced:
         self._reader = TraceReader(fd)
         self.service = puppet_service(memory=metric_memory())
         self.service.attach(joined.exchange)
-        self.watch = Watch([tracing])
-        self.watch.over(self.service)
+        self.observers = Observers([tracing])
+        self.observers.observe(self.service)
         self._joined = joined
 
     def score(self, ids: RequestIds | None = None) -> Call:
@@ -94,11 +94,11 @@ def test_which_requests_are_traced_can_be_changed(joined: Joined, fd: int) -> No
     """A model's own ratio holds for it; where nothing is traced, callers change nothing about it."""
     traced = Traced(joined, fd, *range(1, 9), ratio=None)
     traced.score(RequestIds(b"off", traceparent=KEPT))
-    traced.watch.sample(Sampling(None, {"m": 1.0}))
+    traced.observers.set_sampling(Sampling(None, {"m": 1.0}))
     traced.score(RequestIds(b"own", traceparent=KEPT))
-    traced.watch.sample(Sampling(1.0, {"m": None}))
+    traced.observers.set_sampling(Sampling(1.0, {"m": None}))
     traced.score(RequestIds(b"not", traceparent=KEPT))
-    traced.watch.sample(Sampling(1.0, {"other": None}))
+    traced.observers.set_sampling(Sampling(1.0, {"other": None}))
     traced.score(RequestIds(b"all"))
     joined.settle()
     assert sorted(one.request_id for one in traced.said()) == ["all", "own"]
@@ -109,7 +109,7 @@ def test_what_is_refused_or_given_up_is_said_too(joined: Joined, fd: int) -> Non
     traced = Traced(joined, fd, *range(1, 7), ratio=1)
     traced.score(RequestIds(b"a")).refuse(Overloaded("full"))
     traced.score(RequestIds(b"b")).abandon()
-    traced.watch.refused(traced.service, RequestIds(b"c"), Unauthorized("no"))
+    traced.observers.record_refusal(traced.service, RequestIds(b"c"), Unauthorized("no"))
     said = traced.said()
     assert [(one.request_id, one.status, one.code) for one in said] == [
         ("a", 503, "overloaded"),
@@ -125,9 +125,9 @@ def test_a_script_sees_the_span_of_its_request(joined: Joined, fd: int) -> None:
     traced = Traced(joined, fd, 0xCD)
     head = RequestHead("POST", "/score", "", [("Traceparent", KEPT.decode()), ("accept", "*/*")], "")
     call = traced.score(RequestIds(traceparent=KEPT))
-    shown = traced_head(call, head)
+    shown = head_with_span(call, head)
     assert shown.headers == [("accept", "*/*"), ("traceparent", f"00-{TRACE}-{0xCD:016x}-01")]
-    assert traced_head(traced.score(RequestIds(traceparent=DROPPED)), head) is head
+    assert head_with_span(traced.score(RequestIds(traceparent=DROPPED)), head) is head
     joined.settle()
 
 
