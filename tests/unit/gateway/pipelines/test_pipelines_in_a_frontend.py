@@ -88,6 +88,6 @@ def test_a_key_for_a_pipeline_opens_none_of_its_models(tmp_path: Path) -> None:
     key = CallerBook(keys_dir).add("ads", terms={"models": frozenset({"twice"})})
     server = ServerRules(True, False, keys_dir, 1000, 1000, 1, 1 << 20)
     bearer = b"Bearer " + key.encode()
-    assert access_of("twice", None, server).check(bearer).name == "ads"
+    assert access_of("twice", server).check(bearer).name == "ads"
     with pytest.raises(OutOfScope):
-        access_of("digits", None, server).check(bearer)
+        access_of("digits", server).check(bearer)

@@ -1078,7 +1078,7 @@ class RowsInFlight(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(which=st.integers(0, 1000))
     def cancel(self, which: int) -> None:
-        asked = self.asked[which % len(self.context)]
+        asked = self.asked[which % len(self.asked)]
         if asked.frontend not in self.dead_frontends:
             self.note_end(asked)
             asked.ticket.cancel()

@@ -49,7 +49,7 @@ def test_bodies_that_are_held_are_waited_for() -> None:
     leftovers = TrimSchedule(budget, lambda: size)
     size = 500 * MIB
     assert looks(leftovers, 2) == [False, False]
-    assert budget.take(CALLER, 2 * MIB, 2 * MIB)
+    assert budget.reserve(CALLER, 2 * MIB, 2 * MIB)
     assert looks(leftovers, 5) == [False] * 5
     budget.release(CALLER, 2 * MIB, 2 * MIB)
     assert looks(leftovers, 3) == [False, False, True]
