@@ -15,7 +15,7 @@ from tests.patience import PROGRAM_S
 
 from stoker_run import agent, archive, observing
 from stoker_run.attempt import KEY
-from stoker_run.json_files import replace_json, whole_lines
+from stoker_run.json_files import read_json_lines, replace_json
 
 GRANDCHILDREN = """
 import os, signal, subprocess, sys, time
@@ -229,7 +229,9 @@ time.sleep(600)
     assert (found["outcome"], found["exit_status"], found["rank"]) == ("exited", 7, 1)
     assert [one["signal"] for one in found["processes"]] == ["SIGTERM", None]
     assert (folder / "log_1.txt").read_text() == "rank 1 of 2\n"
-    said = [(line["process_name"], line["status"]) for line in whole_lines(folder / "process_status.json")]
+    said = [
+        (line["process_name"], line["status"]) for line in read_json_lines(folder / "process_status.json")
+    ]
     assert said == [("0", "Started"), ("1", "Started"), ("1", "Failed"), ("0", "Failed")]
 
 

@@ -65,7 +65,7 @@ def _made_ready() -> str:
     os.environ["CONTAINERS_CONF"] = str(root / "containers.conf")
     os.environ["CONTAINERS_STORAGE_CONF"] = str(root / "storage.conf")
     os.environ["BUILDAH_ISOLATION"] = "chroot"
-    atexit.register(_clear_away, root)
+    atexit.register(_end_processes, root)
     said = ""
     for driver in ("overlay", "vfs"):
         (root / "storage.conf").write_text(_STORAGE.format(driver=driver, root=root))
@@ -105,7 +105,7 @@ def _debootstrap(archive: Path) -> None:
         staged.rename(archive)
 
 
-def _clear_away(root: Path) -> None:
+def _end_processes(root: Path) -> None:
     subprocess.run(["podman", "rm", "--force", "--all"], capture_output=True, check=False)
     subprocess.run(["umount", root / "graph" / "overlay"], capture_output=True, check=False)
     shutil.rmtree(root, ignore_errors=True)

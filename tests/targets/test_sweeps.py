@@ -20,7 +20,7 @@ from stoker_runs.records.record import Definition
 from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import submit_sweep, trials_of
-from stoker_runs.tuning.definition import SweepDefinition, expression, sampler, terms
+from stoker_runs.tuning.definition import SweepDefinition, define_sweep, expression, sampler
 from stoker_runs.tuning.policies import Bandit
 
 pytestmark = pytest.mark.targets
@@ -75,7 +75,7 @@ def project(tmp_path: Path, workspace: Workspace) -> Project:
 
 def rates(*values: float, at_once: int = 2, runs: int = 100, policy: Bandit | None = None) -> SweepDefinition:
     grid = sampler("grid", {"--rate": expression("choice", *values)})
-    return terms(grid, "acc", "maximize", runs, at_once, policy)
+    return define_sweep(grid, "acc", "maximize", runs, at_once, policy)
 
 
 def kill_sweep(folder: RunFolder) -> int:

@@ -23,16 +23,16 @@ from stoker_run.attempt import (
 )
 from stoker_run.json_files import append_json, read_json, replace_json
 from stoker_run.logs import Log, last_lines, traceback_in
-from stoker_run.processes import Warden
+from stoker_run.processes import Watchdog
 
-__all__ = ["Agent", "AlreadyStarted", "Ending", "Member", "Stop", "Team", "lock", "run"]
+__all__ = ["Agent", "AlreadyStarted", "ExitReport", "ProcessGroup", "RankProcess", "Stop", "lock", "run"]
 
 
 _READ_BYTES = 1 << 16
 _DRAIN_S = 1.0
 
 
-class Member:
+class RankProcess:
     """One process.
 
     Attributes:
@@ -72,7 +72,7 @@ class Usage(NamedTuple):
     peak_bytes: int = 0
 
 
-class Team:
+class ProcessGroup:
     """The processes of an attempt on this machine.
 
     Attributes:
@@ -86,9 +86,9 @@ class Team:
         self._folder = folder
         self._start = start
         self._poll = select.poll()
-        self._pipes: Dict[int, Member] = {}
-        self.members: List[Member] = []
-        self.first_failed: Optional[Member] = None
+        self._pipes: Dict[int, RankProcess] = {}
+        self.members: List[RankProcess] = []
+        self.first_failed: Optional[RankProcess] = None
         self.usage = Usage()
         self.settled = False
 
@@ -108,7 +108,7 @@ class Team:
         finally:
             os.close(theirs)
         os.set_blocking(ours, False)
-        member = Member(rank, pid, ours, log)
+        member = RankProcess(rank, pid, ours, log)
         self.members.append(member)
         self._pipes[ours] = member
         self._poll.register(ours, select.POLLIN)
@@ -122,7 +122,7 @@ class Team:
                 "log": f"log_{rank}.txt",
             },
         )
-        self._say(member, "Started")
+        self._write_status(member, "Started")
 
     @property
     def failed(self) -> bool:
@@ -163,7 +163,7 @@ class Team:
             if data:
                 member.log.feed(data, now)
             else:
-                self._forget(pipe)
+                self._close_pipe(pipe)
         for member in self.members:
             member.log.tick(now)
         return bool(events)
@@ -185,7 +185,7 @@ class Team:
             member.status = status
             if member.failed and self.first_failed is None and not self.settled:
                 self.first_failed = member
-            self._say(member, "Completed" if status == 0 else "Failed", now_ms)
+            self._write_status(member, "Completed" if status == 0 else "Failed", now_ms)
 
     def close(self, now_ms: int) -> None:
         """Read what is still in the pipes, for a second at most, and close the logs."""
@@ -195,16 +195,16 @@ class Team:
             if not self.read(0.05):
                 break
         for pipe in list(self._pipes):
-            self._forget(pipe)
+            self._close_pipe(pipe)
         for member in self.members:
             member.log.close(time.monotonic())
 
-    def _forget(self, pipe: int) -> None:
+    def _close_pipe(self, pipe: int) -> None:
         self._poll.unregister(pipe)
         os.close(pipe)
         del self._pipes[pipe]
 
-    def _say(self, member: Member, status: str, now_ms: Optional[int] = None) -> None:
+    def _write_status(self, member: RankProcess, status: str, now_ms: Optional[int] = None) -> None:
         said = {
             "process_name": str(member.rank),
             "timestamp": int(time.time() * 1000) if now_ms is None else now_ms,
@@ -221,7 +221,7 @@ class Stop(NamedTuple):
     grace_s: float
 
 
-class Ending:
+class ExitReport:
     """What is known of the end.
 
     Attributes:
@@ -233,19 +233,19 @@ class Ending:
         self._kills_before = memory.kills_for_memory()
         self.left_over = 0
 
-    def report(self, team: Team, stop: Optional[Stop], not_started: Optional[str]) -> Dict[str, Any]:
+    def report(self, group: ProcessGroup, stop: Optional[Stop], not_started: Optional[str]) -> Dict[str, Any]:
         """What `exit.json` holds.
 
         Args:
             team: The processes, all of them ended.
             not_started: Why there are none, if so.
         """
-        member = team.first_failed if stop is None else None
-        if member is None and stop is None and not_started is None and team.members:
-            member = team.members[0]
+        member = group.first_failed if stop is None else None
+        if member is None and stop is None and not_started is None and group.members:
+            member = group.members[0]
         outcome, reason = self._outcome(member, stop, not_started)
         number = member.signal if member is not None else None
-        shown = member if member is not None else next(iter(team.members), None)
+        shown = member if member is not None else next(iter(group.members), None)
         tail = shown.log.tail if shown is not None else b""
         trace = traceback_in(tail) if member is not None and member.failed else None
         return {
@@ -256,18 +256,20 @@ class Ending:
             "rank": member.rank if member is not None and member.failed else None,
             "reason": reason,
             "out_of_memory": self._out_of_memory(number, trace),
-            "peak_bytes": team.usage.peak_bytes,
+            "peak_bytes": group.usage.peak_bytes,
             "limit_bytes": memory.limit_bytes(),
             "traceback": trace,
             "last_lines": last_lines(tail),
             "left_over": self.left_over,
             "started_ms": self._started_ms,
             "ended_ms": int(time.time() * 1000),
-            "processes": _processes(team.members),
+            "processes": _processes(group.members),
         }
 
     @staticmethod
-    def _outcome(member: Optional[Member], stop: Optional[Stop], not_started: Optional[str]) -> List[Any]:
+    def _outcome(
+        member: Optional[RankProcess], stop: Optional[Stop], not_started: Optional[str]
+    ) -> List[Any]:
         if not_started is not None:
             return ["not_started", not_started]
         if stop is not None:
@@ -281,7 +283,7 @@ class Ending:
         return last.split(":")[0].rpartition(".")[2] in ("MemoryError", "_ArrayMemoryError")
 
 
-def _processes(members: List[Member]) -> List[Dict[str, Any]]:
+def _processes(members: List[RankProcess]) -> List[Dict[str, Any]]:
     return [
         {"rank": member.rank, "exit_status": member.exit_status, "signal": _name(member.signal)}
         for member in members
@@ -299,7 +301,7 @@ def _name(number: Optional[int]) -> Optional[str]:
 
 _TURN_S = 0.1
 _HEARTBEAT_S = 5.0
-_LEASE_LOOK_S = 1.0
+_LEASE_POLL_S = 1.0
 _LEFT_OVER_GRACE_S = 1.0
 _UNKILLABLE_S = 20.0
 # Python 3.6 knows the clock by no name; it goes on while the machine sleeps.
@@ -370,14 +372,14 @@ class Agent:
         self._folder = folder
         self._start = start
         self._lock = lock_file
-        self._team = Team(folder, start)
-        self._ending = Ending(_now_ms())
+        self._group = ProcessGroup(folder, start)
+        self._exit_report = ExitReport(_now_ms())
         self._stop: Optional[Stop] = None
         self._signalled = False
         self._beat = 0
         self._beat_at = -_HEARTBEAT_S
         self._lease = read_json(folder / "lease.json")
-        self._lease_at = self._lease_looked_at = time.clock_gettime(_CLOCK_BOOTTIME)
+        self._lease_at = self._lease_polled_at = time.clock_gettime(_CLOCK_BOOTTIME)
         self._began_at = time.clock_gettime(_CLOCK_BOOTTIME)
 
     def run(self, started: Callable[[], None]) -> None:
@@ -385,18 +387,18 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        warden = Warden(attempt_key(self._folder), self._lock)
+        watchdog = Watchdog(attempt_key(self._folder), self._lock)
         processes.adopt_orphans()
-        reason = self._prepare(warden)
+        reason = self._prepare(watchdog)
         started()
         if reason is None:
             self._follow()
-            self._clear_away(warden)
-        report = self._ending.report(self._team, self._stop, reason)
+            self._end_processes(watchdog)
+        report = self._exit_report.report(self._group, self._stop, reason)
         _persist(self._folder / "exit.json", report)
-        warden.dismiss()
+        watchdog.dismiss()
 
-    def _prepare(self, warden: Warden) -> Optional[str]:
+    def _prepare(self, watchdog: Watchdog) -> Optional[str]:
         """Start all processes; returns the reason why they are not there."""
         start = self._start
         try:
@@ -411,29 +413,29 @@ class Agent:
             if start.world > 1 or start.communicator != "none":
                 peers = start.peers or local_peers(start.world)
             for rank in start.ranks:
-                self._team.add(rank, variables(start, self._folder, rank, peers, os.environ))
+                self._group.add(rank, variables(start, self._folder, rank, peers, os.environ))
         except (OSError, ValueError) as error:
-            processes.kill(processes.descendants(os.getpid(), [warden.pid]), signal.SIGKILL)
+            processes.kill(processes.descendants(os.getpid(), [watchdog.pid]), signal.SIGKILL)
             what = getattr(error, "filename", None) or start.command[0]
             return "{} cannot be started: {}".format(what, getattr(error, "strerror", None) or error)
         return None
 
     def _follow(self) -> None:
         """Until the processes have ended by themselves, or have to be ended."""
-        while not self._team.ended:
+        while not self._group.ended:
             self._turn()
             if self._stop is not None:
                 return
 
     def _turn(self) -> None:
-        self._team.read(_TURN_S)
-        self._team.reap(_now_ms())
+        self._group.read(_TURN_S)
+        self._group.reap(_now_ms())
         now = time.clock_gettime(_CLOCK_BOOTTIME)
-        self._beat_when_due(now)
-        if self._stop is None and not self._team.ended:
-            self._stop = self._asked_to_stop(now)
+        self._write_heartbeat(now)
+        if self._stop is None and not self._group.ended:
+            self._stop = self._stop_request(now)
 
-    def _asked_to_stop(self, now: float) -> Optional[Stop]:
+    def _stop_request(self, now: float) -> Optional[Stop]:
         start = self._start
         asked = read_json(self._folder / "stop.json")
         if isinstance(asked, dict):
@@ -449,39 +451,39 @@ class Agent:
         return None
 
     def _lease_age_s(self, now: float) -> float:
-        if now - self._lease_looked_at >= _LEASE_LOOK_S:
-            self._lease_looked_at = now
+        if now - self._lease_polled_at >= _LEASE_POLL_S:
+            self._lease_polled_at = now
             found = read_json(self._folder / "lease.json")
             if found is not None and found != self._lease:
                 self._lease, self._lease_at = found, now
         return now - self._lease_at
 
-    def _clear_away(self, warden: Warden) -> None:
+    def _end_processes(self, watchdog: Watchdog) -> None:
         """End whatever is left: what was asked to stop within its grace, what was left over at once."""
-        self._team.settled = True
-        me, but = os.getpid(), [warden.pid]
+        self._group.settled = True
+        me, but = os.getpid(), [watchdog.pid]
         left = processes.descendants(me, but)
-        self._ending.left_over = len(left) if self._stop is None and self._start.processes == 1 else 0
+        self._exit_report.left_over = len(left) if self._stop is None and self._start.processes == 1 else 0
         grace_s = self._stop.grace_s if self._stop is not None else _LEFT_OVER_GRACE_S
-        if self._team.failed and self._stop is None and self._start.processes > 1:
+        if self._group.failed and self._stop is None and self._start.processes > 1:
             grace_s = min(self._start.grace_s, 5.0)
         processes.kill(left, signal.SIGTERM)
         begun = time.monotonic()
-        told = set(left)
+        signalled = set(left)
         while left and time.monotonic() - begun < grace_s:
             self._turn()
             left = processes.descendants(me, but)
             # Who was started meanwhile is told too, once.
-            processes.kill(left - told, signal.SIGTERM)
-            told |= left
+            processes.kill(left - signalled, signal.SIGTERM)
+            signalled |= left
         begun = time.monotonic()
         while left and time.monotonic() - begun < _UNKILLABLE_S:
             processes.kill(left, signal.SIGKILL)
             self._turn()
             left = processes.descendants(me, but)
-        self._team.close(_now_ms())
+        self._group.close(_now_ms())
 
-    def _beat_when_due(self, now: float) -> None:
+    def _write_heartbeat(self, now: float) -> None:
         if now - self._beat_at < _HEARTBEAT_S:
             return
         self._beat_at = now
@@ -489,8 +491,8 @@ class Agent:
         said = {
             "t_ms": _now_ms(),
             "beat": self._beat,
-            "processes": self._team.running,
-            "problem": self._team.problem,
+            "processes": self._group.running,
+            "problem": self._group.problem,
         }
         try:
             replace_json(self._folder / "heartbeat.json", said)

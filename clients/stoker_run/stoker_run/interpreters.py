@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
-__all__ = ["found", "modules", "packages"]
+__all__ = ["find_pythons", "importable_modules", "installed_packages"]
 
 _NAMED = re.compile(r"python3(\.[0-9]+)?$")
 _PROBE = "import json, sys; print(json.dumps([sys.executable] + list(sys.version_info[:3])))"
@@ -17,7 +17,7 @@ _SEPARATORS = re.compile(r"[-_.]+")
 _PATHS = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"
 
 
-def found() -> Dict[str, Any]:
+def find_pythons() -> Dict[str, Any]:
     """The machine's Pythons from 3.6 up, one of each version, this one first; and how uv is called, or None."""
     seen: Dict[str, List[Any]] = {}
     tried = set()
@@ -31,7 +31,7 @@ def found() -> Dict[str, Any]:
     return {"pythons": list(seen.values()), "uv": _uv()}
 
 
-def packages(python: str) -> Dict[str, Any]:
+def installed_packages(python: str) -> Dict[str, Any]:
     """The version of an interpreter and the names of its packages' folders; its `error` where it cannot be run."""
     version, paths = sys.version.split()[0], sys.path
     if python != sys.executable:
@@ -51,7 +51,7 @@ def packages(python: str) -> Dict[str, Any]:
     }
 
 
-def modules(site_packages: str, names: Iterable[str]) -> List[str]:
+def importable_modules(site_packages: str, names: Iterable[str]) -> List[str]:
     """The modules at the top of packages with these names, as far as they say so and carry their names.
 
     Args:

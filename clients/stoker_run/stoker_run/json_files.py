@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, Iterator, Optional
 
-__all__ = ["Appender", "append_json", "compact", "read_json", "replace_json", "whole_lines"]
+__all__ = ["Appender", "append_json", "compact", "read_json", "read_json_lines", "replace_json"]
 
 _HELD_LINES = 100000
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
@@ -119,7 +119,7 @@ def read_json(path: Path) -> Optional[Any]:
         return None
 
 
-def whole_lines(path: Path, offset: int = 0) -> Iterator[Dict[str, Any]]:
+def read_json_lines(path: Path, offset: int = 0) -> Iterator[Dict[str, Any]]:
     """The objects in the lines of a file from an offset on.
 
     What follows the last newline is not a line yet; lines that are no JSON object are skipped.

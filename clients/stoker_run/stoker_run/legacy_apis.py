@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-__all__ = ["FORMER_NAMES", "give_v1_api", "provide_former_names"]
+__all__ = ["FORMER_NAMES", "install_v1_api", "provide_former_names"]
 
 
 _TOP = "sklearn."
@@ -84,7 +84,7 @@ FORMER_NAMES: Dict[str, str] = dict(_names())
 class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self.say: Callable[[str], None] = lambda _: None
-        self._said: Set[str] = set()
+        self._reported: Set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -92,7 +92,7 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         del path, target
         if not fullname.startswith(_TOP):
             return None
-        project, present = _of_project(fullname)
+        project, present = _copied_project(fullname)
         if project and importlib.util.find_spec(project) is None:
             # Not that the module is missing: `from sklearn.externals import …` would say something else then.
             raise ImportError(
@@ -104,19 +104,19 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         found = importlib.util.find_spec(present) if present else None
         if found is None:
             return None
-        self._tell(fullname, present)
+        self._report(fullname, present)
         # With an empty path: Python must not load what lies in the folder a second time, under the former name.
         return ModuleSpec(
             fullname, self, origin=present, is_package=found.submodule_search_locations is not None
         )
 
-    def _tell(self, former: str, present: str) -> None:
+    def _report(self, former: str, present: str) -> None:
         """Say once in a process that a name was needed; of a copied project once for all of its modules."""
         for name, project in _COPIED.items():
             if former.startswith(f"{name}."):
                 former, present = name, project
-        if former not in self._said:
-            self._said.add(former)
+        if former not in self._reported:
+            self._reported.add(former)
             version = getattr(sys.modules.get("sklearn"), "__version__", "of today")
             self.say(f"scikit-learn {version} has no {former}; it is {present} for this process")
 
@@ -133,7 +133,7 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             vars(module).update(kept, __all__=getattr(present, "__all__", [*kept]))
 
 
-def _of_project(fullname: str) -> Tuple[str, str]:
+def _copied_project(fullname: str) -> Tuple[str, str]:
     """The project of which this was a copy, and the name of the module there; empty where there is none."""
     for former, project in _COPIED.items():
         if fullname == former or fullname.startswith(f"{former}."):
@@ -154,7 +154,7 @@ def provide_former_names(say: Callable[[str], None]) -> None:
 _TENSORFLOW = "tensorflow"
 
 
-def give_v1_api(tensorflow: Any) -> None:
+def install_v1_api(tensorflow: Any) -> None:
     """Let `import tensorflow` give the API of version 1, with its behaviour, in this process from now on.
 
     Args:

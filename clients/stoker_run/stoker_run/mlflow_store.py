@@ -26,7 +26,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.entities.paged_list import PagedList
 from mlflow.store.tracking.abstract_store import AbstractStore
 
-from stoker_run.json_files import read_json, whole_lines
+from stoker_run.json_files import read_json, read_json_lines
 from stoker_run.records import from_json, read_events
 from stoker_run.run import Run as StokerRun
 from stoker_run.run import current, is_submitted
@@ -90,7 +90,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         run = self._of(run_id)
         said = read_events(run.recorder.events())
         latest: Dict[str, Any] = {}
-        for line in whole_lines(run.recorder.folder / "metrics.jsonl"):
+        for line in read_json_lines(run.recorder.folder / "metrics.jsonl"):
             if "y" not in line:
                 latest[line["k"]] = self._metric(line)
         tags = [RunTag(key, str(value)) for key, value in said["tag"].items()]
@@ -218,7 +218,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         path = self._of(run_id).recorder.folder / "metrics.jsonl"
         found = [
             self._metric(line)
-            for line in whole_lines(path)
+            for line in read_json_lines(path)
             if line.get("k") == metric_key and "y" not in line
         ]
         return PagedList(found, None)

@@ -31,7 +31,7 @@ from stoker_run.__main__ import main
 from stoker_run.json_files import replace_json
 from stoker_run.trees import Tree, remove_tree
 
-__all__ = ["Luggage", "Porter", "local_name", "prune", "sent_name", "serve"]
+__all__ = ["ContentStore", "Porter", "local_name", "prune", "sent_name", "serve"]
 
 
 _CHUNK_BYTES = 1 << 20
@@ -48,7 +48,7 @@ def sent_name(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
-class Luggage:
+class ContentStore:
     """Everything of runs on a machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Luggage:
         self._files = folder / "files"
         self._trees = folder / "trees"
 
-    def tree(self, tree: str, entries: List[List[Any]]) -> List[List[Any]]:
+    def add_tree(self, tree: str, entries: List[List[Any]]) -> List[List[Any]]:
         """Note what a folder is made of; returns the contents that are not here, with how much of each is.
 
         Args:
@@ -66,13 +66,13 @@ class Luggage:
         self._trees.mkdir(parents=True, exist_ok=True)
         missing = {}
         for entry in entries:
-            if entry[0] == "f" and not self.used(self._content(entry[2])):
+            if entry[0] == "f" and not self.touch(self._content(entry[2])):
                 part = self._part(entry[2])
                 missing[entry[2]] = [entry[2], part.stat().st_size if part.exists() else 0]
         self.replace(self._trees / tree, json.dumps(entries).encode("ascii"), 0o600)
         return list(missing.values())
 
-    def keep(self, content: str, offset: int, size: int, data: bytes) -> None:
+    def add_part(self, content: str, offset: int, size: int, data: bytes) -> None:
         """Append to a content; the last piece puts it in its place.
 
         Raises:
@@ -115,7 +115,7 @@ class Luggage:
         if target.is_dir():
             return True
         listing = self._trees / tree
-        if not self.used(listing):
+        if not self.touch(listing):
             return False
         staged = place / (name.replace("/", ".") + ".new")
         self.remove(staged)
@@ -136,7 +136,7 @@ class Luggage:
     def _copy(self, content: str, tree: Tree, name: str) -> bool:
         """Copy a content to a new file; says whether it is here."""
         kept = self._content(content)
-        if not self.used(kept):
+        if not self.touch(kept):
             return False
         mode = 0o700 if content.endswith(".x") else 0o600
         copy = tree.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -214,7 +214,7 @@ class Luggage:
         return self._files / ".parts" / content
 
     @staticmethod
-    def used(path: Path) -> bool:
+    def touch(path: Path) -> bool:
         """Whether it is here; then it counts as used now."""
         try:
             os.utime(str(path))
@@ -263,7 +263,7 @@ def prune(folder: Path, unused_s: float, remove: bool) -> List[List[Any]]:
     Raises:
         OSError: One cannot be removed.
     """
-    home, luggage, found = folder / "environments", Luggage(folder), []
+    home, contents, found = folder / "environments", ContentStore(folder), []
     busy = _environments_of_processes()
     for place in sorted(home.iterdir()) if home.is_dir() else ():
         manifest = place / _MANIFEST
@@ -271,7 +271,7 @@ def prune(folder: Path, unused_s: float, remove: bool) -> List[List[Any]]:
         age_s = time.time() - manifest.stat().st_mtime if manifest.is_file() else 0.0
         if age_s <= unused_s or os.path.realpath(str(place / "venv")) in busy:
             continue
-        lock = luggage.lock(place.name)
+        lock = contents.lock(place.name)
         if lock is None:
             continue
         try:
@@ -312,7 +312,7 @@ def _bytes_of(place: Path) -> int:
 
 _IDLE_S = 60.0
 _READ_BYTES = 1 << 20
-_LOOK_BYTES = 4 << 20
+_POLL_BYTES = 4 << 20
 Answer = Tuple[Dict[str, Any], bytes]
 
 
@@ -322,14 +322,14 @@ def serve(folder: str) -> None:
     Args:
         folder: Where everything of runs is on this machine, absolute.
     """
-    inlet, porter = _Inlet(0), Porter(Path(folder))
+    inlet, porter = _Frames(0), Porter(Path(folder))
     while True:
         found = inlet.frame()
         if found is None:
             return
         try:
             said, data = porter.do(found[0], found[1])
-        except _Hungup:
+        except _HungUp:
             return
         except OSError as error:
             said, data = (
@@ -342,7 +342,7 @@ def serve(folder: str) -> None:
         _write(b"%d %d\n" % (len(content), len(data)) + content + data)
 
 
-class _Hungup(Exception):
+class _HungUp(Exception):
     """Whoever has asked is not there any more."""
 
 
@@ -351,7 +351,7 @@ class Porter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._luggage = Luggage(folder)
+        self._contents = ContentStore(folder)
         self._locks: List[int] = []
 
     def do(self, asked: Dict[str, Any], data: bytes) -> Answer:
@@ -373,16 +373,16 @@ class Porter:
         disk = os.statvfs(str(self._folder))
         return {**facts, "folder": str(self._folder), "free_bytes": disk.f_bavail * disk.f_frsize}
 
-    def _look(self, place: Path, offsets: Dict[str, int], renewal: Optional[int] = None) -> Answer:
+    def _poll(self, place: Path, offsets: Dict[str, int], renewal: Optional[int] = None) -> Answer:
         """How an attempt is, and what is new in the files that grow; renews its lease."""
         if renewal is not None and place.is_dir():
-            _renew(place / "lease.json", renewal)
+            _renew_lease(place / "lease.json", renewal)
         seen = observing.observe(place)
-        chunks, data, left = [], [], _LOOK_BYTES
+        chunks, data, left = [], [], _POLL_BYTES
         for name, size in seen["sizes"].items():
             offset = offsets.get(name, 0)
             if size > offset and left > 0:
-                found = _part(place / name, offset, min(size - offset, left))
+                found = _read_part(place / name, offset, min(size - offset, left))
                 chunks.append([name, offset, len(found)])
                 data.append(found)
                 left -= len(found)
@@ -391,14 +391,14 @@ class Porter:
     def _write(self, place: Path, name: str, data: bytes, mode: int = 0o600) -> None:
         """Write a file of an attempt, whole."""
         place.mkdir(parents=True, exist_ok=True)
-        self._luggage.replace(place / name, data, mode)
+        self._contents.replace(place / name, data, mode)
 
     def _start(self, place: Path) -> Dict[str, Any]:
         """Start the agent, as one that does not end with this process: a fork of it, which has imported it."""
         listening, saying = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _be_the_agent(place, self._folder, saying)
+            _run_as_agent(place, self._folder, saying)
         os.close(saying)
         with os.fdopen(listening, "rb") as pipe:
             said = pipe.read()
@@ -417,33 +417,33 @@ class Porter:
         """Kill what is left of an attempt, and remove all its files."""
         if place.is_dir():
             observing.sweep(place)
-        self._luggage.remove(place)
+        self._contents.remove(place)
 
     def _tree(self, tree: str, data: bytes) -> Dict[str, Any]:
-        return {"missing": self._luggage.tree(tree, json.loads(data.decode("ascii")))}
+        return {"missing": self._contents.add_tree(tree, json.loads(data.decode("ascii")))}
 
     def _keep(self, content: str, offset: int, size: int, data: bytes = b"") -> None:
-        self._luggage.keep(content, offset, size, data)
+        self._contents.add_part(content, offset, size, data)
 
     def _restore(self, place: Path, tree: str, name: str) -> Dict[str, Any]:
-        return {"done": self._luggage.restore(tree, place, name)}
+        return {"done": self._contents.restore(tree, place, name)}
 
     def _list(self, place: Path, names: List[str]) -> Answer:
-        found = {name: self._luggage.entries(place / name) for name in names}
+        found = {name: self._contents.entries(place / name) for name in names}
         return {}, json.dumps(found).encode("ascii")
 
     def _read(self, place: Path, name: str, offset: int, size: int) -> Answer:
-        return {}, _part(place / local_name(name), offset, min(size, _READ_BYTES))
+        return {}, _read_part(place / local_name(name), offset, min(size, _READ_BYTES))
 
     def _interpreters(self) -> Dict[str, Any]:
-        return interpreters.found()
+        return interpreters.find_pythons()
 
     def _packages(self, python: str) -> Dict[str, Any]:
-        return interpreters.packages(python)
+        return interpreters.installed_packages(python)
 
     def _modules(self, site_packages: str, names: List[str]) -> Dict[str, Any]:
         """The modules of packages with these names."""
-        return {"modules": interpreters.modules(site_packages, names)}
+        return {"modules": interpreters.importable_modules(site_packages, names)}
 
     def _home(self, name: str) -> Dict[str, Any]:
         """Where a folder of ours is, or one that is named from `/` or `~`; it is made."""
@@ -455,12 +455,12 @@ class Porter:
         """Write a file of ours, whole."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._luggage.replace(path, data, 0o600)
+        self._contents.replace(path, data, 0o600)
 
     def _get(self, name: str) -> Answer:
         """What a file of ours holds, which counts as used now; nothing where it is not there."""
         path = self._folder / name
-        self._luggage.used(path)
+        self._contents.touch(path)
         return ({"there": True}, path.read_bytes()) if path.is_file() else ({"there": False}, b"")
 
     def _prune(self, unused_s: float, remove: bool) -> Answer:
@@ -469,7 +469,7 @@ class Porter:
 
     def _lock(self, name: str) -> Dict[str, Any]:
         """Take a lock until this process ends; says whether it is taken."""
-        lock = self._luggage.lock(name)
+        lock = self._contents.lock(name)
         if lock is not None:
             self._locks.append(lock)
         return {"taken": lock is not None}
@@ -479,14 +479,14 @@ class Porter:
             os.close(self._locks.pop())
 
     def _remove(self, name: str) -> None:
-        self._luggage.remove(self._folder / name)
+        self._contents.remove(self._folder / name)
 
     def _ask_command(self, command: List[str], place: Optional[Path] = None) -> Answer:
         """Run a command that says little; answers with what it has printed, and apart from that its complaints."""
         with tempfile.TemporaryFile() as complaints:
             said, output = self._run_command(command, [], place, complaints.fileno())
             complaints.seek(0)
-            return {**said, "complaints": complaints.read(_LOOK_BYTES).decode("utf-8", "replace")}, output
+            return {**said, "complaints": complaints.read(_POLL_BYTES).decode("utf-8", "replace")}, output
 
     def _run_command(
         self,
@@ -514,16 +514,16 @@ class Porter:
             if output in ready:
                 data = os.read(output, _READ_BYTES)
                 if not data:
-                    return {"status": running.wait()}, b"".join(said)[-_LOOK_BYTES:]
+                    return {"status": running.wait()}, b"".join(said)[-_POLL_BYTES:]
                 said.append(data)
             elif 0 in ready:
                 # Nothing is asked before this is answered: it is the end.
                 os.killpg(running.pid, signal.SIGKILL)
                 running.wait()
-                raise _Hungup
+                raise _HungUp
 
 
-class _Inlet:
+class _Frames:
     """Frames of a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -563,7 +563,7 @@ class _Inlet:
         return bool(data)
 
 
-def _be_the_agent(place: Path, folder: Path, saying: int) -> None:
+def _run_as_agent(place: Path, folder: Path, saying: int) -> None:
     """What the command `start` does; nothing of the porter's goes on in here, whatever happens."""
     status = 1
     try:
@@ -579,7 +579,7 @@ def _be_the_agent(place: Path, folder: Path, saying: int) -> None:
         os._exit(status)
 
 
-def _part(path: Path, offset: int, size: int) -> bytes:
+def _read_part(path: Path, offset: int, size: int) -> bytes:
     file = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         pieces = []
@@ -594,7 +594,7 @@ def _part(path: Path, offset: int, size: int) -> bytes:
         os.close(file)
 
 
-def _renew(path: Path, renewal: int) -> None:
+def _renew_lease(path: Path, renewal: int) -> None:
     """Replace the lease; where the disk is full, write over it: it is as long as the one before."""
     try:
         replace_json(path, {"renewal": renewal})

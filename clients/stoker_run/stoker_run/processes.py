@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, Mapping, Set
 
 from stoker_run.attempt import KEY
 
-__all__ = ["Warden", "adopt_orphans", "boot_id", "descendants", "kill", "start", "sweep"]
+__all__ = ["Watchdog", "adopt_orphans", "boot_id", "descendants", "kill", "start", "sweep"]
 
 
 _PR_SET_PDEATHSIG = 1
@@ -125,7 +125,7 @@ def boot_id() -> str:
 _DISMISSED = b"."
 
 
-class Warden:
+class Watchdog:
     """Waits for the agent's end; when that was not orderly, kills the processes of the attempt.
 
     It is forked before anything is started, and inherits the agent's lock, which is free when both are gone.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Union
 
 from stoker_run.attempt import OUTPUTS
-from stoker_run.json_files import Appender, compact, whole_lines
+from stoker_run.json_files import Appender, compact, read_json_lines
 
 __all__ = [
     "Recorder",
@@ -88,7 +88,7 @@ def from_json(value: Any) -> Any:
     return value
 
 
-lines = whole_lines
+lines = read_json_lines
 
 
 def outside_name(name: str) -> str:
@@ -185,12 +185,12 @@ class Recorder:
     def metrics(self) -> Dict[str, Any]:
         """What was logged until now, as `Run.get_metrics` gives it."""
         self.flush()
-        return read_metrics(whole_lines(self._metrics.path))
+        return read_metrics(read_json_lines(self._metrics.path))
 
     def events(self) -> List[Dict[str, Any]]:
         """What else was said until now."""
         self.flush()
-        return list(whole_lines(self._events.path))
+        return list(read_json_lines(self._events.path))
 
     def flush(self) -> None:
         """Write what could not be written before."""

@@ -42,7 +42,7 @@ class Tree:
 
     def make_folder(self, name: str, mode: int = 0o700) -> None:
         """Make a new folder."""
-        self._at(name, lambda parent, last: os.mkdir(last, mode, dir_fd=parent))
+        self._in_parent(name, lambda parent, last: os.mkdir(last, mode, dir_fd=parent))
 
     def make_parents(self, name: str, mode: int = 0o700) -> None:
         """Make the folders above a name that are missing."""
@@ -55,7 +55,7 @@ class Tree:
 
     def make_link(self, name: str, target: str) -> None:
         """Make a new link; where it leads does not matter, as nobody here follows it."""
-        self._at(name, lambda parent, last: os.symlink(target, last, dir_fd=parent))
+        self._in_parent(name, lambda parent, last: os.symlink(target, last, dir_fd=parent))
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Open a regular file; returns its descriptor."""
@@ -69,7 +69,7 @@ class Tree:
             os.close(file)
             raise OSError(errno.EINVAL, "it is no regular file")
 
-        return int(self._at(name, opened))
+        return int(self._in_parent(name, opened))
 
     def size_bytes(self, name: str) -> Optional[int]:
         """The length of a regular file; None where there is none of this name."""
@@ -87,7 +87,7 @@ class Tree:
 
     def remove(self, name: str) -> None:
         """Remove a file or a link."""
-        self._at(name, lambda parent, last: os.unlink(last, dir_fd=parent))
+        self._in_parent(name, lambda parent, last: os.unlink(last, dir_fd=parent))
 
     def move(self, name: str, other: "Tree", new_name: str) -> None:
         """Rename a file or folder to a name below another root, where it replaces a file."""
@@ -96,20 +96,20 @@ class Tree:
             def renamed(new_parent: int, new_last: str) -> None:
                 os.rename(last, new_last, src_dir_fd=parent, dst_dir_fd=new_parent)
 
-            other._at(new_name, renamed)  # noqa: SLF001  # of the same class
+            other._in_parent(new_name, renamed)  # noqa: SLF001  # of the same class
 
-        self._at(name, moved)
+        self._in_parent(name, moved)
 
     def _facts(self, name: str) -> Optional[os.stat_result]:
         try:
-            facts: os.stat_result = self._at(
+            facts: os.stat_result = self._in_parent(
                 name, lambda parent, last: os.stat(last, dir_fd=parent, follow_symlinks=False)
             )
         except (FileNotFoundError, NotADirectoryError):
             return None
         return facts
 
-    def _at(self, name: str, action: Any) -> Any:
+    def _in_parent(self, name: str, action: Any) -> Any:
         """Call an action with the descriptor of the folder above a name, and the name's last part."""
         parts = parts_of(name)
         try:
@@ -204,7 +204,7 @@ def _remove(root: int, name: str) -> Optional[OSError]:
         try:
             for inner in os.listdir(folder):  # noqa: PTH208  # the same
                 try:
-                    _take_out(folder, inner, root)
+                    _move_up(folder, inner, root)
                 except OSError as error:
                     failed = failed or error
         finally:
@@ -216,7 +216,7 @@ def _remove(root: int, name: str) -> Optional[OSError]:
     return failed
 
 
-def _take_out(folder: int, name: str, root: int) -> None:
+def _move_up(folder: int, name: str, root: int) -> None:
     if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=folder)
         return

@@ -315,7 +315,9 @@ class _Build:
 
     def _check_imports(self) -> None:
         """Import each package that was named: one that resolves may still fit nothing that was installed with it."""
-        modules = interpreters.modules(str(self._site_packages), named_packages(self._specification))
+        modules = interpreters.importable_modules(
+            str(self._site_packages), named_packages(self._specification)
+        )
         if not modules:
             return
         python = python_of(self._venv)

@@ -24,10 +24,10 @@ from stoker_runs.tuning.definition import (
     Expression,
     Value,
     between,
+    define_sweep,
     expression,
     new_seed,
     sampler,
-    terms,
 )
 from stoker_runs.tuning.policies import Bandit, MedianStopping, Policy, TruncationSelection
 
@@ -195,7 +195,7 @@ def tune(
     found = Workspace.find(None if workspace is None else Path(workspace))
     limit_s = None if max_total_duration is None else read_duration_s(max_total_duration)
     chosen = sampler(sampling, parameters, new_seed() if seed is None else seed)
-    asked = terms(chosen, metric, goal, runs, at_once, policy, max_duration_s=limit_s)
+    asked = define_sweep(chosen, metric, goal, runs, at_once, policy, max_duration_s=limit_s)
     request = _request(script, args, found, options)
     folder, _ = submit_sweep(request, asked, found)
     return Sweep(folder, found)

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from stoker.errors import LoadFailed
-from stoker_run.legacy_apis import give_v1_api
+from stoker_run.legacy_apis import install_v1_api
 
 __all__ = ["TensorflowUse", "first_v1_use", "give_version_1", "read_uses"]
 
@@ -85,7 +85,7 @@ def first_v1_use(uses: Sequence[TensorflowUse], tensorflow: Any) -> TensorflowUs
 
 def give_version_1(tensorflow: Any, reason: str) -> None:
     """Let `import tensorflow` give the API of version 1 in this process from now on, and log it."""
-    give_v1_api(tensorflow)
+    install_v1_api(tensorflow)
     logger.info("TensorFlow %s is given as tensorflow.compat.v1: %s", tensorflow.__version__, reason)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_S
 
-from stoker_run.porter import Luggage, Porter
+from stoker_run.porter import ContentStore, Porter
 
 ATTEMPT: dict[str, Any] = {"run": "e_1_0000000a", "attempt": 1}
 
@@ -92,7 +92,7 @@ def test_a_folder_is_made_of_contents_that_are_kept(porter: Porter, tmp_path: Pa
     assert porter.do({"op": "tree", "tree": "t"}, listing)[0] == {"missing": []}
     assert porter.do({"op": "restore", "tree": "t", "name": "work", **ATTEMPT}, b"")[0] == {"done": True}
     work = tmp_path / "runs" / ATTEMPT["run"] / "1" / "work"
-    assert sorted(Luggage.entries(work)) == [
+    assert sorted(ContentStore.entries(work)) == [
         ["d", "deep"],
         ["d", "empty"],
         ["f", f"deep/{name}", 3, True],
@@ -124,7 +124,7 @@ def test_a_look_brings_what_is_new(porter: Porter, tmp_path: Path) -> None:
     place = tmp_path / "runs" / "e_1_0000000a" / "1"
     place.mkdir(parents=True)
     (place / "log_0.txt").write_bytes(b"one\ntwo\n")
-    asked: dict[str, Any] = {"op": "look", "offsets": {"log_0.txt": 4}, "renewal": 7, **ATTEMPT}
+    asked: dict[str, Any] = {"op": "poll", "offsets": {"log_0.txt": 4}, "renewal": 7, **ATTEMPT}
     said, data = porter.do(asked, b"")
     assert (said["chunks"], data) == ([["log_0.txt", 4, 4]], b"two\n")
     assert (said["seen"]["alive"], said["seen"]["exit"]) == (False, None)
@@ -261,5 +261,5 @@ def test_a_lease_is_renewed_where_nothing_new_fits(porter: Porter, tmp_path: Pat
     (place / "lease.json").write_text('{"renewal": 6}\n')
     # No file can be made beside it.
     (place / f"lease.json.{os.getpid()}.tmp").mkdir()
-    porter.do({"op": "look", "offsets": {}, "renewal": 7, **ATTEMPT}, b"")
+    porter.do({"op": "poll", "offsets": {}, "renewal": 7, **ATTEMPT}, b"")
     assert (place / "lease.json").read_text() == '{"renewal": 7}\n'

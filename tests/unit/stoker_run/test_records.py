@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker_run.json_files import Appender, read_json, replace_json, whole_lines
+from stoker_run.json_files import Appender, read_json, read_json_lines, replace_json
 from stoker_run.records import Recorder, outside_name, read_events
 
 
@@ -19,7 +19,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 
 def lines(recorder: Recorder) -> list[dict[str, Any]]:
-    return [{**line, "t": 0} for line in whole_lines(recorder.folder / "metrics.jsonl")]
+    return [{**line, "t": 0} for line in read_json_lines(recorder.folder / "metrics.jsonl")]
 
 
 def test_a_line_is_as_the_contract_says(recorder: Recorder) -> None:
@@ -99,11 +99,11 @@ def test_a_torn_line_is_no_line(tmp_path: Path) -> None:
     """What is not finished is read when it is, what is no JSON is skipped, an offset begins anew."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a":1}\n{"a":\n[1]\n{"a":2}\n{"a":3}')
-    assert list(whole_lines(path)) == [{"a": 1}, {"a": 2}]
+    assert list(read_json_lines(path)) == [{"a": 1}, {"a": 2}]
     with path.open("ab") as file:
         file.write(b"\n")
-    assert list(whole_lines(path, offset=26)) == [{"a": 3}]
-    assert list(whole_lines(tmp_path / "missing")) == []
+    assert list(read_json_lines(path, offset=26)) == [{"a": 3}]
+    assert list(read_json_lines(tmp_path / "missing")) == []
 
 
 def test_a_full_disk_loses_no_line(
@@ -127,7 +127,7 @@ def test_a_full_disk_loses_no_line(
     room[0] = 1000
     appender.append(b'{"n":3}\n')
     appender.close()
-    assert [line["n"] for line in whole_lines(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert [line["n"] for line in read_json_lines(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
     assert capsys.readouterr().err.count("\n") == 1
 
 

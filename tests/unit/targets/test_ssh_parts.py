@@ -172,7 +172,7 @@ class CutPorter:
 
     async def ask(self, **request: Any) -> tuple[dict[str, Any], bytes]:
         """Answer a look or a listing."""
-        if request["op"] == "look":
+        if request["op"] == "poll":
             seen = {"agent": {"a": 1}, "heartbeat": None, "sizes": {}, "exit": {"code": 0}}
             return {"seen": seen, "chunks": []}, b""
         listing = {"files": [], "children": [], "work/outputs": self.outputs, "work/logs": []}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_runs.records.states import RunFailure, Status
-from stoker_runs.tuning.definition import SweepDefinition, expression, sampler, terms
+from stoker_runs.tuning.definition import SweepDefinition, define_sweep, expression, sampler
 from stoker_runs.tuning.planning import Child, Ending, ending_of, next_step
 from stoker_runs.tuning.policies import Bandit, Curve, Policy
 
@@ -16,7 +16,7 @@ RUNNING, DONE, CUT, FAILED = Status.RUNNING, Status.COMPLETED, Status.CANCELED, 
 
 
 def asked(runs: int, at_once: int, policy: Policy | None = None) -> SweepDefinition:
-    return terms(sampler("random", SPACE), "acc", "maximize", runs, at_once, policy)
+    return define_sweep(sampler("random", SPACE), "acc", "maximize", runs, at_once, policy)
 
 
 def test_children_begin_in_their_order_as_there_is_room() -> None:

@@ -12,9 +12,9 @@ from stoker_runs.tuning.definition import (
     Sampler,
     SweepDefinition,
     arguments_of,
+    define_sweep,
     expression,
     sampler,
-    terms,
 )
 
 SPACE = {"--rate": expression("loguniform", -6, -1), "--units": expression("choice", 16, 32)}
@@ -70,7 +70,7 @@ def test_a_sampling_that_cannot_be_is_refused(kind: str, space: dict[str, object
 def test_terms_are_kept_whole() -> None:
     """Through JSON; those that go on come first, and a grid ends with its last combination."""
     grid = sampler("grid", {"--units": expression("choice", 16, 32)})
-    one = terms(
+    one = define_sweep(
         grid,
         "acc",
         "MAXIMIZE",
@@ -104,4 +104,4 @@ def test_terms_that_cannot_be_are_refused(more: dict[str, object], words: str) -
     """Before anything is written."""
     given_terms: dict[str, object] = {"metric": "acc", "goal": "maximize", "max_runs": 1, **more}
     with pytest.raises(InvalidSettings, match=words):
-        terms(sampler("random", SPACE), **given_terms)  # type: ignore[arg-type]
+        define_sweep(sampler("random", SPACE), **given_terms)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from stoker_runs.records.record import SWEEP, Definition, RunRecord
 from stoker_runs.records.states import RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import continued_children, definition_of, trials_of
-from stoker_runs.tuning.definition import ContinuedChild, SweepDefinition, expression, sampler, terms
+from stoker_runs.tuning.definition import ContinuedChild, SweepDefinition, define_sweep, expression, sampler
 from stoker_runs.tuning.policies import Bandit, Policy
 from stoker_runs.tuning.sweep_process import Sweep
 
@@ -97,7 +97,7 @@ def world(tmp_path: Path) -> World:
 
 def asked(runs: int, at_once: int, policy: Policy | None = None, **more: object) -> SweepDefinition:
     space = {"--n": expression("randint", 9), "rate": expression("uniform", 0, 1)}
-    return terms(sampler("random", space, 5), "acc", "maximize", runs, at_once, policy, **more)  # type: ignore[arg-type]
+    return define_sweep(sampler("random", space, 5), "acc", "maximize", runs, at_once, policy, **more)  # type: ignore[arg-type]
 
 
 def test_children_are_runs_with_parameters_of_their_own(world: World) -> None:

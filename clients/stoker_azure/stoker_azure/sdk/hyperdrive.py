@@ -18,10 +18,10 @@ from stoker_runs.tuning.definition import (
     Expression,
     SweepDefinition,
     checked_space,
+    define_sweep,
     expression,
     new_seed,
     sampler,
-    terms,
 )
 from stoker_runs.tuning.policies import Bandit, MedianStopping, NoTermination, Policy, TruncationSelection
 
@@ -301,7 +301,7 @@ class HyperDriveConfig(SweepConfig):
         """
         again = continued_children(self._resume_child_runs, RunStore(workspace.local.runs_dir))
         minutes = self._max_duration_minutes
-        return terms(
+        return define_sweep(
             sampler(self._sampling.kind, self._sampling.parameter_space, new_seed()),
             self.primary_metric_name,
             getattr(self._goal, "value", self._goal),

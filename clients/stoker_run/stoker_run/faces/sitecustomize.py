@@ -7,7 +7,7 @@ Each process of the run imports this, so it imports nothing that can wait.
 import os
 import sys
 
-_SAID = "STOKER_FORMER_NAMES_SAID"
+_REPORTED = "STOKER_FORMER_NAMES_SAID"
 
 
 class _Finder:
@@ -25,10 +25,10 @@ class _Finder:
 
 
 def _say(line: str) -> None:
-    said = os.environ.get(_SAID, "")
+    said = os.environ.get(_REPORTED, "")
     if line not in said.splitlines():
         # Not once more in each process that the script starts.
-        os.environ[_SAID] = f"{said}\n{line}".strip()
+        os.environ[_REPORTED] = f"{said}\n{line}".strip()
         sys.stderr.write(f"stoker_run: {line}\n")
 
 

@@ -62,7 +62,12 @@ sys.exit(status)
 
 def record_image_packages(image: Image, inside: ImageContents, folder: Path) -> None:
     """Write down what an image has whose Python is taken as it is."""
-    write_got(folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages)
+    write_got(
+        folder,
+        [f"the image {image.name} as it is, {image.id}"],
+        f"Python {inside}",
+        inside.packages,
+    )
 
 
 class ContainerEnvironment:
@@ -228,7 +233,7 @@ class ContainerEnvironment:
             yield commands if specification.lines else commands[:1]
 
     def _check_imports(self, specification: Specification, place: Path, site_packages: Path) -> None:
-        modules = interpreters.modules(str(site_packages), named_packages(specification))
+        modules = interpreters.importable_modules(str(site_packages), named_packages(specification))
         if not modules:
             return
         tried = self._run(self.mounts_of(place), f"{_THERE}/venv/bin/python", import_script(modules))

@@ -39,11 +39,11 @@ __all__ = [
     "arguments_of",
     "between",
     "checked_space",
+    "define_sweep",
     "draw_value",
     "expression",
     "new_seed",
     "sampler",
-    "terms",
 ]
 
 
@@ -341,7 +341,7 @@ class ContinuedChild(Record, frozen=True):
 
 
 class SweepDefinition(Record, frozen=True):
-    """One sweep; made by `terms`, which checks it.
+    """One sweep; made by `define_sweep`, which checks it.
 
     Attributes:
         metric: The primary metric: what children are compared by.
@@ -380,7 +380,7 @@ class SweepDefinition(Record, frozen=True):
         return self.again[number].run if number < len(self.again) else ""
 
 
-def terms(
+def define_sweep(
     sampler: Sampler,
     metric: str,
     goal: Any,

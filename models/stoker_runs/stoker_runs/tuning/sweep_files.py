@@ -17,10 +17,10 @@ from stoker_runs.tuning.definition import (
     Expression,
     SweepDefinition,
     between,
+    define_sweep,
     expression,
     new_seed,
     sampler,
-    terms,
 )
 from stoker_runs.tuning.policies import (
     POLICIES,
@@ -106,7 +106,7 @@ def read_sweep(file: Path, content: Mapping[str, Any]) -> SweepDefinition:
     return _checked(
         file,
         "",
-        lambda: terms(
+        lambda: define_sweep(
             sampler(str(content.get("sampling", RANDOM)), space, new_seed() if seed is None else seed),
             content["metric"],
             content["goal"],
@@ -217,7 +217,7 @@ def read_hdconfig(file: Path) -> SweepDefinition:
     return _checked(
         file,
         "",
-        lambda: terms(
+        lambda: define_sweep(
             sampler(str(sampling.get("type", RANDOM)), space, new_seed()),
             content["primary_metric_name"],
             content["primary_metric_goal"],

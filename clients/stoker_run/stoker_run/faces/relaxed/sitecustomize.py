@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 
 _GONE = {"float": float, "int": int, "bool": bool, "object": object, "str": str, "complex": complex}
 _RENAMED = {"float_": "float64", "complex_": "complex128", "unicode_": "str_", "NaN": "nan", "Inf": "inf"}
-_SAID = "STOKER_RELAXED_SAID"
+_REPORTED = "STOKER_RELAXED_SAID"
 _TENSORFLOW_1 = "STOKER_TENSORFLOW_1"
 _TENSORFLOW_1_SAID = "STOKER_TENSORFLOW_1_SAID"
 
@@ -50,20 +50,20 @@ def _add(numpy: Any) -> None:
     for name, now in _RENAMED.items():
         if name not in vars(numpy):
             setattr(numpy, name, getattr(numpy, now))
-    if added and _SAID not in os.environ:
+    if added and _REPORTED not in os.environ:
         # Not once more in each process that the script starts.
-        os.environ[_SAID] = "1"
+        os.environ[_REPORTED] = "1"
         names = ", ".join("numpy." + name for name in added)
         sys.stderr.write(
             f"stoker_run: numpy {numpy.__version__} has no {names}; they are there for this run\n"
         )
 
 
-def _give_v1_api(tensorflow: Any) -> None:
+def _install_v1_api(tensorflow: Any) -> None:
     # Here, where something imports TensorFlow: most processes of a run do not.
-    from stoker_run.legacy_apis import give_v1_api
+    from stoker_run.legacy_apis import install_v1_api
 
-    give_v1_api(tensorflow)
+    install_v1_api(tensorflow)
     if _TENSORFLOW_1_SAID not in os.environ:
         os.environ[_TENSORFLOW_1_SAID] = "1"
         sys.stderr.write(
@@ -82,5 +82,5 @@ def _next() -> None:
 
 sys.meta_path.insert(0, _Finder("numpy", _add))
 if os.environ.get(_TENSORFLOW_1):
-    sys.meta_path.insert(0, _Finder("tensorflow", _give_v1_api))
+    sys.meta_path.insert(0, _Finder("tensorflow", _install_v1_api))
 _next()

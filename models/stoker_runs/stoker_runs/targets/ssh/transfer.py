@@ -189,7 +189,7 @@ async def poll_attempt(
         path.name: path.stat().st_size for path in job.place.iterdir() if _GROWING.fullmatch(path.name)
     }
     said, data = await porter.ask(
-        op="look", run=job.record.id, attempt=job.attempt, offsets=offsets, renewal=renewal
+        op="poll", run=job.record.id, attempt=job.attempt, offsets=offsets, renewal=renewal
     )
     seen = said["seen"]
     with local_errors():
