@@ -1,4 +1,4 @@
-"""`stoker bench --agreement`: a server of a model that sleeps, beside the simulator with the same arrivals."""
+"""`stoker bench --agreement`: compares a server whose model sleeps with the simulator on the same arrivals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 import re
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.device.batch_sizes import timed_first
 from stoker.device.planner import BatchPolicy, ServiceTimes
@@ -27,11 +29,6 @@ from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest
 from stoker_bench.gpu.poisson import DRAIN_S, loop_command
 from stoker_bench.laboratory.replay import learned_curve
 from stoker_bench.reports import Bound, Report, aligned, at_most, figure, say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 __all__ = [
     "CURVE",
@@ -53,13 +50,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Expected:
-    """What is expected of a run.
+    """The expected results of a run.
 
     Attributes:
-        ready: Which part is ready within the target.
-        in_time: Which part is with its caller within the target.
-        p50_ms: Median time to these answers; NaN if there are none.
-        refused: Which part is refused when it comes.
+        ready: Share of answers that are ready within the target.
+        in_time: Share of answers that reach the caller within the target.
+        p50_ms: Median time of these answers; NaN without any.
+        refused: Share of requests that are refused on arrival.
     """
 
     ready: float
@@ -79,11 +76,10 @@ def simulated(
     """Let the planner and the admission of the server have these requests under a virtual clock.
 
     Args:
-        due_s: When they come.
-        rows: How many rows each has.
-        curve: What batches take.
-        target_ms: How long an answer is worth something to its caller.
-        way_ms: What a request and its answer take beside the batch: sockets, decoding, doorbells.
+        due_s: Arrival times.
+        curve: The batch times.
+        target_ms: The latency target.
+        way_ms: Time of a request and its answer beside the batch: sockets, decoding, doorbells.
         jitter: How much longer batches take.
     """
     count = len(due_s)
@@ -107,7 +103,7 @@ def simulated(
 
 
 def _first_times(curve: Curve) -> ServiceTimes:
-    """What a server has timed before it serves."""
+    """Return the batch times that a server measures before it serves."""
     times = ServiceTimes()
     for size in timed_first((), curve.max_batch_rows):
         for _ in range(2):
@@ -148,17 +144,17 @@ class Run:
     """One run of an open loop, and what the simulator makes of its arrivals.
 
     Attributes:
-        load: Rows asked for, as a part of what the model does in full batches.
-        queries: How many requests.
-        in_time: Which part was ready within its target, by the server's count.
+        load: Offered rows, relative to the throughput of full batches.
+        queries: Number of requests.
+        in_time: Share that was ready within the target, by the server's count.
         in_time_simulated: The same, simulated.
-        in_time_for_callers: Which part was with its caller within the target.
-        p50_ms, p50_simulated_ms: Median time to answers that were with their callers within the target.
-        refused, refused_simulated: Which part was refused when it came.
-        refusals_p99_ms: Within which time 99 % of these were told so; None if there are none.
+        in_time_for_callers: Share that reached the caller within the target.
+        p50_ms, p50_simulated_ms: Median time of answers that reached their callers within the target.
+        refused, refused_simulated: Share that was refused on arrival.
+        refusals_p99_ms: The 99th percentile of the time to a refusal; None without any.
         failed: Requests with neither an answer nor a refusal.
-        full_batch_ms: What a full batch took, as the server has learned; the simulator is told what all sizes did.
-        foreign_cores: Cores that others kept busy meanwhile.
+        full_batch_ms: The time of a full batch as learned by the server; the simulator gets the times of all sizes.
+        foreign_cores: Cores that other processes kept busy meanwhile.
     """
 
     load: float
@@ -181,9 +177,9 @@ class LightRun:
     """Two runs at a light load, with the same arrivals.
 
     Attributes:
-        load: Rows asked for, as a part of what the model does in full batches.
-        p50_ms: Median time to the answer of the server with a target.
-        p50_without_ms: Of that without.
+        load: Offered rows, relative to the throughput of full batches.
+        p50_ms: Median latency of the server with a target.
+        p50_without_ms: Median latency of the server without one.
     """
 
     load: float
@@ -196,8 +192,8 @@ class AgreementReport(Report):
     """How far a server does what the simulator says.
 
     Attributes:
-        target_ms: How long an answer is worth something.
-        lone_ms: Time to the answer of lone requests; what it is above their batch, answers take in the simulator too.
+        target_ms: The latency target.
+        lone_ms: Latency of lone requests; the simulator adds what exceeds the batch to its answers.
         runs: The runs of each load.
         light: The pairs of runs of each light load.
     """
@@ -267,7 +263,7 @@ def _loads(runs: Sequence[Run | LightRun]) -> list[float]:
 
 
 def _apart(measured: float, simulated: float) -> float:
-    """How far they are apart, as a part of what was simulated."""
+    """Return the difference relative to the simulated value."""
     if math.isnan(measured) or not simulated > 0:
         return math.inf
     return abs(measured / simulated - 1)
@@ -304,12 +300,7 @@ def run(batch):
 
 
 def puppet_launch(folder: Path, target_ms: float | None) -> Launch:
-    """How to start a server of the puppet, with one frontend and nothing that uses its device besides.
-
-    Args:
-        folder: A new folder for it.
-        target_ms: Its target; None for none.
-    """
+    """How to start a server of the puppet, with one frontend and nothing that uses its device besides."""
     folder.mkdir()
     script = folder / "puppet.py"
     script.write_text(SCRIPT, encoding="utf-8")
@@ -321,7 +312,7 @@ def puppet_launch(folder: Path, target_ms: float | None) -> Launch:
 
 
 def puppet_request(launch: Launch, rows: int) -> ScoringRequest:
-    """A request of so many rows."""
+    """Return a request of `rows` rows."""
     body = DATA_LISTS.encode(np.zeros((rows, 2), np.float32))
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {launch.key}"}
     return ScoringRequest(HOST, launch.port, launch.score_path, body, headers)
@@ -340,9 +331,9 @@ class Answers:
     """What became of the queries of one run.
 
     Attributes:
-        due_s: When each was due, from the first on, `float64[queries]`, ascending.
-        latency_s: From then until its answer was there.
-        status: Of its answer; 0 if there was none.
+        due_s: When each request was due, since the first one: `float64[queries]`, ascending.
+        latency_s: Time from then to the answer.
+        status: Status of the answer; 0 without one.
     """
 
     due_s: NDArray[np.float64]
@@ -375,7 +366,7 @@ class Answers:
 
     @property
     def refusals_p99_ms(self) -> float | None:
-        """Within which time 99 % of these were told so; None if there are none."""
+        """The 99th percentile of the time to a refusal; None without any."""
         which = self.status == REFUSED
         return _quantile_ms(self.latency_s[which], 0.99) if which.any() else None
 
@@ -395,11 +386,8 @@ def run_open_loop(
     """Send a request at the times of a Poisson process, whatever becomes of those before.
 
     Args:
-        request: What each query sends.
-        rate_per_s: Queries in a second, in the mean.
-        seconds: For how long.
-        seed: Of the arrivals.
-        connections: Most queries under way at a time; further ones wait for one of these, which counts.
+        rate_per_s: Mean number of requests per second.
+        connections: Maximum number of requests in flight; further ones wait, and their waiting time counts.
 
     Raises:
         GeneratorError: The generator failed.
@@ -424,7 +412,7 @@ IN_TARGET: Final = re.compile(rb"^stoker_in_target_total\{[^}]*\} (\S+)", re.MUL
 
 @dataclass(frozen=True)
 class AgreementOptions:
-    """What `stoker bench --agreement` was asked for; see its help texts."""
+    """Options of `stoker bench --agreement`; see its help."""
 
     seconds: int = 6
     rounds: int = 3
@@ -445,7 +433,7 @@ class _Server:
             raise self._running.failed(f"answered {status}: {answer[:200]!r}")
 
     def run(self, load: float, seconds: float, seed: int) -> Answers:
-        """Let requests come."""
+        """Send requests."""
         rate = load * CURVE.peak_rows_per_s / self._rows
         return run_open_loop(self._request, rate, seconds, seed, CONNECTIONS)
 
@@ -455,12 +443,12 @@ class _Server:
         return sum(map(float, IN_TARGET.findall(page)))
 
     def curve(self) -> Curve:
-        """What the server says that its batches take."""
+        """Return the batch times that the server has learned."""
         _, page = get(HOST, self._request.port, "/metrics", self._key)
         return learned_curve(page.decode(), None)
 
     def beside_simulator(self, load: float, seconds: float, seed: int, lone_ms: float) -> Run:
-        """Let requests come, and simulate them with what batches have taken."""
+        """Send requests, and simulate them with the learned batch times."""
         before, clocks = self.in_target(), Clocks.read(self._running.tree)
         answers = self.run(load, seconds, seed)
         spent = Clocks.read(self._running.tree).since(clocks)

@@ -8,11 +8,12 @@ import secrets
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from tqdm import tqdm
@@ -41,18 +42,11 @@ from stoker_bench.contestants.peers import (
     build_environment,
     graph_script_launch,
 )
-from stoker_bench.contestants.servers import RunningServer, ended_by_sigterm, stoker_launch
-from stoker_bench.generators.load_generator import pick_generator
-from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
+from stoker_bench.contestants.servers import Launch, RunningServer, ended_by_sigterm, stoker_launch
+from stoker_bench.generators.load_generator import LoadGenerator, pick_generator
+from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, random_rows
 from stoker_bench.networks.onnx_graphs import WIDTHS, Mlp, seeded_mlp
 from stoker_bench.reports import Bound, Report, describe_machine, figure, markdown, rows_per_s, say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stoker_bench.contestants.servers import Launch
-    from stoker_bench.generators.load_generator import LoadGenerator
-    from stoker_bench.generators.scoring_request import Dialect
 
 __all__ = ["Comparison", "Entry", "ScriptComparison", "compare", "compare_scripts", "main"]
 
@@ -61,7 +55,7 @@ MEGA = 1e6
 
 @dataclass
 class Entry:
-    """One contestant and what was seen of it; the lists by connections run parallel, a slice a round."""
+    """One contestant and its measurements; the lists by connections are parallel, one slice per round."""
 
     name: str
     version: str
@@ -79,7 +73,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found."""
+    """The results of a comparison."""
 
     generator: str
     seconds: int
@@ -165,7 +159,7 @@ WORKERS = (1, 2, 3)
 
 @dataclass
 class ScriptComparison(Report):
-    """What the comparison found; there is one case, and its first contestant is Stoker."""
+    """The results for the script; there is one case, and its first contestant is Stoker."""
 
     def bounds(self) -> list[Bound]:
         """Return the ratio to the peer at its best."""
@@ -187,9 +181,9 @@ def compare_scripts(
     """Run the comparison; every process started here has ended when this returns or raises.
 
     Args:
-        script: Answers classes to rows of 784 floats.
-        run: Run folder of `stoker train mnist`; trained where there is none.
-        environments: Where the peer's virtual environment is, or is built.
+        script: Answers classes for rows of 784 floats.
+        run: A run folder of `stoker train mnist`; a missing one is trained.
+        environments: The folder of the peers' virtual environments.
         seconds: Length of a slice.
         rounds: Slices of each server.
 
@@ -328,7 +322,7 @@ def _say(what: str) -> None:
 
 
 def main() -> int:
-    """Run the comparison as the command line says and print its tables."""
+    """Run the comparison and print its tables."""
     args = _parser().parse_args()
     environments = args.environments.absolute()
     documents: dict[str, Any] = {}

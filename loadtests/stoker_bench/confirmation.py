@@ -1,20 +1,16 @@
-"""Whether a deployment bears the load that is expected of it: a server of its own, under an open loop."""
+"""Confirms that a deployment sustains its expected load: a server of its own under an open loop."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from stoker.profiling.profile import Confirmation, LoadTest
 from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, post
 from stoker_bench.generators.closed_loop import HTTP_OK
 from stoker_bench.generators.scoring_request import ScoringRequest
-from stoker_bench.gpu.poisson import PoissonOptions, highest_rate, run_poisson
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stoker_bench.gpu.poisson import PoissonRun
+from stoker_bench.gpu.poisson import PoissonOptions, PoissonRun, highest_rate, run_poisson
 
 __all__ = ["borne_load", "confirm"]
 
@@ -35,14 +31,14 @@ _START_S: Final = 4.0
 def confirm(
     deployment: dict[str, Any], question: LoadTest, seconds: float, folder: Path, workspace: Path
 ) -> Confirmation:
-    """Start a server with a deployment, and find out which load it bears.
+    """Start a server with a deployment, and find the load that it sustains.
 
     Args:
         deployment: The content of a deployment file.
-        question: What callers ask.
-        seconds: How long it may take, about.
-        folder: A new folder for it.
-        workspace: The workspace with its registered models; any other folder if it has none.
+        question: The request and the expected load.
+        seconds: Approximate duration.
+        folder: A new folder.
+        workspace: The workspace with its registered models; any other folder without any.
 
     Raises:
         BenchedServerError: The server does not start, or does not answer the request.
@@ -82,7 +78,7 @@ def _searched(
 
 
 def borne_load(is_borne: Callable[[float], bool], wanted: float) -> float:
-    """Return the load that is wanted if it is borne, else a lower one that is; 0 if there is none."""
+    """Return the wanted load if it is sustained, else a lower one that is; 0 if there is none."""
     rate = wanted
     for _ in range(HALVINGS):
         if is_borne(rate):

@@ -1,4 +1,4 @@
-"""What is raised where a bench cannot go on."""
+"""The bench's errors."""
 
 from __future__ import annotations
 

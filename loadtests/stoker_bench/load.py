@@ -1,8 +1,7 @@
 """`make load`: locust's users against a server, headless, with a summary and an exit code.
 
-Without --uri it serves the benchmark's seeded MLP (or --model) itself, and every class is then checked against
-what the runtime gives offline. With --pieces the users read the answers of a script that yields, without --uri one
-of its own.
+Without --uri it serves the benchmark's seeded MLP (or --model) itself, and checks every class against the runtime's.
+With --pieces the users read the answers of a script that yields, without --uri one of the bench's own.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -26,6 +26,7 @@ from stoker.commands.terminal import number_option
 from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import PIECES_SCORE
 from stoker_bench.contestants.servers import (
+    Launch,
     ProcessTree,
     RunningServer,
     deployment_launch,
@@ -34,13 +35,7 @@ from stoker_bench.contestants.servers import (
 )
 from stoker_bench.networks.onnx_graphs import seeded_mlp
 from stoker_bench.reports import aligned, figure
-from stoker_bench.users import PIECE_FORMS, SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stoker_bench.contestants.servers import Launch
-    from stoker_bench.users import PieceForm
+from stoker_bench.users import PIECE_FORMS, SHAPES, PieceForm
 
 __all__ = ["LoadTest", "argument_parser", "main", "run_load_test", "summary"]
 
@@ -59,15 +54,13 @@ class LoadTest:
     """What to ask of locust.
 
     Attributes:
-        uri: Scoring URI.
-        key: Bearer key, or None.
         users: Users at the peak.
         seconds: Length of the test.
         shape: One of `stoker_bench.users.SHAPES`.
-        rows: Rows a request.
-        mnist_folder: Where MNIST's IDX files lie, or None for scikit-learn's digits.
-        model: The ONNX file being served, to check the classes by, or None.
-        pieces: How a script that yields is to send its pieces; None where digits are scored.
+        rows: Rows per request.
+        mnist_folder: The folder with MNIST's IDX files, or None for scikit-learn's digits.
+        model: The served ONNX file, to check the classes, or None.
+        pieces: How a script that yields sends its pieces; None for digits.
         body: With `pieces`, the file with the JSON of the requests.
     """
 
@@ -83,7 +76,7 @@ class LoadTest:
     body: Path | None = None
 
     def command(self, figures: Path) -> list[str]:
-        """Return locust's argv; the final figures go to `figures`, to which it adds `.json`."""
+        """Return locust's command line; it writes the final figures to `figures` with `.json` appended."""
         parts = urlsplit(self.uri)
         command = [sys.executable, "-m", "locust", "--locustfile", str(LOCUSTFILE), "--headless"]
         command += ["--only-summary", "--loglevel", "WARNING", "--json-file", str(figures)]
@@ -130,7 +123,7 @@ def run_load_test(test: LoadTest) -> int:
 def summary(entries: Sequence[dict[str, Any]]) -> str:
     """Return a table of locust's final figures: the requests, then the stages that the server reported.
 
-    The time until the first piece of an answer is told as a stage is.
+    The time until the first piece of an answer is one of the stages.
     """
     headings = ["", "requests", "failed", "a second", "mean ms", "p50 ms", "p99 ms", "max ms"]
     rows: list[list[str]] = []
@@ -187,7 +180,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run the load test as the command line says."""
+    """Run the load test."""
     args = argument_parser().parse_args()
     try:
         with ended_by_sigterm():
@@ -236,7 +229,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check_reachable(uri: str) -> None:
-    """Something listens there: else all that a test tells is how fast connections are refused."""
+    """Raise an error if nothing listens: otherwise a test would only measure refused connections."""
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OperatorError(f"{uri!r} is no scoring URI; give one such as http://127.0.0.1:8080/score")

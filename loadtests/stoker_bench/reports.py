@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stoker_bench.contestants.contest import disturbance, ratio, standing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from stoker_bench.contestants.contest import Case, Slice
+from stoker_bench.contestants.contest import Case, Slice, disturbance, ratio, standing
 
 __all__ = [
     "MEGA",
@@ -104,7 +100,7 @@ MEGA = 1e6
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound that the project sets itself, and what was measured."""
+    """A bound that the project sets itself, and the measured value."""
 
     text: str
     measured: float
@@ -131,11 +127,10 @@ class CaseResult:
     """All slices of one case; entry i of every contestant lies in the same round.
 
     Attributes:
-        case: The load.
-        body_bytes: Sizes of the contestants' request bodies, each once.
-        slices: Slices by contestant; the first contestant is the one whose ratios to the others are told.
-        pss_bytes: Memory of each server's whole tree after the case.
-        subject: What was loaded, where a report has several such cases.
+        body_bytes: The distinct sizes of the contestants' request bodies.
+        slices: Slices by contestant; ratios are those of the first to the others.
+        pss_bytes: Memory of each server's process tree after the case.
+        subject: The loaded model, in reports with several.
     """
 
     case: Case
@@ -228,14 +223,14 @@ class CaseResult:
 
 @dataclass
 class Report:
-    """What a bench found; the benches add what only they have.
+    """The results of a bench; subclasses add their own.
 
     Attributes:
-        generator: What made the load.
+        generator: The load generator.
         seconds: Length of a slice.
-        rounds: Slices of each contestant a case.
-        subject: What was served.
-        cases: What was measured.
+        rounds: Slices of each contestant per case.
+        subject: The served model.
+        cases: The results.
     """
 
     generator: str
@@ -307,5 +302,5 @@ def _p99_ms(taken: Slice) -> float | None:
 
 
 def say(what: str) -> None:
-    """Tell the operator what the bench does now."""
+    """Print a progress message."""
     print(f"bench: {what} …", file=sys.stderr, flush=True)

@@ -1,4 +1,7 @@
-"""Pods of a model on a GPU each, as a fluid: rows come at random, wait, and are done as fast as full batches are."""
+"""Rules that scale the pods of a model, on bursty traces: `python loadtests/simulate_scaling.py`.
+
+Pods are simulated as a fluid: rows arrive at random, wait, and are processed as fast as full batches are.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +42,15 @@ _SECOND: Final = round(1 / STEP_S)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What one pod does, and what is promised of it.
+    """A pod's behaviour, and the service level.
 
     Attributes:
-        fixed_s, row_s: The time of a batch of b rows is `fixed_s + b * row_s`.
-        batch_rows: Most rows in a batch.
-        queue_s: How much work may wait in a pod before it refuses rows.
-        limit_s: How long a row may take; longer, or refused, is a miss.
-        start_s: From a pod that is wanted to a ready one.
-        drain_s: How long a pod that goes keeps its GPU.
+        fixed_s, row_s: A batch of b rows takes `fixed_s + b * row_s`.
+        batch_rows: Maximum rows per batch.
+        queue_s: Work that may wait in a pod before it refuses rows.
+        limit_s: Maximum latency of a row; longer ones and refusals are misses.
+        start_s: Time from a wanted pod to a ready one.
+        drain_s: How long a stopping pod keeps its GPU.
     """
 
     fixed_s: float = 0.003
@@ -64,19 +67,19 @@ class Model:
         return self.batch_rows / (self.fixed_s + self.batch_rows * self.row_s)
 
     def batch_s(self, rows_s: np.ndarray) -> np.ndarray:
-        """The time of the batches that come of so many rows a second: as many gather as come while one runs."""
+        """Return the time of batches at a rate of rows: each batch has the rows that arrive during the one before."""
         spare = np.maximum(1 - rows_s * self.row_s, 1e-9)
         rows = np.clip(rows_s * self.fixed_s / spare, 1.0, self.batch_rows)
         return np.asarray(self.fixed_s + rows * self.row_s)
 
 
 class Fleet:
-    """The pods, and what they have seen.
+    """The pods and their counters.
 
     Attributes:
-        replicas: How many there are to be.
-        rows, missed: Rows that have come, and those of them that were late or refused.
-        pod_s: Seconds of GPUs that pods had, from the moment when they were wanted to their end.
+        replicas: The wanted number of pods.
+        rows, missed: All rows, and those that were late or refused.
+        pod_s: GPU seconds of pods, from when they were wanted to their end.
         asked: Rows that came to each ready pod within the last second.
         backlog: Rows that wait in each.
         refused: Rows that each has refused so far.
@@ -107,12 +110,12 @@ class Fleet:
 
     @property
     def in_flight(self) -> np.ndarray:
-        """Rows that each pod holds: those that wait, and those that come while a batch runs."""
+        """Return the rows that each pod holds: waiting ones, and those that arrive during a batch."""
         asked = np.minimum(self.asked, self.model.capacity_rows_s)
         return np.asarray(self.backlog + asked * 1.5 * self.model.batch_s(asked))
 
     def scale(self, replicas: int) -> None:
-        """Have so many pods from now on: those that start go first, then those in which the least waits."""
+        """Set the wanted number of pods: starting ones stop first, then those with the least waiting rows."""
         more = replicas - self.replicas
         self.replicas = replicas
         if more > 0:
@@ -167,7 +170,7 @@ class Rule(Protocol):
     """Looks at the pods once a second."""
 
     def look(self, fleet: Fleet) -> int:
-        """Return how many pods there are to be from now on."""
+        """Return the wanted number of pods."""
         ...
 
 
@@ -184,7 +187,7 @@ class Fixed:
 
 
 class Stoker:
-    """`stoker_cluster.scaling`, with the loads of the pods as they are at each look."""
+    """`stoker_cluster.scaling`, with the current loads of the pods."""
 
     def __init__(self, policy: ScalingPolicy) -> None:
         self._policy = policy
@@ -192,7 +195,7 @@ class Stoker:
         self._next_s = 0.0
 
     def look(self, fleet: Fleet) -> int:
-        """Return what the policy says."""
+        """Return the policy's number of pods."""
         if fleet.now_s < self._next_s:
             return fleet.replicas
         self._next_s = fleet.now_s + period_s(self._policy, fleet.ready)
@@ -213,10 +216,10 @@ class Horizontal:
 
     Attributes:
         policy: The bounds and the target.
-        utilization: Whether the metric is the share of time in which the GPU computes, instead of `stoker_load`.
-        down_window_s: `stabilizationWindowSeconds` down; up it is 0.
-        down_share, down_period_s: What a policy down allows: this share of the pods in this time.
-        scrape_s, sync_s: How often the metric is scraped, and how often the autoscaler looks.
+        utilization: Whether the metric is the GPU's utilization instead of `stoker_load`.
+        down_window_s: `stabilizationWindowSeconds` for scaling down; for scaling up it is 0.
+        down_share, down_period_s: The policy for scaling down: this share of the pods in this time.
+        scrape_s, sync_s: How often the metric is scraped, and how often the autoscaler acts.
     """
 
     policy: ScalingPolicy
@@ -232,7 +235,7 @@ class Horizontal:
     _removed: deque[tuple[float, int]] = field(default_factory=deque)
 
     def look(self, fleet: Fleet) -> int:
-        """Return what it says at its own times, and what there is at others."""
+        """Return its decision at its own times, and the current number at others."""
         if fleet.now_s % self.scrape_s == 0:
             self._scraped = self._metric(fleet)
         if not len(self._scraped) or (fleet.now_s + self.scrape_s / 2) // 1 % self.sync_s:
@@ -288,8 +291,8 @@ class Knative:
 
     Attributes:
         policy: The bounds and the target.
-        most: Requests in flight that a pod may have, or requests a second; the target is a share of it.
-        by_rate: Whether requests a second count, instead of those in flight.
+        most: Maximum requests in flight of a pod, or requests per second; the target is a share of it.
+        by_rate: Whether requests per second count, instead of those in flight.
     """
 
     policy: ScalingPolicy
@@ -300,7 +303,7 @@ class Knative:
     _panic_pods: int = 0
 
     def look(self, fleet: Fleet) -> int:
-        """Return what it says."""
+        """Return its decision."""
         # Its proxy lets ten times as many wait as run; more are refused, and not seen.
         counted = fleet.asked if self.by_rate else np.minimum(fleet.in_flight, 11 * self.most)
         self._seen.append(float(counted.sum()))
@@ -369,7 +372,7 @@ def bursts(seconds: int, random: np.random.Generator) -> np.ndarray:
 
 
 def crowd(seconds: int, random: np.random.Generator) -> np.ndarray:
-    """From 50 pods to 700 within 20 s, a third of the way in, and back over some minutes: all come at once."""
+    """From 50 pods to 700 within 20 s, a third of the way in, and back over some minutes."""
     del random
     since = np.arange(seconds) - seconds // 3
     return np.asarray(50 + 650 * np.clip(since / 20, 0, 1) * np.exp(-np.maximum(0, since - 120) / 300))
@@ -389,13 +392,13 @@ _HOUR_S: Final = 3600
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it.
+    """The results of a simulation.
 
     Attributes:
-        missed_percent: Rows that were late or refused, of all.
+        missed_percent: Percentage of rows that were late or refused.
         gpu_hours: Of pods that start, serve and drain.
-        most: The most pods at a time.
-        ups, downs: How often there were to be more, and fewer.
+        most: Maximum number of pods.
+        ups, downs: How often the wanted number grew and shrank.
     """
 
     missed_percent: float
@@ -411,9 +414,8 @@ def simulate(
     """Let a rule choose the pods of a trace.
 
     Args:
-        rule: It looks once a second.
-        asked: What is asked in each second, as pods that are fully at work.
-        model: What a pod does.
+        rule: Called once per second.
+        asked: Load in each second, in fully used pods.
         target: The load of pods at the beginning.
         random: For arrivals.
     """
@@ -480,7 +482,7 @@ def table(
 
 
 def rules_for(policy: ScalingPolicy, model: Model, peak: float) -> dict[str, Rule]:
-    """Return the rules by what they are called; `peak` is what is asked at most, in pods."""
+    """Return the rules by name; `peak` is the maximum load in pods."""
     target = policy.target_percent / _PERCENT
     return {
         "all the time as the peak needs": Fixed(min(policy.max_replicas, math.ceil(peak / target))),

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install
 from stoker_client import StokerClientError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 __all__ = [
     "PIECE_FORMS",
@@ -35,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Digits:
-    """Images and what they show.
+    """Images and their labels.
 
     Attributes:
         rows: float32 [n, 784] in 0..1, white on black, row by row.
@@ -79,11 +76,7 @@ def _bundled() -> Digits:
 
 
 def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:
-    """Return the class of each row from an answer: classes themselves, or outputs whose largest one tells it.
-
-    Args:
-        answer: The parsed JSON: a list, or an object whose first value is one.
-        rows: How many rows were sent.
+    """Return the class of each row from parsed JSON: classes, or outputs of which the largest one counts.
 
     Raises:
         ValueError: If the answer is neither.
@@ -109,13 +102,13 @@ PIECE_FORMS: tuple[PieceForm, ...] = get_args(PieceForm)
 
 @dataclass(frozen=True)
 class PiecesSeen:
-    """What came of one answer.
+    """The result of reading one answer.
 
     Attributes:
         count: Pieces.
-        first_s: Seconds from the request until the first one was there; None without any.
-        end_s: Seconds until the end, or until it failed.
-        complaint: What was wrong with it; None if it was right. It has no ids in it, so equal ones can be counted.
+        first_s: Seconds from the request to the first piece; None without any.
+        end_s: Seconds to the end, or to the failure.
+        complaint: What was wrong, without ids, so that equal ones can be counted; None if nothing.
     """
 
     count: int
@@ -125,12 +118,7 @@ class PiecesSeen:
 
 
 def read_pieces(pieces: Iterable[object], clock: Callable[[], float]) -> PiecesSeen:
-    """Read an answer of the client to its end.
-
-    Args:
-        pieces: Its iterator; the request is sent when the first piece is asked for.
-        clock: Seconds.
-    """
+    """Read an answer of the client to its end; the request is sent when the first piece is read."""
     began_s = clock()
     count, first_s, complaint = 0, None, None
     try:

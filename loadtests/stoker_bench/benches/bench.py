@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.errors import InvalidSettings
 from stoker_bench.benches.lineup import Lineup
@@ -28,21 +29,25 @@ from stoker_bench.contestants.baselines import (
     handwritten_launch,
     starlette_launch,
 )
-from stoker_bench.contestants.contest import Case, check_answers, standing
+from stoker_bench.contestants.contest import Case, Contestant, LoadedServer, check_answers, standing
 from stoker_bench.contestants.offline import NAME_PREFIX as OFFLINE
 from stoker_bench.contestants.offline import OfflineRuntime
-from stoker_bench.contestants.servers import OTHER, RunningServer, other_launch, stoker_launch
+from stoker_bench.contestants.servers import OTHER, ProcessTree, RunningServer, other_launch, stoker_launch
 from stoker_bench.generators.load_generator import pick_generator
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows, scoring_request
 from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
-from stoker_bench.reports import MEGA, Bound, Report, at_least, at_most, cpu_us, p50_ms, rows_per_s, say
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stoker_bench.contestants.contest import Contestant, LoadedServer
-    from stoker_bench.contestants.servers import ProcessTree
-    from stoker_bench.reports import CaseResult
+from stoker_bench.reports import (
+    MEGA,
+    Bound,
+    CaseResult,
+    Report,
+    at_least,
+    at_most,
+    cpu_us,
+    p50_ms,
+    rows_per_s,
+    say,
+)
 
 __all__ = [
     "FRAMEWORKS",
@@ -62,7 +67,7 @@ LARGE_REQUEST_CONNECTIONS = 4
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What `stoker bench` was asked for; see its help texts."""
+    """Options of `stoker bench`; see its help."""
 
     uri: str | None = None
     key: str | None = None
@@ -113,7 +118,7 @@ class _Contest:
             ]
 
     def contestants(self, case: Case) -> list[Contestant]:
-        """Return who takes turns in a case: the constants only where a request costs them as much as a row."""
+        """Return the contestants of a case: constants only for requests of one row."""
         if case.rows == 1:
             return [self.stoker, *self.others, *self.baselines]
         scoring = [server for server in self.baselines if server.name == HANDWRITTEN]
@@ -180,7 +185,7 @@ def _check(contest: _Contest, options: BenchOptions) -> None:
 
 @dataclass
 class BenchReport(Report):
-    """What a bench of a model found."""
+    """The results of a bench of a model."""
 
     start_up: StartUp | None = None
     weight_after_load: FrontendWeight | None = None

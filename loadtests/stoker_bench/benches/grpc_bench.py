@@ -1,7 +1,4 @@
-"""`stoker bench --grpc`: unary calls of the Open Inference Protocol, beside bare echoes of them.
-
-One echo is a grpc.aio server's, the other a C++ one's, where this machine can build it.
-"""
+"""`stoker bench --grpc`: unary calls of the Open Inference Protocol, compared with bare echoes in Python and C++."""
 
 from __future__ import annotations
 
@@ -13,30 +10,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest, ModelInferResponse
 from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case
+from stoker_bench.contestants.contest import Case, LoadedServer
 from stoker_bench.contestants.servers import HOST, OTHER, Launch, free_port, other_launch, stoker_launch
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.grpc_generator import answer_to, pick_grpc_generator
 from stoker_bench.generators.scoring_request import Dialect, random_rows
-from stoker_bench.networks.served_model import given_model, seeded_model
-from stoker_bench.reports import Report, at_least, at_most, p50_ms, rows_per_s, say
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from stoker_bench.contestants.contest import LoadedServer
-    from stoker_bench.networks.served_model import ServedModel
-    from stoker_bench.reports import Bound, CaseResult
+from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
+from stoker_bench.reports import Bound, CaseResult, Report, at_least, at_most, p50_ms, rows_per_s, say
 
 __all__ = [
     "CPP_ECHO",
@@ -61,7 +51,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class GrpcBenchOptions:
-    """What `stoker bench --grpc` was asked for; see its help texts."""
+    """Options of `stoker bench --grpc`; see its help."""
 
     model: Path | None = None
     seconds: int = 3
@@ -76,7 +66,7 @@ class GrpcReport(Report):
     """What a bench of gRPC found.
 
     Attributes:
-        left_out: Why contestants are missing, a sentence each.
+        left_out: Why contestants are missing, one sentence each.
     """
 
     left_out: list[str] = field(default_factory=list)
@@ -86,11 +76,11 @@ class GrpcReport(Report):
         return [bound for result in self.cases for bound in _case_bounds(result)]
 
     def notes(self) -> list[str]:
-        """Return who is missing."""
+        """Return why contestants are missing."""
         return self.left_out
 
     def further(self) -> dict[str, Any]:
-        """Return who is missing."""
+        """Return why contestants are missing."""
         return {"left_out": self.left_out}
 
 
@@ -177,7 +167,7 @@ def _echo_launches() -> tuple[list[Launch], list[str]]:
 
 
 def _check(scoring: Sequence[LoadedServer], echoes: Sequence[LoadedServer], model: ServedModel) -> None:
-    """Compare one answer of each with what it must be."""
+    """Check one answer of each contestant."""
     say("checking answers")
     rows = random_rows(3, model.row_shape)
     wanted = model.outputs(rows)
@@ -199,17 +189,13 @@ BUILD_TIMEOUT_S: Final = 300
 
 
 class EchoNotBuilt(BenchedServerError):
-    """This machine cannot build the echo; the message says what is missing."""
+    """This machine cannot build the echo; the message names what is missing."""
 
     code = "echo_not_built"
 
 
 def cpp_echo_launch(path: str) -> Launch:
-    """Start the echo, for calls of a method's path; it is built where that has not been done yet.
-
-    Raises:
-        EchoNotBuilt: It cannot be.
-    """
+    """Start the C++ echo for calls of a method's path, built if necessary; raises EchoNotBuilt."""
     port = free_port()
     return Launch(CPP_ECHO, (str(cpp_echo_program()), f"{HOST}:{port}"), port, ready_path="", score_path=path)
 
@@ -243,13 +229,13 @@ def cpp_echo_program() -> Path:
 
 
 def _cache() -> Path:
-    """The folder for what is built; RuntimeError where the user has no home."""
+    """Return the folder of built programs; RuntimeError if the user has no home."""
     named = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else Path.home() / ".cache") / "stoker-bench"
 
 
 def _build(command: list[str], program: Path) -> None:
-    """Compile beside the program's place, and move it there when it is whole: two benches may build it at once."""
+    """Compile next to the program's place, and move it there: two benches may build it at once."""
     with tempfile.TemporaryDirectory(prefix="building-", dir=program.parent) as folder:
         built = Path(folder, program.name)
         try:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from tqdm import tqdm
 
-from stoker_bench.contestants.contest import LoadedServer, run_in_turns
-from stoker_bench.contestants.servers import RunningServer, tree_behind
-from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
+from stoker_bench.contestants.contest import Case, Contestant, LoadedServer, Slice, run_in_turns
+from stoker_bench.contestants.servers import Launch, RunningServer, tree_behind
+from stoker_bench.generators.load_generator import LoadGenerator
+from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, random_rows
 from stoker_bench.reports import CaseResult, say
-
-if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from stoker_bench.contestants.contest import Case, Contestant, Slice
-    from stoker_bench.contestants.servers import Launch
-    from stoker_bench.generators.load_generator import LoadGenerator
-    from stoker_bench.generators.scoring_request import Dialect
 
 __all__ = ["Lineup"]
 
@@ -28,14 +21,7 @@ METRICS_PATH = "/metrics"
 
 
 class Lineup:
-    """Starts servers and lets them take their turns.
-
-    Args:
-        folder: For their logs.
-        stack: Ends them.
-        generator: Loads them.
-        row_shape: Shape of the rows that they score.
-    """
+    """Starts servers and lets them take their turns."""
 
     def __init__(
         self, folder: Path, stack: contextlib.ExitStack, generator: LoadGenerator, row_shape: tuple[int, ...]
@@ -47,11 +33,6 @@ class Lineup:
 
     def start(self, launch: Launch, dialect: Dialect = DATA_LISTS, *, metrics: bool = False) -> LoadedServer:
         """Start a server and wait until it is ready.
-
-        Args:
-            launch: How to start it.
-            dialect: The form of its requests and answers.
-            metrics: Whether it has Stoker's metrics.
 
         Raises:
             BenchedServerError: It ended, or was not ready in time.

@@ -1,4 +1,4 @@
-"""`stoker bench --loading`: what loading and unloading a model costs the requests to another one."""
+"""`stoker bench --loading`: how loading and unloading a model affects the requests to another one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
 from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case, check_answers
+from stoker_bench.contestants.contest import Case, LoadedServer, Slice, check_answers
 from stoker_bench.contestants.servers import HOST, post, stoker_launch
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import pick_generator
 from stoker_bench.networks.served_model import given_model, seeded_model
 from stoker_bench.reports import Report, say
-
-if TYPE_CHECKING:
-    from stoker_bench.contestants.contest import LoadedServer, Slice
 
 __all__ = ["LOADING", "QUIET", "LoadingBenchOptions", "LoadingReport", "run_loading_bench"]
 
@@ -38,7 +35,7 @@ HTTP_OK = 200
 
 @dataclass(frozen=True)
 class LoadingBenchOptions:
-    """What `stoker bench --loading` was asked for; see its help texts."""
+    """Options of `stoker bench --loading`; see its help."""
 
     model: Path | None = None
     seconds: int = 3
@@ -49,7 +46,7 @@ class LoadingBenchOptions:
 
 @dataclass
 class LoadingReport(Report):
-    """What a bench of loading found.
+    """The results of a bench of loading.
 
     Attributes:
         loads_s: How long each load of the other model took.
@@ -70,7 +67,7 @@ class LoadingReport(Report):
 
 
 class _WhileLoading:
-    """A server under load that is told to load and unload another model all the time."""
+    """A server under load that loads and unloads another model all the time."""
 
     name = LOADING
 

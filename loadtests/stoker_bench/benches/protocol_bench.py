@@ -1,13 +1,21 @@
-"""`stoker bench --protocols`: what the other protocols of one server reach beside JSON at `/score`."""
+"""`stoker bench --protocols`, `--images` and `--tokens`: requests other than rows of numbers in JSON.
+
+The other protocols of one server are compared with JSON at `/score`. Images and tokens are compared with one process
+that does the least for them: decode the body and run the model.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker_bench.benches.lineup import Lineup
 from stoker_bench.contestants.contest import Case, check_answers, standing
@@ -26,15 +34,7 @@ from stoker_bench.networks.onnx_graphs import (
     write_sums,
 )
 from stoker_bench.networks.served_model import given_model, seeded_model
-from stoker_bench.reports import Report, at_least, rows_per_s, say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from stoker_bench.reports import Bound, CaseResult
+from stoker_bench.reports import Bound, CaseResult, Report, at_least, rows_per_s, say
 
 __all__ = [
     "BINARY",
@@ -55,7 +55,7 @@ LARGE_REQUEST_CONNECTIONS = 4
 
 @dataclass(frozen=True)
 class ProtocolBenchOptions:
-    """What `stoker bench --protocols` was asked for; see its help texts."""
+    """Options of `stoker bench --protocols`; see its help."""
 
     model: Path | None = None
     seconds: int = 3
@@ -67,7 +67,7 @@ class ProtocolBenchOptions:
 
 @dataclass
 class ProtocolReport(Report):
-    """What a bench of protocols found."""
+    """The results of a bench of protocols."""
 
     def bounds(self) -> list[Bound]:
         """Return the bounds whose figures this run has."""
@@ -131,14 +131,13 @@ class _Kind(NamedTuple):
     """What is benched.
 
     Attributes:
-        model: What the report calls it.
-        write: Makes its ONNX file.
-        row_shape: Shape of the random rows of which requests are made.
-        dialect: Makes a request of one.
-        outputs: What the model answers to rows [n, *row_shape].
-        options: Of `stoker serve`.
+        write: Makes the ONNX file.
+        row_shape: The shape of the random rows in requests.
+        dialect: Makes a request of a row.
+        outputs: The model's answers to rows [n, *row_shape].
+        options: Options of `stoker serve`.
         connections: One case each.
-        least: What the server has to reach of what one process does without it; None where HTTP costs more than that.
+        least: The least share of one process's throughput without the server; None where HTTP costs more.
     """
 
     model: str
@@ -165,7 +164,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True)
 class BodyBenchOptions:
-    """What `stoker bench --images` or `--tokens` was asked for; see its help texts."""
+    """Options of `stoker bench --images` or `--tokens`; see its help."""
 
     bodies: Literal["images", "tokens"]
     seconds: int = 3
@@ -177,7 +176,7 @@ class BodyBenchOptions:
 
 @dataclass
 class BodyReport(Report):
-    """What a bench of other bodies found.
+    """The results of a bench of other bodies.
 
     Attributes:
         least: See `_Kind`.

@@ -13,34 +13,28 @@ import subprocess
 import sys
 import tempfile
 import timeit
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import simdjson
+from numpy.typing import NDArray
 
 from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.merging import MergedCalls, split
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, merge, row_count
 from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case, check_answers, standing
+from stoker_bench.contestants.contest import Case, LoadedServer, check_answers, standing
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE, ONNX_SCORE
-from stoker_bench.contestants.servers import stoker_launch
+from stoker_bench.contestants.servers import Launch, stoker_launch
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import pick_generator
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
 from stoker_bench.networks.onnx_graphs import WIDTHS
 from stoker_bench.networks.served_model import given_model
 from stoker_bench.reports import Bound, Report, aligned, figure, say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from stoker_bench.contestants.contest import LoadedServer
-    from stoker_bench.contestants.servers import Launch
 
 __all__ = [
     "MergeCost",
@@ -62,7 +56,7 @@ WAYS = ("merge", "handle", "none")
 
 @dataclass(frozen=True)
 class ScriptBenchOptions:
-    """What `stoker bench --scripts` was asked for; see its help texts."""
+    """Options of `stoker bench --scripts`; see its help."""
 
     run_folder: Path | None = None
     script: Path | None = None
@@ -74,7 +68,7 @@ class ScriptBenchOptions:
 
 @dataclass
 class ScriptReport(Report):
-    """What a bench of entry scripts found; every case is one script, and its first contestant merges."""
+    """The results of a bench of entry scripts; every case is one script, and its first contestant merges."""
 
     merge_cost: MergeCost | None = None
 
@@ -89,11 +83,11 @@ class ScriptReport(Report):
         return found
 
     def notes(self) -> list[str]:
-        """Return the table of what merging costs."""
+        """Return the table of the costs of merging."""
         return [_cost_table(self.merge_cost)] if self.merge_cost else []
 
     def further(self) -> dict[str, Any]:
-        """Return what merging costs."""
+        """Return the costs of merging."""
         return {"merge_cost": asdict(self.merge_cost) if self.merge_cost else None}
 
 
@@ -176,10 +170,10 @@ class Step:
     """One step on the path of a request.
 
     Attributes:
-        name: What is done.
-        side: Which process does it.
-        merging: Whether it is done for merging alone; the others every entry script's request takes.
-        us: Microseconds a request.
+        name: The work.
+        side: The process that does it.
+        merging: Whether only merging needs it; all requests of entry scripts take the other steps.
+        us: Microseconds per request.
     """
 
     name: str
@@ -190,13 +184,7 @@ class Step:
 
 @dataclass(frozen=True)
 class MergeCost:
-    """The steps for requests of one size.
-
-    Attributes:
-        body_bytes: Size of each body.
-        requests: Requests in a merged call.
-        steps: What Stoker does.
-    """
+    """The steps for requests of one size."""
 
     body_bytes: int
     requests: int
@@ -204,21 +192,17 @@ class MergeCost:
 
     @property
     def merging_us(self) -> float:
-        """What merging adds."""
+        """The cost of merging."""
         return sum(step.us for step in self.steps if step.merging)
 
     @property
     def envelope_us(self) -> float:
-        """What every request of an entry script costs besides."""
+        """The other costs of every request of an entry script."""
         return sum(step.us for step in self.steps if not step.merging)
 
 
 def measure_merge_cost(body: bytes, requests: int) -> MergeCost:
-    """Measure the steps for so many requests of one row.
-
-    Args:
-        body: `{"data": [row]}`.
-        requests: Requests in a merged call.
+    """Measure the steps for merged calls of `requests` requests with the body `{"data": [row]}`.
 
     Raises:
         ValueError: The body cannot be merged with others.
@@ -260,7 +244,7 @@ def _run(raw_data: str) -> None:
 
 
 def _us(step: Callable[[], object], requests: int = 1) -> float:
-    """Return microseconds a request, the best of several tries: what disturbs a try only makes it longer."""
+    """Return microseconds per request, the best of several tries: disturbances only make a try longer."""
     calls = max(1, CALLS // requests)
     step()
     return min(timeit.repeat(step, number=calls, repeat=REPEATS)) / calls / requests * 1e6
@@ -296,7 +280,7 @@ def trained_run(folder: Path) -> Path:
 
 
 def classes_of(run: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
-    """Return what an entry script must answer: rows [n, 784] to classes [n, 1], by the run's ONNX model."""
+    """Return a function from rows [n, 784] to an entry script's classes [n, 1], by the run's ONNX model."""
     model = given_model(run / ONNX_FILE)
 
     def classes(rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -6,13 +6,11 @@ import argparse
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install, onnx_missing
-
-if TYPE_CHECKING:
-    from stoker_bench.reports import Report
+from stoker_bench.reports import Report
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -224,11 +222,7 @@ def _body_report(args: argparse.Namespace) -> Report:
 
 
 def _given(args: argparse.Namespace, bench: str, *names: str) -> dict[str, Any]:
-    """Return what was given of the options with these names; the bench itself knows the defaults.
-
-    Raises:
-        InvalidSettings: An option was given that is not among them.
-    """
+    """Return the options that were given among these names; the bench itself has the defaults."""
     given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
     for name in given.keys() - set(names):
         option = {"baselines": "no-baselines", "run_folder": "run"}.get(name, name)

@@ -1,4 +1,4 @@
-"""`stoker simulate`: what a model with a target does under load, by the server's own planner and a virtual clock."""
+"""`stoker simulate`: a model with a latency target under load, with the server's planner and a virtual clock."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.commands.terminal import number_option
+from stoker.device.planner import BatchPolicy
 from stoker.errors import InvalidSettings
-
-if TYPE_CHECKING:
-    from stoker.device.planner import BatchPolicy
-    from stoker.settings.choices import Admission
-    from stoker.simulation.workload import Curve, Requests
-    from stoker.simulation.world import Outcome
+from stoker.settings.choices import Admission
+from stoker.simulation.workload import Curve, Requests
+from stoker.simulation.world import Outcome
 
 __all__ = ["SUMMARY", "add_arguments", "draw", "facts_of", "mean", "not_taken", "run", "table"]
 
@@ -40,8 +38,7 @@ def facts_of(outcomes: Sequence[Outcome], model: int | None = None) -> dict[str,
     """A line: the mean of several simulations.
 
     Args:
-        outcomes: These.
-        model: Of which model; None for all.
+        model: The model; None for all.
     """
     count = len(outcomes)
     if model is not None:
@@ -457,7 +454,6 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
     Args:
         path: The file; its suffix determines the format.
-        rows: The table.
 
     Raises:
         InvalidSettings: The table has no loads, the file cannot be written, or a package is missing.

@@ -1,1 +1,1 @@
-"""Who is asked: servers and runtimes, with what they cost, and the turns that they take."""
+"""Contestants: servers and runtimes, their costs, and their turns."""

@@ -1,4 +1,7 @@
-"""Contestants measured in turns: A B C D A B C D …, so that a drifting clock meets all of them alike."""
+"""Contestants measured in turns, A B C D A B C D …, so that a drifting clock affects all of them alike.
+
+The usual contestant is a server under closed-loop load; its answers are checked before that.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,19 @@ import os
 import re
 import statistics
 import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from urllib.parse import urljoin
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stoker_bench.contestants.servers import get, machine_busy_s, post
+from stoker_bench.contestants.servers import ProcessTree, get, machine_busy_s, post
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.scoring_request import random_rows, scoring_request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from stoker_bench.contestants.servers import ProcessTree
-    from stoker_bench.generators.load_generator import LoadGenerator
-    from stoker_bench.generators.scoring_request import Dialect, ScoringRequest
+from stoker_bench.generators.load_generator import LoadGenerator
+from stoker_bench.generators.scoring_request import Dialect, ScoringRequest, random_rows, scoring_request
 
 __all__ = [
     "Case",
@@ -49,8 +46,8 @@ class Case:
     """One kind of load.
 
     Attributes:
-        connections: Callers, each with one request under way at a time.
-        rows: Rows a request.
+        connections: Callers, each with one request in flight.
+        rows: Rows per request.
     """
 
     connections: int
@@ -65,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Slice:
-    """What one contestant did in one turn; None stands for what cannot be known of it."""
+    """The figures of one contestant in one turn; None if unknown."""
 
     rows_per_s: float
     requests_per_s: float
@@ -83,7 +80,7 @@ class Contestant(Protocol):
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """Its name in tables."""
 
     def run(self, case: Case, seconds: int) -> Slice:
         """Take a turn."""
@@ -96,10 +93,11 @@ def run_in_turns(
     rounds: int,
     on_slice: Callable[[str, Slice], None],
 ) -> dict[str, list[Slice]]:
-    """Give each contestant one slice a round; entry i of every list lies in the same round.
+    """Give each contestant one slice per round; entry i of every list is of the same round.
 
-    Each slice begins after a second of the same load that does not count: while the others had their turns, the
-    system may have taken back pages of an idle server, and it should not pay for that as if under load.
+    Each slice begins after a second of the same load that does not count: during the turns of others, the system may
+        have
+    reclaimed pages of an idle server, which should not count as load.
     """
     slices: dict[str, list[Slice]] = {contestant.name: [] for contestant in contestants}
     for _ in range(rounds):
@@ -182,7 +180,7 @@ class Clocks:
         )
 
     def since(self, earlier: Clocks) -> Clocks:
-        """Return what has passed since an earlier reading."""
+        """Return the difference to an earlier reading."""
         server_s = None
         if self.server_s is not None and earlier.server_s is not None:
             server_s = self.server_s - earlier.server_s
@@ -288,14 +286,12 @@ def check_answers(
     max_rows: int = 3,
     close: Callable[[NDArray[np.float64], NDArray[np.float32]], bool] = _is_close,
 ) -> None:
-    """Score distinct rows from several callers at once and compare each answer with what it must be.
+    """Score distinct rows from several callers at once, and check each answer.
 
     Args:
-        server: The server to ask.
-        row_shape: Shape of one row.
-        expected: rows [n, ...] to outputs [n, outputs]; None where only status and shape can be checked.
-        max_rows: The requests have 1 to so many rows.
-        close: Whether outputs are near enough to what they must be.
+        expected: Computes the outputs [n, outputs] for rows [n, ...]; None to check only status and shape.
+        max_rows: Maximum rows of the requests.
+        close: Whether outputs are close enough.
 
     Raises:
         BenchedServerError: If an answer is not 200, has the wrong shape or the wrong values.

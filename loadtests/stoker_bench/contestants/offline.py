@@ -1,8 +1,7 @@
-"""What the runtime alone reaches in one process, without HTTP: ONNX Runtime, after what reads a body or by itself.
+"""The runtime alone in one process, without HTTP: ONNX Runtime, with or without reading the body.
 
-`python -m stoker_bench.contestants.offline MODEL (--body FILE | --rows N) --threads N` reads seconds, one number
-a line, on stdin and answers each with one line of JSON; so it can take its turns among servers without loading the
-model anew.
+`python -m stoker_bench.contestants.offline MODEL (--body FILE | --rows N) --threads N` reads seconds from stdin, one
+number per line, and answers each with a line of JSON; so it can take turns with servers without reloading the model.
 """
 
 from __future__ import annotations
@@ -12,21 +11,17 @@ import io
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Literal, Self, cast
+from types import TracebackType
+from typing import IO, Any, Final, Literal, Self, cast
 
 import numpy as np
 import orjson
 
-from stoker_bench.contestants.contest import Slice
+from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import random_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
-    from stoker_bench.contestants.contest import Case
 
 __all__ = ["NAME_PREFIX", "RUNTIME", "OfflineRuntime", "main"]
 
@@ -46,11 +41,10 @@ class OfflineRuntime:
     """The offline loop in a process of its own, as a contestant; a context manager that ends the process.
 
     Args:
-        model: ONNX file with one float32 input.
-        threads: Intra-op threads of ONNX Runtime; 0 leaves its default, one a core.
-        work: What is done over and over: a file with a body, which is read and run; or so many rows, which are run
-            from memory.
-        bodies: What is in a body.
+        model: An ONNX file with one float32 input.
+        threads: Intra-op threads of ONNX Runtime; 0 for its default, one per core.
+        work: The repeated work: a file with a body to read and run, or a number of rows to run from memory.
+        bodies: The content of a body.
     """
 
     def __init__(self, model: Path, threads: int, work: Path | int, bodies: Bodies = "rows") -> None:
@@ -119,8 +113,8 @@ def _measure(work: Callable[[], object], seconds: float) -> dict[str, float]:
     }
 
 
-def _scoring(session: Any, body: bytes) -> Callable[[], object]:
-    """Return what parses a body and runs its rows."""
+def _row_work(session: Any, body: bytes) -> Callable[[], object]:
+    """Return a function that parses a body and runs its rows."""
     import simdjson
 
     parser = simdjson.Parser()
@@ -136,8 +130,8 @@ def _scoring(session: Any, body: bytes) -> Callable[[], object]:
     return score
 
 
-def _picturing(session: Any, body: bytes) -> Callable[[], object]:
-    """Return what decodes an image and runs it, its channels first."""
+def _image_work(session: Any, body: bytes) -> Callable[[], object]:
+    """Return a function that decodes an image and runs it, channels first."""
     from PIL import Image
 
     name = session.get_inputs()[0].name
@@ -149,8 +143,8 @@ def _picturing(session: Any, body: bytes) -> Callable[[], object]:
     return score
 
 
-def _tokening(session: Any, body: bytes) -> Callable[[], object]:
-    """Return what parses named lists of integers and runs them."""
+def _token_work(session: Any, body: bytes) -> Callable[[], object]:
+    """Return a function that parses named lists of integers and runs them."""
 
     def score() -> None:
         tensors = orjson.loads(body)["data"]
@@ -159,8 +153,8 @@ def _tokening(session: Any, body: bytes) -> Callable[[], object]:
     return score
 
 
-def _running(session: Any, rows: int) -> Callable[[], object]:
-    """Return what runs rows that are there."""
+def _memory_work(session: Any, rows: int) -> Callable[[], object]:
+    """Return a function that runs the same rows."""
     tensor = session.get_inputs()[0]
     feeds = {tensor.name: random_rows(rows, tuple(tensor.shape[1:]))}
     return lambda: session.run(None, feeds)
@@ -181,9 +175,9 @@ def main() -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = args.threads
     session = onnxruntime.InferenceSession(args.model, options, providers=["CPUExecutionProvider"])
-    readers = {"rows": _scoring, "images": _picturing, "tokens": _tokening}
+    readers = {"rows": _row_work, "images": _image_work, "tokens": _token_work}
     read = readers[args.bodies]
-    done = read(session, args.body.read_bytes()) if args.body else _running(session, args.rows)
+    done = read(session, args.body.read_bytes()) if args.body else _memory_work(session, args.rows)
     _measure(done, seconds=0.2)
     for line in sys.stdin:
         print(orjson.dumps(_measure(done, float(line))).decode(), flush=True)

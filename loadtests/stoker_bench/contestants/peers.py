@@ -1,6 +1,6 @@
-"""The servers that `make compare` puts beside Stoker: pinned packages, each at its best configuration.
+"""The servers that `make compare` compares with Stoker: pinned packages, each at its best configuration.
 
-The services themselves lie in loadtests/peers.
+Each has a virtual environment of its own. The services are in loadtests/peers.
 """
 
 from __future__ import annotations
@@ -9,19 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
 from stoker_bench.contestants.servers import HOST, Launch, free_port
-from stoker_bench.generators.scoring_request import DATA_LISTS, OPEN_INFERENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stoker_bench.generators.scoring_request import Dialect
+from stoker_bench.generators.scoring_request import DATA_LISTS, OPEN_INFERENCE, Dialect
 
 __all__ = [
     "AZUREML",
@@ -48,7 +43,7 @@ class Site:
     Attributes:
         environment: The peer's virtual environment.
         model: The ONNX file, named mlp.onnx, alone in its folder; or, for an entry script, the run folder.
-        scratch: A folder for what a peer insists on writing.
+        scratch: A folder for files that a peer insists on writing.
     """
 
     environment: Path
@@ -68,10 +63,9 @@ class Peer:
     Attributes:
         package: Its name on the package index.
         requirements: Pinned; the first is the server itself.
-        configuration: What the table says about how it was run.
+        configuration: Its configuration, for the table.
         launch: Builds the command for a site.
-        dialect: The form of its requests and answers.
-        purpose: What its virtual environment is for, where it has several.
+        purpose: The purpose of its virtual environment, if it has several.
     """
 
     package: str
@@ -198,11 +192,7 @@ GRAPH_SCRIPT_PEER = Peer(
 
 
 def build_environment(peer: Peer, environments: Path) -> Path:
-    """Return the peer's virtual environment, built if it is not there with just these requirements.
-
-    Raises:
-        OperatorError: If uv is missing or cannot install them.
-    """
+    """Return the peer's virtual environment, built unless it has exactly its requirements; raises OperatorError."""
     environment = environments / peer.folder
     stamp = environment / "requirements.txt"
     wanted = "\n".join(peer.requirements) + "\n"

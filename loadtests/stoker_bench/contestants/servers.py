@@ -1,4 +1,4 @@
-"""What a server costs: CPU time and memory of all of its processes."""
+"""Servers on the loopback, started in a session of their own, with the CPU time and memory of their process trees."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -22,10 +24,6 @@ import yaml
 from stoker.errors import InvalidSettings
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import scoring_request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType, TracebackType
 
 __all__ = [
     "HOST",
@@ -65,10 +63,9 @@ class Memory:
 
 
 class ProcessTree:
-    """One or more root processes with all of their descendants, and whoever shares the roots' sessions.
+    """Root processes with all descendants, and other processes in the roots' sessions.
 
-    A server that this package starts leads a session of its own, so that children which outlived their
-    parent are still found.
+    The bench starts each server in a session of its own, so that orphaned children are found.
     """
 
     def __init__(self, *roots: int) -> None:
@@ -79,7 +76,7 @@ class ProcessTree:
         return sorted(process.pid for process in self.processes())
 
     def processes(self) -> frozenset[psutil.Process]:
-        """Return the same as objects that are equal only if the process is the same, whoever has its pid later."""
+        """Return the processes as objects that are equal only for the same process, even if its pid is reused."""
         members: set[psutil.Process] = set()
         for process in _processes():
             if process not in members and (process.pid in self.roots or _session(process.pid) in self.roots):
@@ -128,7 +125,7 @@ class ProcessTree:
         return sorted(process.pid for process in self.processes() if command_part in _command_line(process))
 
     def maps(self, pid: int, library_part: str) -> bool:
-        """Tell whether the process has mapped a file with `library_part` in its name."""
+        """Return whether the process has mapped a file with `library_part` in its name."""
         try:
             mapped = psutil.Process(pid).memory_maps()
         except psutil.NoSuchProcess:
@@ -184,7 +181,7 @@ def _processes() -> Iterator[psutil.Process]:
 
 
 def _session(pid: int) -> int | None:
-    """The session of a process, which psutil does not tell."""
+    """Return the session of a process, which psutil does not have."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -226,13 +223,13 @@ class Launch:
     """How to start a server.
 
     Attributes:
-        name: What the tables call it.
-        command: argv; the port is in it.
-        port: The loopback port that it will listen on.
-        ready_path: GET here answers 200 once the server can score; if empty, it can once it takes connections.
-        score_path: POST here scores.
+        name: Its name in tables.
+        command: The command line with the port.
+        port: Its loopback port.
+        ready_path: GET answers 200 here once the server can score; empty if it can once it accepts connections.
+        score_path: POST scores here.
         environment: Variables added to this process's environment.
-        key: Bearer key to send, or None.
+        key: The bearer key, or None.
     """
 
     name: str
@@ -304,10 +301,9 @@ class RunningServer:
     """A server process with its tree; a context manager that ends every process of it.
 
     Args:
-        launch: How to start it.
-        log: Where its output goes; errors quote the end.
-        ready_body: With a body, the server is ready once it answers 200 to that; without, once its
-            `ready_path` does.
+        log: The file for its output; errors quote the end.
+        ready_body: A request that has to be answered with 200 for the server to count as ready; by default its
+            `ready_path`.
     """
 
     def __init__(self, launch: Launch, log: Path, ready_body: bytes | None = None) -> None:
@@ -360,7 +356,7 @@ class RunningServer:
         return post(HOST, self.launch.port, request.path, request.body, request.headers)[0]
 
     def failed(self, what: str) -> BenchedServerError:
-        """Return the error that says what happened to this server, with the end of its log."""
+        """Return an error about this server, with the end of its log."""
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         tail = "".join(f"\n  | {line}" for line in lines)
         return BenchedServerError(f"{self.launch.name} {what}.{tail}")
@@ -378,7 +374,7 @@ class RunningServer:
 
 
 def tree_behind(uri: str) -> ProcessTree | None:
-    """Return the process tree of the server at a URI; None where it is not one of this machine's."""
+    """Return the process tree of the server at a URI; None if it is not on this machine."""
     parts = urlsplit(uri)
     host = parts.hostname or ""
     local = host in ("localhost", "::1") or host.startswith("127.")
@@ -438,9 +434,8 @@ def other_launch(
 
     Args:
         python: The environment's Python.
-        model: The model's file.
-        folder: Where its workspace goes.
-        frontends: Frontend processes; None leaves that to it.
+        folder: The parent of its workspace.
+        frontends: Number of frontend processes; None for its default.
         options: Further options of the command.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What asks: requests, and the loops that send them and take the time."""
+"""Load generators: requests, and the loops that send them and measure."""

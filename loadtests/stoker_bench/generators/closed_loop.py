@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import resource
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import httptools
 import numpy as np
@@ -18,29 +19,24 @@ import uvloop
 
 from stoker_bench.generators.load_generator import LoadFigures, figures_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
 __all__ = [
     "HTTP_OK",
     "HttpCaller",
     "KeptConnection",
+    "Tally",
     "allow_many_connections",
     "closed_loop",
     "is_success",
     "keep_connected",
     "main",
+    "run_callers",
 ]
 
 RECONNECT_DELAY_S: Final = 0.02
 
 
 class KeptConnection(asyncio.Protocol):
-    """One connection of `keep_connected`.
-
-    Attributes:
-        lost: Done once the connection has ended.
-    """
+    """One connection of `keep_connected`."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,10 +65,8 @@ async def keep_connected(
     """Hold one connection until cancelled, with a new one whenever the server ends it.
 
     Args:
-        host: Where the server listens.
-        port: Where it listens.
         make: Makes the protocol of each connection.
-        refused: Hears of each connection that could not be made: when it was tried, by `time.monotonic`.
+        refused: Called with the time of each failed attempt, by `time.monotonic`.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -93,7 +87,7 @@ HTTP_OK, HTTP_REDIRECTS = 200, 300
 
 
 def is_success(status: int) -> bool:
-    """Tell whether a status is one of 2xx."""
+    """Return whether a status is 2xx."""
     return HTTP_OK <= status < HTTP_REDIRECTS
 
 
@@ -105,11 +99,7 @@ def allow_many_connections() -> None:
 
 
 class HttpCaller(KeptConnection):
-    """One connection with at most one request under way; what follows from an answer is its subclasses'.
-
-    Attributes:
-        awaiting: Whether a request is under way.
-    """
+    """One connection with at most one request in flight; subclasses handle answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,13 +107,13 @@ class HttpCaller(KeptConnection):
         self.awaiting = False
 
     def opened(self) -> None:
-        """Hear that requests can be sent."""
+        """Called when requests can be sent."""
 
     def answered(self, status: int, kept: bool) -> None:
-        """Hear of a whole answer, and whether the connection takes another request."""
+        """Called with each answer, and whether the connection accepts another request."""
 
     def dropped(self) -> None:
-        """Hear that the connection ended while a request was under way."""
+        """Called when the connection ends during a request."""
 
     def send(self, request: bytes) -> None:
         """Send a whole request."""
@@ -162,19 +152,31 @@ class HttpCaller(KeptConnection):
         super().connection_lost(exc)
 
 
-class _Tally:
-    """What all connections of one run have seen."""
+class Tally:
+    """Latencies and errors of all connections of one run."""
 
     def __init__(self) -> None:
         self.latencies_s: list[float] = []
         self.errors = 0
         self.closing = False
 
+    def count(self, began_s: float, *, succeeded: bool) -> None:
+        """Count an answer to a request that began at this reading of `time.perf_counter`."""
+        if succeeded:
+            self.latencies_s.append(time.perf_counter() - began_s)
+        else:
+            self.count_error()
+
+    def count_error(self) -> None:
+        """Count a failed request, except at the end of the run."""
+        if not self.closing:
+            self.errors += 1
+
 
 class _Connection(HttpCaller):
     """One caller: writes the request, awaits the whole answer, writes it again."""
 
-    def __init__(self, request: bytes, tally: _Tally) -> None:
+    def __init__(self, request: bytes, tally: Tally) -> None:
         super().__init__()
         self._request = request
         self._tally = tally
@@ -189,44 +191,29 @@ class _Connection(HttpCaller):
     def answered(self, status: int, kept: bool) -> None:
         if self._tally.closing:
             return
-        if is_success(status):
-            self._tally.latencies_s.append(time.perf_counter() - self._started_s)
-        else:
-            self._tally.errors += 1
+        self._tally.count(self._started_s, succeeded=is_success(status))
         if kept:
             self._call()
 
     def dropped(self) -> None:
-        if not self._tally.closing:
-            self._tally.errors += 1
+        self._tally.count_error()
 
 
-async def _keep_calling(host: str, port: int, request: bytes, tally: _Tally) -> None:
-    def refused(_: float) -> None:
-        tally.errors += 1
-
-    await keep_connected(host, port, lambda: _Connection(request, tally), refused)
-
-
-async def closed_loop(
-    host: str, port: int, request: bytes, connections: int, seconds: float, begin_s: float | None = None
-) -> tuple[LoadFigures, list[float]]:
-    """Load a server for `seconds`; requests under way at the end are not counted.
-
-    Args:
-        host: Where it listens.
-        port: Where it listens.
-        request: The bytes that every connection sends over and over.
-        connections: Callers.
-        seconds: How long answers are counted.
-        begin_s: From which reading of `time.monotonic` on answers are counted; None for at once. Errors before that
-            count all the same.
-
-    Returns:
-        The figures, and the latency of each counted answer in seconds.
-    """
-    tally = _Tally()
-    callers = [asyncio.create_task(_keep_calling(host, port, request, tally)) for _ in range(connections)]
+async def run_callers(
+    host: str,
+    port: int,
+    make: Callable[[], KeptConnection],
+    tally: Tally,
+    *,
+    connections: int,
+    seconds: float,
+    begin_s: float | None = None,
+) -> LoadFigures:
+    """Keep connections calling for `seconds`, and return their figures; see `closed_loop`."""
+    callers = [
+        asyncio.create_task(keep_connected(host, port, make, lambda _: tally.count_error()))
+        for _ in range(connections)
+    ]
     if begin_s is not None:
         await asyncio.sleep(begin_s - time.monotonic())
         tally.latencies_s.clear()
@@ -237,12 +224,35 @@ async def closed_loop(
     for caller in callers:
         caller.cancel()
     await asyncio.gather(*callers, return_exceptions=True)
-    figures = figures_of(tally.latencies_s, tally.errors, duration_s, cores=cpu_s / duration_s)
+    return figures_of(tally.latencies_s, tally.errors, duration_s, cores=cpu_s / duration_s)
+
+
+async def closed_loop(
+    host: str, port: int, request: bytes, connections: int, seconds: float, begin_s: float | None = None
+) -> tuple[LoadFigures, list[float]]:
+    """Load a server for `seconds`; requests in flight at the end are not counted.
+
+    Args:
+        begin_s: When answers begin to count, by `time.monotonic`; None for at once. Earlier errors count too.
+
+    Returns:
+        The figures, and the latency of each counted answer in seconds.
+    """
+    tally = Tally()
+    figures = await run_callers(
+        host,
+        port,
+        lambda: _Connection(request, tally),
+        tally,
+        connections=connections,
+        seconds=seconds,
+        begin_s=begin_s,
+    )
     return figures, tally.latencies_s
 
 
 def main() -> None:
-    """Run the generator as its command line says."""
+    """Run the generator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)

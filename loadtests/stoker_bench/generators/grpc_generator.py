@@ -13,20 +13,22 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.load_generator import GeneratorError, LoadFigures, figures_of, output_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from stoker_bench.generators.load_generator import LoadGenerator
-    from stoker_bench.generators.scoring_request import ScoringRequest
+from stoker_bench.generators.load_generator import (
+    GeneratorError,
+    LoadFigures,
+    LoadGenerator,
+    figures_of,
+    output_of,
+)
+from stoker_bench.generators.scoring_request import ScoringRequest
 
 __all__ = ["H2Load", "OwnGrpcGenerator", "answer_to", "h2load_figures", "pick_grpc_generator"]
 
@@ -64,9 +66,10 @@ class OwnGrpcGenerator:
 class H2Load:
     """h2load (nghttp2) with one thread, and one call at a time on each connection.
 
-    It goes by the status of HTTP, which is 200 for a call that failed too; gRPC's own is in the trailers, which it
-    does not tell. So answers are counted by their bytes: a call that fails has no message, and one that succeeds has
-    as many bytes as the answer to the same call that gRPC's own client made before.
+    It counts HTTP statuses, which are 200 for failed calls too; it does not report gRPC's status in the trailers. So
+    answers are counted by their bytes: a failed call has no message, and a successful one has as many bytes as the
+        answer
+    to the same call by gRPC's own client before the load.
     """
 
     def __init__(self, program: str) -> None:
@@ -75,7 +78,7 @@ class H2Load:
 
     @property
     def description(self) -> str:
-        """The version that h2load tells, and how it comes to know answers."""
+        """The version of h2load, and how answers are counted."""
         told = subprocess.run(
             [self._program, "--version"], capture_output=True, text=True, check=False
         ).stdout
@@ -128,15 +131,15 @@ def h2load_figures(
     connections: int,
     seconds: float,
 ) -> LoadFigures:
-    """Return what h2load saw; every answer without a message is an error, and many callers who were not there.
+    """Return h2load's figures; answers without a message are errors, and so are missing callers.
 
     Args:
-        output: What it wrote.
-        began_s: When each request in its log began, by any clock.
-        latencies_s: How long it took.
-        answer_bytes: Size of a message that succeeds, its prefix included.
+        output: Its output.
+        began_s: When each logged request began, by any clock.
+        latencies_s: Their latencies.
+        answer_bytes: Size of a successful answer's message, with its prefix.
         connections: Callers.
-        seconds: How long they called.
+        seconds: Duration.
 
     Raises:
         GeneratorError: It reached nobody, or got answers of another size than the one before the load.
@@ -164,11 +167,11 @@ def h2load_figures(
 def _callers_gone(
     began_s: NDArray[np.float64], latencies_s: NDArray[np.float64], connections: int, seconds: float
 ) -> int:
-    """How many callers were not there in the second half, taken together, where it is half of them.
+    """Return how many callers were missing in the second half of the run, if it is at least half of them.
 
-    h2load tells of none. In a closed loop a caller waits for an answer nearly all the time, but while h2load reads
-    answers and writes requests, which takes long where other work keeps it from the cores. Requests that the end cuts
-    off are not in the log, so the half ends earlier by the longest latency.
+    h2load does not report them. In a closed loop a caller nearly always waits for an answer, except while h2load
+    itself is short of cores. Requests cut off at the end are not in the log, so the half ends earlier by the longest
+    latency.
     """
     begin_s, end_s = seconds / 2, seconds - latencies_s.max(initial=0.0)
     if end_s <= begin_s:

@@ -15,11 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import orjson
 import uvloop
 
-from stoker_bench.generators.closed_loop import KeptConnection, keep_connected
+from stoker_bench.generators.closed_loop import KeptConnection, Tally, run_callers
 from stoker_bench.generators.load_generator import LoadFigures
 
 __all__ = ["closed_loop", "main"]
@@ -66,19 +65,10 @@ def _header_block(authority: str, path: str, headers: dict[str, str]) -> bytes:
     return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields.items())
 
 
-class _Tally:
-    """What all connections of one run have seen."""
-
-    def __init__(self) -> None:
-        self.latencies_s: list[float] = []
-        self.errors = 0
-        self.closing = False
-
-
 class _Connection(KeptConnection):
     """One caller: makes the call, awaits the whole answer, makes it again on the next stream."""
 
-    def __init__(self, head: bytes, message: bytes, tally: _Tally) -> None:
+    def __init__(self, head: bytes, message: bytes, tally: Tally) -> None:
         super().__init__()
         self._head = head
         self._message = struct.pack(">BI", 0, len(message)) + message
@@ -176,26 +166,15 @@ class _Connection(KeptConnection):
     def _ended(self) -> None:
         if self._tally.closing:
             return
-        if self._succeeded:
-            self._tally.latencies_s.append(time.perf_counter() - self._started_s)
-        else:
-            self._tally.errors += 1
+        self._tally.count(self._started_s, succeeded=self._succeeded)
         if self._unsent:
             # The server did not want the rest of the message; the stream has to end from this side too.
             self._transport.write(_frame(_RST_STREAM, 0, self._stream, struct.pack(">I", 8)))
         self._call()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._tally.closing:
-            self._tally.errors += 1
+        self._tally.count_error()
         super().connection_lost(exc)
-
-
-async def _keep_calling(host: str, port: int, head: bytes, message: bytes, tally: _Tally) -> None:
-    def refused(_: float) -> None:
-        tally.errors += 1
-
-    await keep_connected(host, port, lambda: _Connection(head, message, tally), refused)
 
 
 async def closed_loop(
@@ -211,33 +190,18 @@ async def closed_loop(
     """Load a server for `seconds`; calls under way at the end are not counted.
 
     Args:
-        host: Where it listens.
-        port: Where it listens.
         path: `/SERVICE/METHOD`.
-        message: The request's message.
-        headers: Metadata beside that of every call.
-        connections: Callers, each with a connection of its own.
-        seconds: How long.
+        headers: Further metadata of each call.
     """
-    tally = _Tally()
+    tally = Tally()
     head = _header_block(f"{host}:{port}", path, headers)
-    started_s = time.perf_counter()
-    callers = [
-        asyncio.create_task(_keep_calling(host, port, head, message, tally)) for _ in range(connections)
-    ]
-    await asyncio.sleep(seconds)
-    duration_s = time.perf_counter() - started_s
-    tally.closing = True
-    for caller in callers:
-        caller.cancel()
-    await asyncio.gather(*callers, return_exceptions=True)
-    latencies_s = tally.latencies_s
-    p50_s, p99_s = np.percentile(latencies_s, (50, 99)).tolist() if latencies_s else (0.0, 0.0)
-    return LoadFigures(len(latencies_s), tally.errors, duration_s, p50_s * 1e3, p99_s * 1e3)
+    return await run_callers(
+        host, port, lambda: _Connection(head, message, tally), tally, connections=connections, seconds=seconds
+    )
 
 
 def main() -> None:
-    """Run the generator as its command line says."""
+    """Run the generator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -10,21 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from stoker_bench.generators.scoring_request import ScoringRequest
+from stoker_bench.generators.scoring_request import ScoringRequest
 
 __all__ = [
     "GeneratorError",
@@ -66,7 +62,7 @@ class GeneratorError(OperatorError):
 
 @dataclass(frozen=True)
 class LoadFigures:
-    """What the callers saw during one slice."""
+    """The callers' figures of one slice."""
 
     requests: int
     """Requests answered with a status below 400 (wrk) or of 2xx (own generator)."""
@@ -107,7 +103,7 @@ class Wrk:
 
     @property
     def description(self) -> str:
-        """The version that wrk tells."""
+        """The version of wrk."""
         told = subprocess.run([self._program, "-v"], capture_output=True, text=True, check=False).stdout
         return " ".join(told.split()[:2]) or "wrk"
 
@@ -159,8 +155,8 @@ class OwnGenerator:
     """The generator of `stoker_bench.generators.closed_loop` in processes of its own.
 
     Args:
-        processes: How many share the connections; each takes one core at most.
-        settle_s: How long the connections are loaded before answers count, the processes' start included.
+        processes: How many share the connections; each uses at most one core.
+        settle_s: How long connections are loaded before answers count, including the start of processes.
     """
 
     def __init__(self, processes: int = 1, settle_s: float = 0.0) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import InvalidSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
 
 __all__ = [
     "DATATYPES",
@@ -48,9 +45,9 @@ class Dialect:
     """How a server wants rows and gives outputs.
 
     Attributes:
-        encode: rows [n, ...] to a body.
-        decode: an answer's body and n to the outputs [n, ...]; raises ValueError where it holds none.
-        headers: rows to the headers that go with their body.
+        encode: Turns rows [n, ...] into a body.
+        decode: Turns an answer's body and n into the outputs [n, ...]; raises ValueError if there are none.
+        headers: Returns the headers for rows.
     """
 
     encode: Callable[[NDArray[np.float32]], bytes]
@@ -114,7 +111,7 @@ DATA_LISTS = Dialect(_encode_data_lists, _decode_data_lists)
 
 
 def json_lists(convert: Callable[[NDArray[np.float32]], NDArray[Any]]) -> Dialect:
-    """Return the Azure form for rows that are sent as other numbers than decimals of 0..1, integers say."""
+    """Return the Azure form for rows that are sent as other numbers, such as integers."""
     return Dialect(lambda rows: _compact({"data": convert(rows).tolist()}), _decode_data_lists)
 
 
@@ -145,8 +142,7 @@ def binary_open_inference(
     """Return the Open Inference Protocol (v2) with its binary extension, for requests and answers.
 
     Args:
-        input_name: The model's input.
-        convert: rows to what is sent, of a dtype of `DATATYPES`.
+        convert: Converts rows to a dtype of `DATATYPES`.
     """
 
     def describe(sent: NDArray[Any]) -> bytes:
@@ -163,7 +159,7 @@ def binary_open_inference(
 
 
 def _decode_binary(body: bytes, rows: int) -> NDArray[np.float64]:
-    """Read the first output, float32, from behind the answer's JSON."""
+    """Read the first output, float32, after the answer's JSON."""
     try:
         answer, end = json.JSONDecoder().raw_decode(body.decode("latin-1"))
         size_bytes = answer["outputs"][0]["parameters"]["binary_data_size"]
@@ -174,7 +170,7 @@ def _decode_binary(body: bytes, rows: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """One POST, whole: what wrk gets in parts and the own generator as bytes."""
+    """A whole POST request; wrk gets its parts, the own generator its bytes."""
 
     host: str
     port: int
@@ -188,7 +184,7 @@ class ScoringRequest:
         return f"http://{self.host}:{self.port}{self.path}"
 
     def http_head(self, body_bytes: int) -> bytes:
-        """Return what goes over the wire before a body; the connection is kept alive by HTTP/1.1's default."""
+        """Return everything before the body; the connection is kept alive by HTTP/1.1's default."""
         fields = {"Host": f"{self.host}:{self.port}", **self.headers, "Content-Length": str(body_bytes)}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1")

@@ -1,4 +1,4 @@
 """The bench on a GPU: `loadtests/gpu_bench.py`.
 
-What a model reaches without a server is measured in the same run, and is what all other figures are compared with.
+All figures are compared with the throughput of the runtime without a server, measured in the same run.
 """

@@ -1,17 +1,19 @@
-"""The parts of the bench on a GPU, one after the other, each kept as soon as it is there."""
+"""The parts of the bench on a GPU, one after the other; each result is saved at once."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import orjson
 
+from stoker.deployment import Device
 from stoker.errors import OperatorError
 from stoker.gpu.devices import choose_device
 from stoker.gpu.nvml import describe_driver
@@ -19,32 +21,22 @@ from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.closed_loop import allow_many_connections
 from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import random_rows
-from stoker_bench.gpu.ceiling import CeilingOptions, measure_ceiling
+from stoker_bench.gpu.ceiling import Ceiling, CeilingOptions, measure_ceiling
 from stoker_bench.gpu.faults import (
     FaultOptions,
+    KillRun,
     MemoryOptions,
+    MemoryRun,
     MemoryShortage,
     kill_run,
     memory_run,
     shortage_run,
 )
-from stoker_bench.gpu.models import NETWORKS, ModelMaker
-from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
-from stoker_bench.gpu.server import BODIES, GpuServer, ServingOptions, takes
-from stoker_bench.gpu.serving import measure_served
-from stoker_bench.reports import UNKNOWN, aligned, at_least, at_most, describe_machine, figure, say
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stoker.deployment import Device
-    from stoker_bench.gpu.ceiling import Ceiling
-    from stoker_bench.gpu.faults import KillRun, MemoryRun
-    from stoker_bench.gpu.models import GpuModel, Network, Precision, WireDtype
-    from stoker_bench.gpu.poisson import PoissonSearch
-    from stoker_bench.gpu.server import Body
-    from stoker_bench.gpu.serving import Served
-    from stoker_bench.reports import Bound
+from stoker_bench.gpu.models import NETWORKS, GpuModel, ModelMaker, Network, Precision, WireDtype
+from stoker_bench.gpu.poisson import PoissonOptions, PoissonSearch, search_poisson
+from stoker_bench.gpu.server import BODIES, Body, GpuServer, ServingOptions, takes
+from stoker_bench.gpu.serving import Served, measure_served
+from stoker_bench.reports import UNKNOWN, Bound, aligned, at_least, at_most, describe_machine, figure, say
 
 __all__ = [
     "PARTS",
@@ -98,7 +90,7 @@ def ceiling_table(model: str, ceiling: Ceiling) -> str:
 
 
 def served_table(served: Sequence[Served]) -> str:
-    """Return the table of one model behind the server."""
+    """Return the table of one model."""
     headings = ["callers", "rows/s", "of ceiling", "p50 ms", "p99 ms", "errors", "mean batch", "GPU busy"]
     headings += ["GPU W", "frontends", "device", "generator"]
     rows = []
@@ -129,7 +121,7 @@ def served_table(served: Sequence[Served]) -> str:
 
 
 def poisson_table(search: PoissonSearch) -> str:
-    """Return the rates that were tried, and what was found."""
+    """Return the table of the tried rates, and the result."""
     headings = ["rate/s", "queries", "errors", "p50 ms", "p99 ms", "valid", "generator"]
     rows = [
         [
@@ -177,7 +169,7 @@ def memory_text(run: MemoryRun) -> str:
 
 
 def kill_text(run: KillRun) -> str:
-    """Return what a killed device process cost."""
+    """Return the effects of killing a device process."""
     recovery = f"{run.recovery_s:.2f} s" if run.recovery_s is not None else "none within the time"
     return "\n".join(
         [
@@ -191,7 +183,7 @@ def kill_text(run: KillRun) -> str:
 
 
 def shortage_text(run: MemoryShortage) -> str:
-    """Return what came of too little GPU memory."""
+    """Return the effects of too little GPU memory."""
     title = f"{run.model}: {run.memory_mb} MiB of GPU memory, requests of 1 to {run.max_rows} rows"
     if run.failure:
         return f"{title}\n  the server did not start: {run.failure}"
@@ -214,9 +206,9 @@ class GpuReport:
     """Everything that one run found; it grows as the run goes on.
 
     Attributes:
-        device: What was measured: `cpu` or `cuda:N`.
-        description: What it is, a GPU with its driver.
-        command: How the bench was called.
+        device: `cpu` or `cuda:N`.
+        description: The device, a GPU with its driver.
+        command: The command line of the bench.
     """
 
     device: str
@@ -237,7 +229,7 @@ class GpuReport:
 
     @property
     def headline(self) -> str:
-        """On what it was measured."""
+        """The device and versions."""
         machine = describe_machine()
         return (
             f"Stoker {machine.get('stoker', '')} on {self.device} ({self.description}); "
@@ -297,7 +289,7 @@ USUAL_INPUTS: dict[Network, WireDtype] = {"mlp": "float32", "cnn": "float32", "r
 
 @dataclass(frozen=True)
 class GpuBenchOptions:
-    """What `gpu_bench.py` was asked for; see its help texts."""
+    """Options of `gpu_bench.py`; see its help."""
 
     parts: tuple[Part, ...] = PARTS
     device: str = "cuda:0"
@@ -335,9 +327,7 @@ class GpuBench:
     """One run of the bench.
 
     Args:
-        options: What is measured.
-        json: Where the report goes, written anew after each part; None for nowhere.
-        command: How the bench was called, for the report.
+        json: The file of the report, rewritten after each part; None for none.
 
     Raises:
         DeviceUnavailable: The device is not there.
@@ -402,7 +392,7 @@ class GpuBench:
 
     @contextlib.contextmanager
     def _part(self, name: str) -> Iterator[None]:
-        """Keep what a part found, even if it could not be measured to its end."""
+        """Save the results of a part, even if it failed."""
         began_s = time.monotonic()
         try:
             yield

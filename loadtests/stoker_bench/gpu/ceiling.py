@@ -1,4 +1,4 @@
-"""What ONNX Runtime reaches alone, without a server: rows a second and the time of each step, by batch size.
+"""The throughput of ONNX Runtime without a server: rows per second and the time of each step, by batch size.
 
 `python -m stoker_bench.gpu.ceiling MODEL --device cuda:0` measures in a process of its own, so that nothing of it is
 left on the GPU, and writes JSON to stdout.
@@ -11,25 +11,21 @@ import ctypes
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.runtimes.pinned_memory import Cuda, CudaError, load_cuda
 from stoker_bench.generators.load_generator import output_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from stoker_bench.gpu.models import GpuModel
+from stoker_bench.gpu.models import GpuModel
 
 __all__ = ["BatchFigures", "Ceiling", "CeilingOptions", "main", "measure_ceiling", "pinned"]
 
@@ -78,11 +74,11 @@ class BatchFigures:
     """One batch size, run in one way.
 
     Attributes:
-        rows: Rows a batch.
+        rows: Rows per batch.
         way: `bound` (inputs and outputs stay in place), `nhwc` (the same, images with the channels last), `graph`
             (captured as a CUDA graph), or `nhwc graph`.
         rows_per_s: With inputs and outputs that stay on the device.
-        copied_rows_per_s: With each batch copied there and its outputs back, one step after the other.
+        copied_rows_per_s: With each batch copied to the device and its outputs back, one after the other.
         copy_in_ms: Median time of the copy to the device.
         compute_ms: Median time of the run.
         copy_out_ms: Median time of the copy back.
@@ -99,12 +95,12 @@ class BatchFigures:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What the runtime alone reaches with one model.
+    """The throughput of the runtime alone with one model.
 
     Attributes:
         batches: The figures of each batch size and way.
-        pinned: Whether the host's memory was pinned, which copies to and from a GPU need to be fast.
-        failures: What could not be measured, and why.
+        pinned: Whether the host's memory was pinned, as fast copies to and from a GPU need.
+        failures: Failed measurements, and why.
     """
 
     batches: tuple[BatchFigures, ...]
@@ -118,7 +114,7 @@ class Ceiling:
 
     @property
     def rows_per_s(self) -> float:
-        """The ceiling: what figures through a server are compared with."""
+        """The ceiling, with which figures of the server are compared."""
         return self.best.rows_per_s
 
 
@@ -127,9 +123,9 @@ class CeilingOptions:
     """How a ceiling is measured.
 
     Attributes:
-        device: A setting as of `stoker serve`: `cpu`, `cuda:N` or a UUID.
+        device: As for `stoker serve`: `cpu`, `cuda:N` or a UUID.
         batches: Batch sizes in rows.
-        seconds: How long each batch size is run in each way, once without and once with copies.
+        seconds: Duration of each batch size and way, once without and once with copies.
         provider_options: Further options of the CUDA provider, as `name=value`.
     """
 
@@ -289,7 +285,7 @@ def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what the command line says."""
+    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="ONNX file with one input and one output")
     parser.add_argument("--device", required=True, help="cpu or cuda:N")

@@ -5,22 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker_bench.contestants.servers import ended_by_sigterm
 from stoker_bench.gpu.bench import PARTS, GpuBench, GpuBenchOptions
-from stoker_bench.gpu.models import NETWORKS, PRECISIONS, WIRE_DTYPES
+from stoker_bench.gpu.models import NETWORKS, PRECISIONS, WIRE_DTYPES, Network
 from stoker_bench.gpu.poisson import PACKAGE, PoissonOptions
 from stoker_bench.gpu.server import BODIES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stoker_bench.gpu.models import Network
 
 __all__ = ["main", "options_of", "parser"]
 
@@ -57,7 +53,7 @@ QUICK = GpuBenchOptions(
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; what is not given is absent from what it parses."""
+    """Return the parser of the command line; options that are not given are absent from its result."""
     made = argparse.ArgumentParser(
         prog="gpu_bench.py",
         description="Stoker on a GPU, beside what ONNX Runtime reaches alone in the same run.",
@@ -241,11 +237,7 @@ def _shown(numbers: Sequence[int]) -> str:
 
 
 def options_of(args: argparse.Namespace) -> GpuBenchOptions:
-    """Return what a parsed command line asks for.
-
-    Raises:
-        InvalidSettings: A run folder or an option of the provider is not one.
-    """
+    """Return the options of a parsed command line."""
     given: dict[str, Any] = vars(args).copy()
     usual = QUICK if given.pop("quick", False) else USUAL
     part = given.pop("part")
@@ -289,7 +281,7 @@ def _network_of(folder: Path) -> Network:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench as its command line says; 0 if everything could be measured."""
+    """Run the bench; return 0 if everything could be measured."""
     # A bench that is ended must take its servers with it.
     given = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(given)

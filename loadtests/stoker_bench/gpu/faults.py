@@ -1,4 +1,4 @@
-"""Callers whose every answer is kept with its time, for what is rare: failures, and what follows them."""
+"""Faults and memory under load: killed processes, too little GPU memory, and growth; every answer is recorded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import uvloop
@@ -20,13 +22,8 @@ from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.closed_loop import HttpCaller, is_success, keep_connected
 from stoker_bench.generators.scoring_request import binary_description, binary_headers, random_rows
 from stoker_bench.gpu.models import as_sent
+from stoker_bench.gpu.server import GpuServer
 from stoker_bench.gpu.serving import process_memory_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import TracebackType
-
-    from stoker_bench.gpu.server import GpuServer
 
 __all__ = [
     "NO_ANSWER",
@@ -40,11 +37,11 @@ __all__ = [
     "MemoryShortage",
     "SizedRequests",
     "TimedLoad",
+    "count_answers",
     "kill_run",
     "memory_run",
     "recovery_s",
     "shortage_run",
-    "told",
     "wait_for",
 ]
 
@@ -62,8 +59,8 @@ class Answer:
     """What became of one request; times are readings of `time.monotonic`.
 
     Attributes:
-        began_s: When it was sent.
-        ended_s: When its answer was whole, or its connection ended.
+        began_s: When the request was sent.
+        ended_s: When its answer was complete, or the connection ended.
         status: The HTTP status; 0 without an answer.
         what: The status with the error's code, or how the connection failed.
     """
@@ -79,14 +76,14 @@ class Answer:
         return is_success(self.status)
 
 
-def told(answers: Sequence[Answer]) -> dict[str, int]:
-    """Count what callers were told, the most frequent first."""
+def count_answers(answers: Sequence[Answer]) -> dict[str, int]:
+    """Count the answers of callers, the most frequent first."""
     return dict(Counter(answer.what for answer in answers).most_common())
 
 
 @dataclass
 class _State:
-    """What the callers share."""
+    """The shared state of the callers."""
 
     next_request: Callable[[], Parts]
     answers: list[Answer] = field(default_factory=list)
@@ -136,10 +133,7 @@ class TimedLoad:
     """Closed-loop load from a thread of this process; a context manager.
 
     Args:
-        host: Where the server listens.
-        port: Where the server listens.
-        next_request: Gives the bytes of each request, in parts; called from the thread.
-        callers: How many there are.
+        next_request: Returns the bytes of each request, in parts; called from the thread.
     """
 
     def __init__(self, host: str, port: int, next_request: Callable[[], Parts], callers: int) -> None:
@@ -162,7 +156,7 @@ class TimedLoad:
 
     @property
     def answers(self) -> list[Answer]:
-        """What has been answered so far, in order."""
+        """The answers so far, in order."""
         return list(self._state.answers)
 
     def _run(self) -> None:
@@ -187,7 +181,7 @@ class TimedLoad:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> bool:
-    """Wait until a condition holds; tell whether it did in time."""
+    """Wait until a condition holds; return whether it did in time."""
     give_up_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > give_up_s:
@@ -202,17 +196,7 @@ MAX_BODY_BYTES = 96 << 20
 
 
 class SizedRequests:
-    """Binary requests to one server.
-
-    Args:
-        server: Where they go.
-        max_rows: Most rows of one, as far as the server takes such a body.
-        seed: Of the sizes that `random` chooses.
-
-    Attributes:
-        max_rows: Most rows of one.
-        template: A request to the same address.
-    """
+    """Binary requests to one server."""
 
     def __init__(self, server: GpuServer, max_rows: int, seed: int = 1) -> None:
         model = server.model
@@ -243,13 +227,13 @@ class SizedRequests:
 
 @dataclass(frozen=True)
 class FaultOptions:
-    """The load, and how long it is watched.
+    """The load, and how long it is observed.
 
     Attributes:
-        callers: Each with one request under way at a time.
-        seconds: Length of the load before a fault, and after the recovery from it.
-        timeout_s: How long a recovery is waited for.
-        max_rows: Requests to the server with too little memory have 1 to so many rows.
+        callers: Each with one request in flight.
+        seconds: Duration of the load before a fault, and after the recovery.
+        timeout_s: How long to wait for a recovery.
+        max_rows: Maximum rows of requests to the server with too little memory.
     """
 
     callers: int = 64
@@ -263,14 +247,12 @@ class KillRun:
     """A device process was ended by SIGKILL under load.
 
     Attributes:
-        model: The model's name.
-        callers: Each with one request of one row under way.
-        before_per_s: Requests answered with 2xx a second, before.
-        after_per_s: The same, after the recovery.
-        recovery_s: From the signal until the first success of a request sent after it; None if there was none.
+        before_per_s: Successful requests per second before the kill.
+        after_per_s: The same after the recovery.
+        recovery_s: Time from the signal to the first success of a later request; None without one.
         lost: Requests that failed, from the signal on.
-        told: What callers got from the signal until the recovery, by how often.
-        longest_wait_s: The longest that a caller waited for any answer.
+        told: Answers from the signal to the recovery, by number.
+        longest_wait_s: The longest wait for any answer.
     """
 
     model: str
@@ -288,14 +270,13 @@ class MemoryShortage:
     """Batches did not fit into the GPU memory that the model may take.
 
     Attributes:
-        model: The model's name.
-        memory_mb: What it may take.
-        max_rows: Requests had 1 to so many rows.
-        requests: Requests answered with 2xx.
-        told: What callers got, by how often; empty if the server did not start.
+        memory_mb: The memory limit.
+        max_rows: Maximum rows of a request.
+        requests: Successful requests.
+        told: Answers by number; empty if the server did not start.
         restarts: Device processes that ended meanwhile.
-        mean_batch_rows: Rows a batch; None if none was run.
-        ready: Whether the server said at the end that it can score, and did.
+        mean_batch_rows: Mean rows per batch; None without batches.
+        ready: Whether the server was ready at the end, and scored.
         failure: Why the server did not start; empty if it did.
     """
 
@@ -355,7 +336,7 @@ def summarise_kill(
     fault_s: float,
     ended_s: float,
 ) -> KillRun:
-    """Make figures of what was answered before and after a fault."""
+    """Compute the figures before and after a fault."""
     taken_s = recovery_s(answers, fault_s)
     recovered_s = fault_s + taken_s if taken_s is not None else ended_s
     before = [answer for answer in answers if answer.succeeded and answer.ended_s <= fault_s]
@@ -369,7 +350,7 @@ def summarise_kill(
         len(after) / left_s if left_s > 0 else 0.0,
         taken_s,
         sum(not answer.succeeded for answer in answers if answer.ended_s > fault_s),
-        told(between),
+        count_answers(between),
         max((answer.ended_s - answer.began_s for answer in answers), default=0.0),
     )
 
@@ -392,7 +373,7 @@ def shortage_run(server: GpuServer, memory_mb: int, options: FaultOptions) -> Me
         memory_mb,
         requests.max_rows,
         sum(answer.succeeded for answer in answers),
-        told(answers),
+        count_answers(answers),
         len(seen - living),
         mean_batch_rows(before, server.batches()),
         ready=wait_for(server.answers, options.timeout_s),
@@ -407,10 +388,9 @@ class MemoryOptions:
     """How long memory is watched, and under which load.
 
     Attributes:
-        gpu_uuid: Where the server runs; empty for the CPU.
-        seconds: How long.
-        max_rows: Requests have 1 to so many rows.
-        callers: Each with one request under way at a time.
+        gpu_uuid: The server's GPU; empty for the CPU.
+        seconds: Duration.
+        max_rows: Maximum rows of a request.
         sample_s: Time between readings.
     """
 
@@ -427,7 +407,7 @@ class MemorySample:
 
     Attributes:
         at_s: Seconds since the load began.
-        gpu_bytes: On the GPU; None without one.
+        gpu_bytes: GPU memory; None without one.
         host_bytes: Proportional set size.
     """
 
@@ -441,10 +421,9 @@ class MemoryRun:
     """What was read.
 
     Attributes:
-        model: The model's name.
-        seconds: How long the load lasted.
-        requests: Requests answered with 2xx.
-        told: What the callers got, by how often.
+        seconds: Duration of the load.
+        requests: Successful requests.
+        told: Answers by number.
         samples: All readings; the first is from before the load.
     """
 
@@ -468,7 +447,7 @@ class MemoryRun:
         )
 
     def growth_bytes(self, *, gpu: bool) -> int | None:
-        """Return how much more was held at the end than when it had settled."""
+        """Return how much memory use grew from when it had settled to the end."""
         if not gpu:
             return self.samples[-1].host_bytes - self.settled.host_bytes
         last, settled = self.samples[-1].gpu_bytes, self.settled.gpu_bytes
@@ -487,7 +466,7 @@ def memory_run(server: GpuServer, options: MemoryOptions) -> MemoryRun:
             samples.append(_sample(server, options.gpu_uuid, time.monotonic() - began_s))
     answers = load.answers
     succeeded = sum(answer.succeeded for answer in answers)
-    return MemoryRun(server.model.name, options.seconds, succeeded, told(answers), tuple(samples))
+    return MemoryRun(server.model.name, options.seconds, succeeded, count_answers(answers), tuple(samples))
 
 
 def _sample(server: GpuServer, gpu_uuid: str, at_s: float) -> MemorySample:

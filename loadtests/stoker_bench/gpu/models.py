@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.networks.onnx_graphs import mnist_cnn, seeded_mlp
 from stoker_bench.networks.resnet50 import resnet50, seeded_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 __all__ = [
     "NETWORKS",
@@ -42,13 +39,9 @@ class GpuModel:
     """An ONNX file to measure.
 
     Attributes:
-        network: Which one.
-        precision: What it computes in.
-        wire_dtype: What callers send.
-        path: The ONNX file.
-        input_name: Its only input.
-        row_shape: Shape of one row.
-        weights: Where its weights are from, for the report.
+        precision: Precision of the computation.
+        wire_dtype: Dtype of requests.
+        weights: Source of the weights, for the report.
     """
 
     network: Network
@@ -61,7 +54,7 @@ class GpuModel:
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """Its name in tables."""
         return f"{self.network} {self.precision}, {self.wire_dtype} input"
 
     @property
@@ -70,7 +63,7 @@ class GpuModel:
         return int(np.prod(self.row_shape)) * np.dtype(self.wire_dtype).itemsize
 
     def outputs(self) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
-        """Return what gives the outputs [n, outputs] for rows [n, *row_shape] in 0..1, by the file on the CPU."""
+        """Return a function from rows [n, *row_shape] in 0..1 to outputs [n, outputs], by the file on the CPU."""
         import onnxruntime
 
         session: Any = onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
@@ -98,9 +91,7 @@ class ModelMaker:
     """Writes the ONNX files; each network is built once.
 
     Args:
-        folder: Where the files go.
-        mnist: Run folders of `stoker train mnist`, by network; the others get random weights of the same shape.
-        seed: Of the random weights.
+        mnist: Run folders of `stoker train mnist`, by network; other models get random weights of the same shape.
     """
 
     def __init__(self, folder: Path, mnist: dict[Network, Path] | None = None, seed: int = 7) -> None:
@@ -159,8 +150,8 @@ def variant(model: Any, precision: Precision, wire_dtype: WireDtype) -> Any:
 
     Args:
         model: An `onnx.ModelProto` with one float32 input, float32 outputs and plain operators.
-        precision: What its weights and activations are kept in.
-        wire_dtype: The type of the input.
+        precision: The precision of weights and activations.
+        wire_dtype: The dtype of the input.
     """
     import onnx
 

@@ -6,24 +6,20 @@ import math
 import re
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from stoker_bench.generators.load_generator import GeneratorError, outputs_of, shares_of
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from stoker_bench.generators.scoring_request import ScoringRequest
+from stoker_bench.generators.scoring_request import ScoringRequest
 
 __all__ = [
     "Arrivals",
@@ -52,13 +48,13 @@ class Query(NamedTuple):
 
 
 class Arrivals(Protocol):
-    """Where queries come from."""
+    """A source of queries."""
 
     def run(self, issue: Callable[[Query], None], stopped: threading.Event) -> None:
         """Issue every query when it is due, until the last one or until stopped."""
 
     def complete(self, query: Query) -> None:
-        """Hear that a query has been answered."""
+        """Called when a query has been answered."""
 
     def p99_ms(self) -> float | None:
         """Return the 99th percentile that the source itself has seen, if it does."""
@@ -107,7 +103,7 @@ NS_A_MS: Final = 1e6
 
 
 def loadgen_version() -> str | None:
-    """Return the version that is installed; None where it is not."""
+    """Return the installed version; None without one."""
     if util.find_spec(MODULE) is None:
         return None
     try:
@@ -129,7 +125,7 @@ def percentile_ms(summary: str) -> float:
 
 
 class LoadGen:
-    """See `arrivals.Arrivals`. What is asked is one request over and over, so there is no library of samples."""
+    """Arrivals by LoadGen. All queries are one request, so there is no library of samples."""
 
     def __init__(self, rate: float, seconds: float, seed: int) -> None:
         self._rate = rate
@@ -205,15 +201,15 @@ class PoissonOptions:
     """How the rate is searched for.
 
     Attributes:
-        limit_ms: What the 99th percentile may be.
-        seconds: How long each rate is tried.
-        confirm_seconds: How long the rate that was found is run once more, with other arrivals.
-        steps: Halvings of the range in which the rate lies.
-        processes: How many share the arrivals; the sum of their Poisson processes is one.
-        connections: Kept-alive connections of all of them together.
-        seed: Of the arrivals.
-        loadgen: Whether MLPerf's LoadGen makes them; otherwise a schedule of our own does.
-        settle_s: How long before the first arrival processes start and connect.
+        limit_ms: Limit of the 99th percentile.
+        seconds: Duration of each trial.
+        confirm_seconds: Duration of the confirming run with other arrivals.
+        steps: Number of halvings of the range of rates.
+        processes: Number of processes that share the arrivals; the sum of their Poisson processes is one.
+        connections: Number of kept-alive connections of all processes.
+        seed: Seed of the arrivals.
+        loadgen: Whether MLPerf's LoadGen makes the arrivals; otherwise the bench's own schedule.
+        settle_s: Time before the first arrival, in which processes start and connect.
     """
 
     limit_ms: float = 15.0
@@ -232,14 +228,12 @@ class PoissonRun:
     """One rate that was tried.
 
     Attributes:
-        rate_per_s: Mean rate of the arrivals.
-        queries: Arrivals.
-        errors: Those whose answer was not 2xx, or did not come.
-        p50_ms, p99_ms: Latency, from when a query was due until its answer was there. From LoadGen: the largest of
-            its processes' percentiles, which the percentile of all cannot exceed.
-        overloaded: Whether more than 1 % had exceeded the limit while the run went on; it was then cut short, and its
-            percentiles are those of what had been answered.
-        valid: Whether the percentile stayed within the limit and nothing failed.
+        errors: Requests without an answer of 2xx.
+        p50_ms, p99_ms: Latency from when a request was due to its answer. From LoadGen: the largest percentile of its
+            processes, which that of all cannot exceed.
+        overloaded: Whether more than 1 % exceeded the limit, so that the run was cut short; its percentiles are those
+            of the answers so far.
+        valid: Whether the percentile was within the limit and nothing failed.
         cores: Cores that the generator kept busy.
     """
 
@@ -255,14 +249,14 @@ class PoissonRun:
 
 @dataclass(frozen=True)
 class PoissonSearch:
-    """What was found.
+    """The results of a search.
 
     Attributes:
         model: The model's name.
-        generator: What made the arrivals.
-        limit_ms: What the 99th percentile might be.
-        rate_per_s: The highest rate that was confirmed; 0 if none was.
-        runs: Every rate that was tried, in order.
+        generator: The source of the arrivals.
+        limit_ms: Limit of the 99th percentile.
+        rate_per_s: The highest confirmed rate; 0 without one.
+        runs: All trials, in order.
         ceiling_rows_per_s: The offline rate.
     """
 
@@ -297,9 +291,9 @@ def highest_rate(is_valid: Callable[[float], bool], upper: float, steps: int) ->
 
 
 def confirmed_rate(is_valid: Callable[[float], bool], rate: float) -> float:
-    """Return the rate if it is valid once more, else the next lower one that is; 0 if none of a few is.
+    """Return the rate if it is valid once more, else the next lower one that is; 0 if a few are not.
 
-    A rate at the edge passes by luck now and then, and the search keeps what passed.
+    A rate at the edge sometimes passes by chance, and the search keeps what passed.
     """
     for _ in range(CONFIRMATIONS):
         if rate and is_valid(rate):
@@ -314,10 +308,8 @@ def search_poisson(
     """Search for the highest valid rate of one-row requests.
 
     Args:
-        request: The request that each query sends.
-        model: What was loaded, for the report.
+        model: The loaded model, for the report.
         ceiling_rows_per_s: The offline rate; no higher one is tried.
-        options: How to search.
 
     Raises:
         GeneratorError: A generator failed.
@@ -375,12 +367,10 @@ def loop_command(
     """How to start one process of `stoker_bench.gpu.poisson_loop`, but for its share of connections and its files.
 
     Args:
-        request: What each query sends.
-        message: A file with its bytes.
+        message: A file with the request's bytes.
         rate: Mean rate of the arrivals, per second.
-        seconds: For how long they come.
-        limit_ms: What the 99th percentile may be.
-        settle_s: How long from now the first comes.
+        limit_ms: Limit of the 99th percentile.
+        settle_s: Time from now to the first arrival.
     """
     command = [sys.executable, "-m", "stoker_bench.gpu.poisson_loop", "--host", request.host]
     command += ["--port", str(request.port), "--request", str(message), "--seconds", str(seconds)]
@@ -389,13 +379,13 @@ def loop_command(
 
 
 def together(rate: float, told: list[dict[str, Any]], latencies_s: np.ndarray, limit_ms: float) -> PoissonRun:
-    """Put together what the processes of one run told.
+    """Combine the results of the processes of one run.
 
     Args:
-        rate: Of all of them.
-        told: Of each its `queries`, `errors`, `overloaded`, `cores`, and `p99_ms` by LoadGen (None without).
-        latencies_s: Every latency, as the processes saw it themselves.
-        limit_ms: What the 99th percentile may be.
+        rate: The rate of all processes.
+        told: For each process its `queries`, `errors`, `overloaded`, `cores`, and LoadGen's `p99_ms` (None without).
+        latencies_s: All latencies, as measured by the processes.
+        limit_ms: Limit of the 99th percentile.
     """
     errors = int(sum(each["errors"] for each in told))
     overloaded = any(each["overloaded"] for each in told)

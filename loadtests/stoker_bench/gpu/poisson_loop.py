@@ -15,17 +15,14 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 import uvloop
 
 from stoker_bench.generators.closed_loop import HttpCaller, allow_many_connections, is_success, keep_connected
-from stoker_bench.gpu.poisson import LoadGen, Schedule
-
-if TYPE_CHECKING:
-    from stoker_bench.gpu.poisson import Arrivals, Query
+from stoker_bench.gpu.poisson import Arrivals, LoadGen, Query, Schedule
 
 __all__ = ["main", "poisson_loop"]
 
@@ -36,7 +33,7 @@ SWITCH_S = 1e-4
 
 
 class _Pool:
-    """The connections, the queries that wait for one, and what became of all queries."""
+    """The connections, the waiting queries, and the results of all queries."""
 
     def __init__(self, request: bytes, limit_s: float, tolerated: float, arrivals: Arrivals) -> None:
         self._request = request
@@ -96,7 +93,7 @@ class _Pool:
             self._arrivals.complete(self._waiting.popleft())
 
     async def drain(self) -> None:
-        """Await the last answers; what is not answered in time counts as failed."""
+        """Await the last answers; missing ones count as failed."""
         self._drained = asyncio.get_running_loop().create_future()
         self._tell_drained()
         with contextlib.suppress(TimeoutError):
@@ -153,16 +150,12 @@ async def poisson_loop(
     """Send queries as they arrive, and await their answers.
 
     Args:
-        host: Where the server listens.
-        port: Where the server listens.
-        request: What each query sends.
-        arrivals: When queries are due.
-        connections: Most queries under way at a time; further ones wait for one of these.
-        planned: How many queries are expected.
-        limit_s: The run ends early once more than 1 % of those took longer.
-        begin_s: The reading of `time.monotonic` at which arrivals begin.
-        answers: Where it is put when each query was due, its latency in seconds and its status, 0 for none; then the
-            run does not end early.
+        connections: Maximum number of requests in flight; further ones wait.
+        planned: Expected number of requests.
+        limit_s: The run ends early once more than 1 % of them took longer.
+        begin_s: When arrivals begin, by `time.monotonic`.
+        answers: Filled with due time, latency in seconds and status (0 for none) of each request; then the run does
+            not end early.
 
     Returns:
         What `stoker_bench.gpu.poisson.together` puts together, and the latency of each answer in seconds.
@@ -199,7 +192,7 @@ async def poisson_loop(
 
 
 def main() -> None:
-    """Run as the command line says."""
+    """Run the generator."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -6,11 +6,13 @@ import secrets
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, Self
 from urllib.parse import urljoin
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from stoker_bench.contestants.contest import LoadedServer, batch_totals, check_answers
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port, get, post
@@ -19,20 +21,12 @@ from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import (
     DATA_LISTS,
     Dialect,
+    ScoringRequest,
     binary_open_inference,
     json_lists,
     random_rows,
 )
-from stoker_bench.gpu.models import as_sent
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any, Self
-
-    from numpy.typing import NDArray
-
-    from stoker_bench.generators.scoring_request import ScoringRequest
-    from stoker_bench.gpu.models import GpuModel
+from stoker_bench.gpu.models import GpuModel, as_sent
 
 __all__ = ["BODIES", "Body", "GpuServer", "ServingOptions", "deployment", "takes"]
 
@@ -54,12 +48,12 @@ class ServingOptions:
     """How the server is started; None leaves a setting at its default.
 
     Attributes:
-        device: A setting as of `stoker serve`: `cpu`, `cuda:N` or a UUID.
-        max_batch_rows: Most rows in one batch.
+        device: As for `stoker serve`: `cpu`, `cuda:N` or a UUID.
+        max_batch_rows: Maximum rows per batch.
         instances: Batches that the device process runs at the same time.
-        frontends: HTTP processes.
+        frontends: Number of HTTP processes.
         execution: How batches run on a GPU: `copied`, `bound`, `graph` or `auto`.
-        gpu_memory_mb: Most GPU memory in MiB that the model takes.
+        gpu_memory_mb: Limit of the model's GPU memory in MiB.
     """
 
     device: str
@@ -87,7 +81,7 @@ def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
 
 
 def takes(model: GpuModel, body: Body) -> bool:
-    """Tell whether a model can be scored with such bodies: FP16 travels as binary data only."""
+    """Return whether a model can be scored with such bodies: FP16 travels as binary data only."""
     return body == "binary" or model.wire_dtype != "float16"
 
 
@@ -95,8 +89,6 @@ class GpuServer:
     """A context manager around the server's process.
 
     Args:
-        model: What it serves.
-        options: How.
         folder: For its workspace, deployment file and log.
     """
 
@@ -138,12 +130,7 @@ class GpuServer:
         return self._speaking(body).request(rows)
 
     def check(self, body: Body) -> None:
-        """Compare answers with what the model gives on the CPU.
-
-        Raises:
-            BenchedServerError: One is not 200, has the wrong shape or values that are too far off; the message ends
-                with the server's log.
-        """
+        """Compare answers with the model's outputs on the CPU."""
         tolerance = TOLERANCES[self.model.precision]
 
         def close(outputs: NDArray[np.float64], wanted: NDArray[np.float32]) -> bool:
@@ -156,7 +143,7 @@ class GpuServer:
             raise self._process.failed(f"was checked: {error}") from error
 
     def answers(self) -> bool:
-        """Tell whether the server says that it can score, and does."""
+        """Return whether the server reports to be ready, and scores."""
         if get(HOST, self._launch.port, READY_PATH)[0] != HTTP_OK:
             return False
         request = self.request(random_rows(1, self.model.row_shape))
@@ -164,7 +151,7 @@ class GpuServer:
         return status == HTTP_OK
 
     def batches(self) -> tuple[float, float] | None:
-        """Return the rows and the count of all batches so far; None while the server does not tell."""
+        """Return the rows and the count of all batches so far; None while the server does not report them."""
         status, page = get(HOST, self._launch.port, METRICS_PATH)
         return batch_totals(page) if status == HTTP_OK else None
 

@@ -1,4 +1,4 @@
-"""What a GPU did during a measurement, as the NVIDIA driver says."""
+"""Models behind the server on a GPU: closed-loop load, with the GPU's figures from the NVIDIA driver."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import contextlib
 import statistics
 import threading
 import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
+from stoker.gpu.facts import GpuReading
 from stoker.gpu.nvml import GpuReader
 from stoker_bench.contestants.contest import mean_batch_rows
 from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import random_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from types import TracebackType
-
-    from stoker.gpu.facts import GpuReading
-    from stoker_bench.generators.load_generator import OwnGenerator
-    from stoker_bench.gpu.server import Body, GpuServer
+from stoker_bench.gpu.server import Body, GpuServer
 
 __all__ = [
     "GpuFigures",
@@ -37,13 +34,13 @@ PERIOD_S = 0.1
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """Means and maxima over one measurement; None for what the driver does not say.
+    """Means and maxima over one measurement; None for figures that the driver lacks.
 
     Attributes:
         busy_share: Mean share of time in which a kernel ran, 0..1.
-        memory_bytes: Most memory in use, that of all processes.
+        memory_bytes: Maximum memory in use by all processes.
         power_w: Mean power.
-        throttled: Why clocks were below their maximum at some moment, idleness aside.
+        throttled: Why clocks were below their maximum, except for idleness.
     """
 
     busy_share: float | None
@@ -72,8 +69,7 @@ class GpuWatch:
     """Reads a GPU several times a second from a thread of its own; a context manager.
 
     Args:
-        uuid: The GPU's; empty for the CPU, of which there is nothing to read.
-        read: What reads all GPUs.
+        uuid: The GPU's UUID; empty for the CPU, which has no readings.
     """
 
     def __init__(self, uuid: str, read: Callable[[], list[GpuReading]] | None = None) -> None:
@@ -104,12 +100,12 @@ class GpuWatch:
 
     @property
     def figures(self) -> GpuFigures | None:
-        """What was read; None without a GPU."""
+        """The figures; None without a GPU."""
         return gpu_figures(self._readings)
 
 
 def process_memory_bytes(uuid: str, pids: Collection[int]) -> int | None:
-    """Return the memory of a GPU that some processes hold together; None where the driver does not say.
+    """Return the memory of a GPU that some processes hold together; None if the driver does not report it.
 
     A virtual machine or a container may hide the processes; then the memory of all processes is returned.
     """
@@ -141,20 +137,18 @@ class Served:
     """What callers of one model saw, each with one row under way at a time.
 
     Attributes:
-        model: The model's name.
-        body: What their bodies were, `binary` or `json`.
-        body_bytes: Size of each.
-        callers: How many there were.
-        rows_per_s: Rows answered, one a request.
+        body: The form of the bodies, `binary` or `json`.
+        body_bytes: The size of each.
+        rows_per_s: Answered rows per second, one per request.
         p50_ms, p99_ms: Latencies.
         errors: Answers other than 2xx, and broken connections.
-        mean_batch_rows: Rows a batch, from when the callers began to when the last of them had ended.
-        gpu: What the GPU did; None without one.
+        mean_batch_rows: Mean rows per batch, from the first caller to the last.
+        gpu: Figures of the GPU; None without one.
         frontend_cores: Cores that the HTTP processes kept busy.
         device_cores: Cores that the device processes kept busy.
         generator_cores: Cores that the load generator kept busy.
-        generator_processes: Most cores that it could have used.
-        ceiling_rows_per_s: What the runtime reaches alone, measured in the same run; None if it was not.
+        generator_processes: Maximum cores that it could use.
+        ceiling_rows_per_s: Throughput of the runtime alone, measured in the same run; None if it was not.
     """
 
     model: str
@@ -175,12 +169,12 @@ class Served:
 
     @property
     def of_ceiling(self) -> float | None:
-        """The rate over what the runtime reaches alone."""
+        """The rate relative to the runtime alone."""
         return self.rows_per_s / self.ceiling_rows_per_s if self.ceiling_rows_per_s else None
 
     @property
     def generator_saturated(self) -> bool:
-        """Whether the load generator had hardly a core left, so that the server may be faster than it seems."""
+        """Whether the load generator used nearly all its cores, so that the server may be faster than measured."""
         processes = min(self.generator_processes, self.callers)
         return self.generator_cores > SATURATED_SHARE * processes
 
@@ -213,7 +207,7 @@ class Meter:
 
     @property
     def gpu(self) -> GpuFigures | None:
-        """What the GPU did."""
+        """The GPU's figures."""
         return self._gpu.figures
 
 
@@ -230,13 +224,9 @@ def measure_served(
     """Load a server with one-row requests, each caller's next as soon as it has its last answer.
 
     Args:
-        server: A server that is ready.
-        body: What bodies are sent.
-        callers: How many there are.
         seconds: How long answers are counted.
-        gpu_uuid: The GPU whose figures are read; empty for the CPU.
-        generator: What makes the load.
-        ceiling_rows_per_s: What the runtime reaches alone.
+        gpu_uuid: The GPU to watch; empty for the CPU.
+        ceiling_rows_per_s: Throughput of the runtime alone.
 
     Raises:
         GeneratorError: The load generator failed.

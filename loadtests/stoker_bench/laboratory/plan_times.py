@@ -59,7 +59,7 @@ def _filled(rows: int, lots: int, first_ms: float, last_ms: float, *, targets: b
 
 
 def _plans() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object], int]]:
-    """What is timed: its name, what makes a fresh queue, what is done with it, and how many at once."""
+    """Return what is timed: name, factory of a queue, the operation, and how many at once."""
     from stoker.device.planner import BatchPolicy
 
     for rows, lots in _SHAPES:

@@ -26,10 +26,6 @@ _CAP: Final = "stoker_batch_cap_rows"
 def read_requests(path: Path, target_ms: float) -> tuple[Requests, list[str]]:
     """Read requests from a CSV file with the columns `time` (seconds), `model` and `rows`; others are ignored.
 
-    Args:
-        path: The file.
-        target_ms: The latency target.
-
     Returns:
         The requests in order of arrival, and the names of the models.
 

@@ -103,7 +103,6 @@ class Shared:
         return sum(model.refused_rows for model in self._models)
 
     def _tell(self, now_ns: int, free_ns: int, offers: Mapping[str, Offer]) -> None:
-        """Publish to the admission controls when the device is free, and what the other models offer."""
         for number, model in enumerate(self._models):
             others = (offer.cost_ns for name, offer in offers.items() if name != str(number))
             model.tell(now_ns, free_ns, max(others, default=0))
@@ -337,9 +336,7 @@ def simulate(
     """Simulate a workload with a scheduler, once per seed; None if the scheduler supports only one model.
 
     Args:
-        workload: The requests.
         scheduler: One of `SCHEDULERS`.
-        seeds: Random seeds.
         hiccups: The share of batches that take several times as long.
         admission: Which requests Stoker admits; other schedulers admit all.
     """
@@ -435,14 +432,9 @@ def beside(
     """Simulate five callers of load 0.1 beside a caller of each load, or a high tier of load 0.3 beside a low tier.
 
     Args:
-        kind: Which of the two cases.
-        curve: The batch times.
-        policy: The batching policy.
         target_ms: The latency target; ten times as long for the low tier.
         loads: Loads of the neighbour, relative to the throughput of full batches; 0 for no neighbour.
         seconds: Duration of the arrivals.
-        seeds: Random seeds.
-        admission: Which requests are admitted.
 
     Yields:
         For each load the share of the others' rows in time, that of the worst of them, their latency, and the
@@ -498,8 +490,7 @@ def let_in(requests: Requests, rows_per_s: float, burst_s: float) -> Requests:
     """Filter requests by a quota of rows per second for each caller, as enforced by one frontend.
 
     Args:
-        requests: All requests; those beyond the quota are refused and not retried.
-        rows_per_s: The quota.
+        requests: All requests; refused ones are not retried.
         burst_s: Number of seconds of the quota that a caller may use at once.
     """
     buckets: dict[int, Bucket] = {}
@@ -530,10 +521,6 @@ def fluid(requests: Requests, curve: Curve) -> float:
 
     Each row takes its share of the time of the most efficient batch, and rows are processed in order of their due
     times, which is optimal.
-
-    Args:
-        requests: The requests for all models, which share one curve.
-        curve: The batch times.
     """
     row_ns = min(curve.batch_ns(rows) / rows for rows in range(1, curve.max_batch_rows + 1))
     due_ns = (requests.at_ns + requests.target_ns).tolist()
@@ -570,10 +557,8 @@ def exact(requests: Requests, curve: Curve, step_ns: int | None = None) -> float
     *n* takes *n* consecutive rows that have arrived and are in time; rows before them are lost.
 
     Args:
-        requests: Requests for which `has_exact` is true.
-        curve: The batch times.
-        step_ns: The step of the time grid; times are rounded in favour of the bound. None is a two hundredth of a
-            full batch. If all times are multiples of the step, the bound is attained.
+        step_ns: The step of the time grid, by default a two hundredth of a full batch. Times are rounded in favour of
+            the bound; if all are multiples of the step, the bound is attained.
     """
     costs = np.array([curve.batch_ns(rows) for rows in range(1, curve.max_batch_rows + 1)])
     step_ns = min(curve.full_ns // _STEPS if step_ns is None else step_ns, int(costs[0]))

@@ -1,1 +1,1 @@
-"""What is served: the models of the benches, and what they must answer."""
+"""The models of the benches, and their expected outputs."""

@@ -10,18 +10,15 @@ import io
 import itertools
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.wire.protobuf import VARINT, field, varint_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 __all__ = [
     "CNN_INPUT_NAME",
@@ -60,9 +57,8 @@ class Tensor(NamedTuple):
     """An input or an output.
 
     Attributes:
-        name: Its name.
         dtype: `FLOAT32` or `INT64`.
-        shape: Its sizes; names stand for those that are free.
+        shape: Its sizes; names stand for free ones.
     """
 
     name: str
@@ -112,11 +108,8 @@ def model_bytes(
     Its GraphProto has node 1, name 2, initializer 5, input 11, output 12.
 
     Args:
-        name: The graph's name.
-        nodes: Its nodes, as `node` encodes them, in an order in which they can be run.
-        weights: Its constants by name, float32 or int64.
-        inputs: What it takes.
-        outputs: What it gives.
+        nodes: The nodes, encoded by `node`, in an executable order.
+        weights: Constants by name, float32 or int64.
     """
     graph = b"".join(_bytes(1, each) for each in nodes) + _bytes(2, name)
     graph += b"".join(_bytes(5, _initializer(each, values)) for each, values in weights.items())
@@ -225,7 +218,7 @@ def jpeg(rows: NDArray[np.float32]) -> bytes:
 
 
 def averages(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what the model answers to the JPEG of a row, float32 [1, 3]."""
+    """Return the model's outputs for the JPEG of a row, float32 [1, 3]."""
     from PIL import Image
 
     pixels = np.asarray(Image.open(io.BytesIO(jpeg(rows))), np.float64)
@@ -245,7 +238,7 @@ def tokens_json(rows: NDArray[np.float32]) -> bytes:
 
 
 def sums(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what the model answers to the tokens of rows [n, tokens], [n, 1]; exact up to 2^24."""
+    """Return the model's outputs for the tokens of rows [n, tokens], [n, 1]; exact up to 2^24."""
     summed: NDArray[np.float32] = _ids(rows).sum(axis=1, keepdims=True).astype(np.float32)
     return summed
 

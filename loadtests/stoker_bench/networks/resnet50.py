@@ -147,7 +147,7 @@ def _block(graph: _Graph, name: str, source: str, stride: int, shortcut: bool) -
 
 
 class _Graph:
-    """Nodes and initialisers as they come; each node has the name of its output."""
+    """Nodes and initialisers in order; each node has the name of its output."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -202,7 +202,7 @@ def difference_from_keras(seed: int, rows: int = 2) -> float:
 
 
 def main() -> None:
-    """Compare the graph with Keras's network, as the command line says."""
+    """Compare the graph with Keras's network."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()

@@ -1,19 +1,17 @@
-"""The ONNX model that a bench serves, with what it must answer."""
+"""The ONNX model that a bench serves, and its expected outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.networks.onnx_graphs import INPUT_NAME, WIDTHS, seeded_mlp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 __all__ = ["ServedModel", "given_model", "seeded_model"]
 
@@ -23,11 +21,7 @@ class ServedModel:
     """A model of one float32 input.
 
     Attributes:
-        name: What the report calls it.
-        path: The ONNX file.
-        input_name: The input's name.
-        row_shape: Shape of one row.
-        outputs: rows [n, *row_shape] to the first output [n, outputs].
+        outputs: Computes the first output [n, outputs] for rows [n, *row_shape].
     """
 
     name: str

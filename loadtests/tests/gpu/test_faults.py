@@ -16,9 +16,9 @@ from stoker_bench.gpu.faults import (
     MemoryRun,
     MemorySample,
     TimedLoad,
+    count_answers,
     recovery_s,
     summarise_kill,
-    told,
     wait_for,
 )
 
@@ -105,7 +105,7 @@ def test_every_answer_is_kept_with_what_it_said() -> None:
     assert [each.what for each in answers] == ["200", "503 overloaded", "200", NO_ANSWER, "200"]
     assert [each.succeeded for each in answers] == [True, False, True, False, True]
     assert all(each.began_s <= each.ended_s for each in answers)
-    assert told(answers) == {"200": 3, "503 overloaded": 1, NO_ANSWER: 1}
+    assert count_answers(answers) == {"200": 3, "503 overloaded": 1, NO_ANSWER: 1}
 
 
 def test_a_refused_connection_is_an_answer_too() -> None:

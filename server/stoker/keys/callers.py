@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast, get_args
+from pathlib import Path
+from typing import Any, Final, cast, get_args
 
 from stoker.errors import InvalidSettings
 from stoker.keys.generation import FileGeneration, Generation, raise_generation
@@ -22,10 +23,6 @@ from stoker.keys.keyring import check_key, digest, new_key
 from stoker.settings.choices import Tier
 from stoker.settings.names import checked_name
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 __all__ = [
     "DEFAULT",

@@ -12,7 +12,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 import jwt
@@ -22,9 +23,6 @@ from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.generation import FileGeneration, Generation
 from stoker.keys.keyring import BEARER_HEADER, read_signing_secret
 from stoker.keys.verifier import KeyVerifier
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["DEFAULT_VALID_S", "LONGEST_VALID_S", "Access", "Token", "TokenVerifier", "issue_token"]
 

@@ -22,13 +22,11 @@ import socket
 import stat
 import sys
 import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
 
 from stoker.system.durable import private_folder, read_regular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = ["FileGeneration", "Follower", "Generation", "raise_generation"]
 

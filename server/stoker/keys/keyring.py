@@ -17,17 +17,15 @@ import hashlib
 import json
 import re
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from pathlib import Path
+from typing import Final, Literal
 
 from stoker.errors import InvalidSettings
 from stoker.keys.generation import raise_generation
 from stoker.settings.names import checked_service
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = [
     "ADMIN",

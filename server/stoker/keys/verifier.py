@@ -15,18 +15,14 @@ import secrets
 import time
 from collections.abc import Callable
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from stoker.errors import InvalidSettings
 from stoker.keys.callers import DEFAULT, CallerTerms, read_callers
 from stoker.keys.generation import FileGeneration, Generation
-from stoker.keys.keyring import MAX_KEY_CHARS, MOST_BYTES, digest, verify_path
+from stoker.keys.keyring import MAX_KEY_CHARS, MOST_BYTES, Keys, digest, verify_path
 from stoker.system.durable import read_regular
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stoker.keys.keyring import Keys
 
 __all__ = ["KeyVerifier"]
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from stoker.metrics.layout import REASONS, TARGET_REASONS
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["BatchFacts", "packed_facts"]
 

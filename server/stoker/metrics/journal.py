@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import orjson
 
-from stoker.errors import cut
+from stoker.errors import StokerError, cut
 from stoker.metrics.history import PAST_END
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
 
 if TYPE_CHECKING:
-    from stoker.errors import StokerError
     from stoker.metrics.batch_facts import BatchFacts
 
 __all__ = [

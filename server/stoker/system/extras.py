@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 import stoker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from packaging.requirements import Requirement
 
 __all__ = [

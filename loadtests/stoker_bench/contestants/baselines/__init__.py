@@ -1,15 +1,10 @@
-"""What Stoker is compared with in every bench, one uvicorn worker each: two constants and a scorer."""
+"""The baselines of every bench, one uvicorn worker each: two constants and a hand-written service."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from stoker_bench.contestants.servers import uvicorn_launch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stoker_bench.contestants.servers import Launch
+from stoker_bench.contestants.servers import Launch, uvicorn_launch
 
 __all__ = ["BARE", "HANDWRITTEN", "STARLETTE", "bare_launch", "handwritten_launch", "starlette_launch"]
 
@@ -24,7 +19,7 @@ def bare_launch() -> Launch:
 
 
 def starlette_launch() -> Launch:
-    """Start the same constant behind a Starlette route."""
+    """Start the constant behind a Starlette route."""
     return uvicorn_launch(STARLETTE, "stoker_bench.contestants.baselines.constants:starlette_app")
 
 

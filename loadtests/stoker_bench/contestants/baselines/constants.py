@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 __all__ = ["bare_app", "starlette_app"]
 

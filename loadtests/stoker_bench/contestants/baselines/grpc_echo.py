@@ -1,7 +1,7 @@
-"""A bare grpc.aio server that gives an infer request back: what gRPC itself costs.
+"""A bare grpc.aio server that echoes an infer request, to measure the cost of gRPC itself.
 
-`python -m stoker_bench.contestants.baselines.grpc_echo --address HOST:PORT`. The message is parsed and written, as in
-every service made with grpc.aio; nothing else is done.
+`python -m stoker_bench.contestants.baselines.grpc_echo --address HOST:PORT`. It parses and writes the message, as
+every service with grpc.aio does.
 """
 
 from __future__ import annotations

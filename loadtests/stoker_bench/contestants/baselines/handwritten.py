@@ -1,24 +1,20 @@
-"""What a careful author writes in an hour: Starlette, orjson and ONNX Runtime in the handler, no batching.
+"""A careful author's service: Starlette, orjson and ONNX Runtime in the handler, without batching.
 
-The model is the ONNX file that the environment variable STOKER_BENCH_MODEL names. ONNX Runtime runs with one
-thread, its best setting here: a row is too little work to share, and its spinning threads would take the core
-that uvicorn needs.
+The environment variable STOKER_BENCH_MODEL names the ONNX file. ONNX Runtime runs with one thread, its best setting
+here: a row is too little work to share, and its spinning threads would take the core that uvicorn needs.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
 import orjson
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 __all__ = ["app"]
 

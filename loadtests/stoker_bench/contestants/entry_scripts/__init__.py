@@ -1,4 +1,4 @@
-"""Entry scripts as users of Azure have them, undecorated; those that score serve what `stoker train mnist` wrote."""
+"""Undecorated entry scripts in Azure's form; those that score serve the models of `stoker train mnist`."""
 
 from __future__ import annotations
 

@@ -15,12 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from stoker.deployment import Deployment
-from stoker.errors import (
-    BodyTooLarge,
-    DeviceLost,
-    OutputTooLarge,
-    StokerError,
-)
+from stoker.errors import BodyTooLarge, DeviceLost, OutputTooLarge, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Caller
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.http.responses import Respond
