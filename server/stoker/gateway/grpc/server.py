@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import socket
 from collections import deque
@@ -22,7 +21,13 @@ from stoker.gateway.grpc.framing import MessageBudget
 from stoker.gateway.grpc.infer import InferCall, InferStream
 from stoker.gateway.grpc.metadata import CallHead, head_reader
 from stoker.gateway.grpc.services import InferenceServicer
-from stoker.gateway.listeners.connections import HANDSHAKE_S, Acceptor, Peers, drop_new_handshakes
+from stoker.gateway.listeners.connections import (
+    HANDSHAKE_S,
+    Acceptor,
+    ConnectionAges,
+    Peers,
+    drop_new_handshakes,
+)
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.wire.http2.connection import Connection
 from stoker.wire.http2.frames import PATIENCE, RESETS, ErrorCode
@@ -314,8 +319,6 @@ _HANDSHAKES_END_S: Final = 1.0
 """How long the server waits for TLS handshakes when it stops."""
 _UNREAD_S: Final = 75.0
 _YOUNGEST: Final = 0.9
-# Multiples of it, without their whole part, fill the space between 0 and 1 evenly, however many there are.
-_GOLDEN: Final = (5**0.5 - 1) / 2
 
 _HANDSHAKE_MS: Final = 10_000
 """A connection that does not speak HTTP/2 by then is closed."""
@@ -365,12 +368,11 @@ class GrpcServer:
         self._tls = tls
         self._socket = _listening_socket(address)
         self.port: int = self._socket.getsockname()[1]
-        self._age_s = connection_age_s
+        self._ages = ConnectionAges(connection_age_s, _YOUNGEST)
         self._timeouts = _timeouts()
         self._acceptor = Acceptor(count_refused)
         self._servers: list[asyncio.Server] = []
         self._monitors: dict[GrpcConnection, ConnectionMonitor] = {}
-        self._made = 0
         self._peers = peers
         self._due: list[GrpcConnection] = []
         self._resuming: deque[GrpcConnection] = deque()
@@ -421,14 +423,11 @@ class GrpcServer:
         # With TLS, it was accepted before its handshake.
         if self._tls is None and not self._acceptor.accepts(descriptor, handed_over=connection.handed_over):
             return False
-        now_s, retires_s = asyncio.get_running_loop().time(), math.inf
-        if self._age_s:
-            # Connections that were made together, or one after the other, must not end together.
-            self._made += 1
-            share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._made * _GOLDEN % 1)
-            retires_s = now_s + self._age_s * share
+        now_s = asyncio.get_running_loop().time()
         self.connections[connection] = None
-        self._monitors[connection] = ConnectionMonitor(connection, self._timeouts, now_s, retires_s)
+        self._monitors[connection] = ConnectionMonitor(
+            connection, self._timeouts, now_s, self._ages.end_s(now_s)
+        )
         self._report_count()
         return True
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from google.protobuf import json_format
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
@@ -47,212 +46,42 @@ if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.regions.regions import Regions
+    from stoker.gateway.scoring.service import Service
 
-__all__ = [
-    "CudaMemoryMethods",
-    "InferenceServicer",
-    "LiveSettingsMethods",
-    "RepositoryMethods",
-    "SharedMemoryMethods",
-]
+__all__ = ["InferenceServicer"]
 
-_ModelStatisticsResponse = message("ModelStatisticsResponse")
-_IndexResponse = message("RepositoryIndexResponse")
-_LoadResponse = message("RepositoryModelLoadResponse")
-_UnloadResponse = message("RepositoryModelUnloadResponse")
-
-
-class RepositoryMethods:
-    """What the same extensions do over HTTP, with the same errors."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def statistics(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `ModelStatisticsRequest`."""
-        model = self._gateway.models.get(request.name)
-        services = () if model is None else model.services
-        check_metadata_access(self._gateway, call.authorization, services, sent_as=BEARER_METADATA)
-        entries = statistics(self._gateway, request.name or None, request.version or None)
-        return json_format.ParseDict({"model_stats": entries}, _ModelStatisticsResponse())
-
-    async def index(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `RepositoryIndexRequest`."""
-        check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
-        _check_unnamed(request)
-        entries = await self._administration().index(ready=request.ready)
-        return _IndexResponse(models=entries)
-
-    async def load(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `RepositoryModelLoadRequest` when the model is served."""
-        administration = self._check_loading(call)
-        _check_unnamed(request)
-        requested = read_load_parameters(self._gateway, request.model_name, _request_parameters(request))
-        await administration.load(
-            request.model_name, versions=requested.versions, adjustments=requested.adjustments
-        )
-        return _LoadResponse()
-
-    async def unload(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `RepositoryModelUnloadRequest` when the model's last requests have been answered."""
-        administration = self._check_loading(call)
-        _check_unnamed(request)
-        check_unload_parameters(request.model_name, _request_parameters(request))
-        await administration.unload(request.model_name)
-        return _UnloadResponse()
-
-    def _check_loading(self, call: RpcCall) -> Administration:
-        administration = self._administration()
-        administration.access.check_loading(call.authorization, from_page=False, sent_as=BEARER_METADATA)
-        return administration
-
-    def _administration(self) -> Administration:
-        if self._gateway.administration is None:
-            raise NotSupported("model_repository extension is not supported")
-        return self._gateway.administration
-
-
-def _check_unnamed(request: Any) -> None:
-    if request.repository_name:
-        raise NotSupported("named repositories are not supported: leave the name out")
-
-
-def _request_parameters(request: Any) -> dict[str, Any]:
-    return {
-        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-        for name, value in request.parameters.items()
-    }
-
-
-_SystemStatusResponse = message("SystemSharedMemoryStatusResponse")
-_SystemRegisterResponse = message("SystemSharedMemoryRegisterResponse")
-_SystemUnregisterResponse = message("SystemSharedMemoryUnregisterResponse")
-
-
-class SharedMemoryMethods:
-    """What the same extension does over HTTP, with the same errors."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def status(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `SystemSharedMemoryStatusRequest`; an empty name means all."""
-        regions = regions_to_list(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
-        answer = _SystemStatusResponse()
-        for entry in regions.status(request.name or None):
-            told = answer.regions[entry["name"]]
-            told.name, told.key, told.offset, told.byte_size = entry.values()
-        return answer
-
-    async def register(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `SystemSharedMemoryRegisterRequest`."""
-        self._regions(call).register(request.name, request.key, request.offset, request.byte_size)
-        return _SystemRegisterResponse()
-
-    async def unregister(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `SystemSharedMemoryUnregisterRequest`; an empty name means all."""
-        self._regions(call).unregister(request.name or None)
-        return _SystemUnregisterResponse()
-
-    def _regions(self, call: RpcCall) -> Regions:
-        return regions_to_change(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
-
-
-# The trace and logging extensions over gRPC.
-_TraceResponse = message("TraceSettingResponse")
-_LogResponse = message("LogSettingsResponse")
-
-
-class LiveSettingsMethods:
-    """What the same extensions do over HTTP, with the same errors."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._settings = LiveSettings(gateway, BEARER_METADATA)
-
-    async def traces(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `TraceSettingRequest`; a setting without a value is taken back."""
-        content = {name: _json_value(list(setting.value)) for name, setting in request.settings.items()}
-        told = await self._settings.traces(call.authorization, request.model_name, content)
-        answer = _TraceResponse()
-        for name, value in told.items():
-            answer.settings[name].value.extend([value] if isinstance(value, str) else value)
-        return answer
-
-    async def logs(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `LogSettingsRequest`."""
-        content = {name: _chosen_value(setting) for name, setting in request.settings.items()}
-        answer = _LogResponse()
-        for name, value in (await self._settings.logs(call.authorization, content)).items():
-            setting = answer.settings[name]
-            if isinstance(value, bool):
-                setting.bool_param = value
-            elif isinstance(value, int):
-                setting.uint32_param = value
-            else:
-                setting.string_param = value
-        return answer
-
-
-def _json_value(values: list[str]) -> Any:
-    """What JSON would have: a text, several, or nothing."""
-    if len(values) == 1:
-        return values[0]
-    return values or None
-
-
-def _chosen_value(setting: Any) -> Any:
-    chosen = setting.WhichOneof("parameter_choice")
-    return None if chosen is None else getattr(setting, chosen)
-
-
-# The CUDA shared memory extension over gRPC.
-_CudaStatusResponse = message("CudaSharedMemoryStatusResponse")
-_CudaRegisterResponse = message("CudaSharedMemoryRegisterResponse")
-_CudaUnregisterResponse = message("CudaSharedMemoryUnregisterResponse")
-
-
-class CudaMemoryMethods:
-    """What the same extension does over HTTP, with the same errors."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._memory = CudaMemoryAccess(gateway, BEARER_METADATA)
-
-    async def status(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `CudaSharedMemoryStatusRequest`; an empty name means all."""
-        answer = _CudaStatusResponse()
-        for entry in self._memory.status(call.authorization, call.address, request.name or None):
-            told = answer.regions[entry["name"]]
-            told.name, told.device_id, told.byte_size = entry.values()
-        return answer
-
-    async def register(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `CudaSharedMemoryRegisterRequest`."""
-        regions = self._memory.to_change(call.authorization, call.address)
-        await register(regions, request.name, request.raw_handle, request.device_id, request.byte_size)
-        return _CudaRegisterResponse()
-
-    async def unregister(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `CudaSharedMemoryUnregisterRequest`; an empty name means all."""
-        self._memory.unregister(call.authorization, call.address, request.name or None)
-        return _CudaUnregisterResponse()
+_StatisticsResponse: Final = message("ModelStatisticsResponse")
+_IndexResponse: Final = message("RepositoryIndexResponse")
+_LoadResponse: Final = message("RepositoryModelLoadResponse")
+_UnloadResponse: Final = message("RepositoryModelUnloadResponse")
+_TraceResponse: Final = message("TraceSettingResponse")
+_LogResponse: Final = message("LogSettingsResponse")
+_SystemStatusResponse: Final = message("SystemSharedMemoryStatusResponse")
+_SystemRegisterResponse: Final = message("SystemSharedMemoryRegisterResponse")
+_SystemUnregisterResponse: Final = message("SystemSharedMemoryUnregisterResponse")
+_CudaStatusResponse: Final = message("CudaSharedMemoryStatusResponse")
+_CudaRegisterResponse: Final = message("CudaSharedMemoryRegisterResponse")
+_CudaUnregisterResponse: Final = message("CudaSharedMemoryUnregisterResponse")
 
 
 _PREFIX: Final = f"/{SERVICE}/"
 _PREDICTION: Final = f"/{SERVING}.PredictionService/"
 _MAX_SHORT_BYTES: Final = 1 << 20
-"""The longest message of methods that infer nothing: they are read before anybody is asked for a key."""
+"""The longest message of methods that infer nothing: messages are read before a key is checked."""
 
 _Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 
 
 class InferenceServicer:
-    """Finds the method of each call."""
+    """Finds the method of each call; answers those that infer nothing with the same errors as over HTTP."""
 
     def __init__(self, gateway: Gateway, max_message_bytes: int) -> None:
         self._gateway = gateway
-        scoring, health, repository = InferDispatcher(gateway), Health(gateway), RepositoryMethods(gateway)
-        memory, settings = SharedMemoryMethods(gateway), LiveSettingsMethods(gateway)
-        cuda, facts = CudaMemoryMethods(gateway), ServingMetadata(gateway)
+        self._settings = LiveSettings(gateway, BEARER_METADATA)
+        self._cuda = CudaMemoryAccess(gateway, BEARER_METADATA)
+        scoring = InferDispatcher(gateway)
+        health = Health(gateway)
+        facts = ServingMetadata(gateway)
         unary: dict[str, _Answer] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -260,18 +89,18 @@ class InferenceServicer:
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "ModelConfig": self._model_config,
-            "ModelStatistics": repository.statistics,
-            "RepositoryIndex": repository.index,
-            "RepositoryModelLoad": repository.load,
-            "RepositoryModelUnload": repository.unload,
-            "TraceSetting": settings.traces,
-            "LogSettings": settings.logs,
-            "SystemSharedMemoryStatus": memory.status,
-            "SystemSharedMemoryRegister": memory.register,
-            "SystemSharedMemoryUnregister": memory.unregister,
-            "CudaSharedMemoryStatus": cuda.status,
-            "CudaSharedMemoryRegister": cuda.register,
-            "CudaSharedMemoryUnregister": cuda.unregister,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "TraceSetting": self._trace_settings,
+            "LogSettings": self._log_settings,
+            "SystemSharedMemoryStatus": self._system_status,
+            "SystemSharedMemoryRegister": self._system_register,
+            "SystemSharedMemoryUnregister": self._system_unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._cuda_register,
+            "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
         self._methods = {
             _PREFIX + name: _short_method(
@@ -302,10 +131,10 @@ class InferenceServicer:
         }
 
     def find(self, path: str) -> Method:
-        """Return the method that is called by a path.
+        """Return the method of a path.
 
         Raises:
-            NotSupported: There is none.
+            NotSupported: There is no such method.
         """
         method = self._methods.get(path)
         if method is None:
@@ -313,6 +142,9 @@ class InferenceServicer:
         return method
 
     # --- health and metadata ---
+
+    def _check_metadata(self, call: RpcCall, services: Iterable[Service] = ()) -> None:
+        check_metadata_access(self._gateway, call.authorization, services, sent_as=BEARER_METADATA)
 
     async def _server_live(self, _: Any, __: RpcCall) -> Any:
         return ServerLiveResponse(live=True)
@@ -338,14 +170,14 @@ class InferenceServicer:
         return ModelReadyResponse(ready=ready)
 
     async def _server_metadata(self, _: Any, call: RpcCall) -> Any:
-        check_metadata_access(self._gateway, call.authorization, sent_as=BEARER_METADATA)
+        self._check_metadata(call)
         return ServerMetadataResponse(
             name="stoker", version=__version__, extensions=supported_extensions(self._gateway)
         )
 
     async def _model_metadata(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
-        check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
+        self._check_metadata(call, (service,))
         versions = self._gateway.models[service.name].served
         answer = ModelMetadataResponse(
             name=service.name, versions=versions, platform=platform(service.facts.framework)
@@ -359,9 +191,120 @@ class InferenceServicer:
 
     async def _model_config(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
-        check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
+        self._check_metadata(call, (service,))
         config = model_config(service, self._gateway.models[service.name].served)
         return ParseDict({"config": config}, ModelConfigResponse())
+
+    # --- statistics and the model repository ---
+
+    async def _statistics(self, request: Any, call: RpcCall) -> Any:
+        model = self._gateway.models.get(request.name)
+        self._check_metadata(call, () if model is None else model.services)
+        entries = statistics(self._gateway, request.name or None, request.version or None)
+        return ParseDict({"model_stats": entries}, _StatisticsResponse())
+
+    async def _index(self, request: Any, call: RpcCall) -> Any:
+        self._check_metadata(call)
+        _check_unnamed(request)
+        return _IndexResponse(models=await self._administration().index(ready=request.ready))
+
+    async def _load(self, request: Any, call: RpcCall) -> Any:
+        administration = self._administration_for(call)
+        _check_unnamed(request)
+        name = request.model_name
+        requested = read_load_parameters(self._gateway, name, _request_parameters(request))
+        await administration.load(name, versions=requested.versions, adjustments=requested.adjustments)
+        return _LoadResponse()
+
+    async def _unload(self, request: Any, call: RpcCall) -> Any:
+        administration = self._administration_for(call)
+        _check_unnamed(request)
+        check_unload_parameters(request.model_name, _request_parameters(request))
+        await administration.unload(request.model_name)
+        return _UnloadResponse()
+
+    def _administration_for(self, call: RpcCall) -> Administration:
+        administration = self._administration()
+        administration.access.check_loading(call.authorization, from_page=False, sent_as=BEARER_METADATA)
+        return administration
+
+    def _administration(self) -> Administration:
+        if self._gateway.administration is None:
+            raise NotSupported("model_repository extension is not supported")
+        return self._gateway.administration
+
+    # --- trace and log settings ---
+
+    async def _trace_settings(self, request: Any, call: RpcCall) -> Any:
+        content: dict[str, Any] = {}
+        for name, setting in request.settings.items():
+            values = list(setting.value)
+            # As JSON has it: a text, several, or None, which resets the setting.
+            content[name] = values[0] if len(values) == 1 else values or None
+        answer = _TraceResponse()
+        settings = await self._settings.traces(call.authorization, request.model_name, content)
+        for name, value in settings.items():
+            answer.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return answer
+
+    async def _log_settings(self, request: Any, call: RpcCall) -> Any:
+        content: dict[str, Any] = {}
+        for name, setting in request.settings.items():
+            chosen = setting.WhichOneof("parameter_choice")
+            content[name] = None if chosen is None else getattr(setting, chosen)
+        answer = _LogResponse()
+        for name, value in (await self._settings.logs(call.authorization, content)).items():
+            if isinstance(value, bool):
+                answer.settings[name].bool_param = value
+            elif isinstance(value, int):
+                answer.settings[name].uint32_param = value
+            else:
+                answer.settings[name].string_param = value
+        return answer
+
+    # --- shared memory; an empty name means all regions ---
+
+    async def _system_status(self, request: Any, call: RpcCall) -> Any:
+        regions = regions_to_list(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
+        return _SystemStatusResponse(
+            regions={entry["name"]: entry for entry in regions.status(request.name or None)}
+        )
+
+    async def _system_register(self, request: Any, call: RpcCall) -> Any:
+        self._regions(call).register(request.name, request.key, request.offset, request.byte_size)
+        return _SystemRegisterResponse()
+
+    async def _system_unregister(self, request: Any, call: RpcCall) -> Any:
+        self._regions(call).unregister(request.name or None)
+        return _SystemUnregisterResponse()
+
+    def _regions(self, call: RpcCall) -> Regions:
+        return regions_to_change(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
+
+    async def _cuda_status(self, request: Any, call: RpcCall) -> Any:
+        entries = self._cuda.status(call.authorization, call.address, request.name or None)
+        return _CudaStatusResponse(regions={entry["name"]: entry for entry in entries})
+
+    async def _cuda_register(self, request: Any, call: RpcCall) -> Any:
+        regions = self._cuda.regions_to_change(call.authorization, call.address)
+        await register(regions, request.name, request.raw_handle, request.device_id, request.byte_size)
+        return _CudaRegisterResponse()
+
+    async def _cuda_unregister(self, request: Any, call: RpcCall) -> Any:
+        self._cuda.unregister(call.authorization, call.address, request.name or None)
+        return _CudaUnregisterResponse()
+
+
+def _check_unnamed(request: Any) -> None:
+    if request.repository_name:
+        raise NotSupported("named repositories are not supported: leave the name out")
+
+
+def _request_parameters(request: Any) -> dict[str, Any]:
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for name, value in request.parameters.items()
+    }
 
 
 def _decode_and_answer(kind: Any, answer: _Answer) -> Callable[[bytes, RpcCall], Awaitable[bytes]]:

@@ -31,6 +31,7 @@ from stoker.metrics.memory import MetricPage
 __all__ = [
     "HANDSHAKE_S",
     "Acceptor",
+    "ConnectionAges",
     "ConnectionShare",
     "Descriptors",
     "Peers",
@@ -47,6 +48,8 @@ _LOG_EVERY_S: Final = 60.0
 _TOLERATED: Final = 8
 """A frontend may have an eighth more than another: handing over takes longer than accepting."""
 
+# The fractional parts of its multiples fill the space between 0 and 1 evenly.
+_GOLDEN: Final = (5**0.5 - 1) / 2
 HANDSHAKE_S: Final = 0.05
 """How long a handshake that has begun may take to complete."""
 _SO_ATTACH_FILTER: Final = 26
@@ -356,6 +359,26 @@ class Acceptor:
         """Accept connections again if there are descriptors again; call this once a second."""
         if self._descriptors.check() and self._share is not None:
             self._share.reopen()
+
+
+class ConnectionAges:
+    """Spreads the ends of connections: those that were made together, or one after the other, do not end together.
+
+    Args:
+        age_s: The maximum age of connections; 0 for any age.
+        youngest: The least share of it at which connections end; others end as much above it.
+    """
+
+    def __init__(self, age_s: float, youngest: float) -> None:
+        self._age_s, self._youngest = age_s, youngest
+        self._made = 0
+
+    def end_s(self, now_s: float) -> float:
+        """Return when a connection that is made now has to end."""
+        if not self._age_s:
+            return math.inf
+        self._made += 1
+        return now_s + self._age_s * (self._youngest + (1 - self._youngest) * 2 * (self._made * _GOLDEN % 1))
 
 
 def drop_new_handshakes(sock: socket.socket) -> None:

@@ -20,7 +20,13 @@ from uvicorn.server import ServerState
 from stoker import __version__
 from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
 from stoker.gateway.listeners.bounded import AppThrottle
-from stoker.gateway.listeners.connections import HANDSHAKE_S, Acceptor, Peers, drop_new_handshakes
+from stoker.gateway.listeners.connections import (
+    HANDSHAKE_S,
+    Acceptor,
+    ConnectionAges,
+    Peers,
+    drop_new_handshakes,
+)
 from stoker.gateway.listeners.direct import DirectProtocol
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.scoring.service import Service
@@ -110,8 +116,6 @@ _UNREAD_AT_END_S: Final = 5
 _FIRST_REQUEST_S: Final = 1.0
 # Connections end between this share of the maximum age and as much above it.
 _YOUNGEST: Final = 0.8
-# The fractional parts of its multiples fill the space between 0 and 1 evenly.
-_GOLDEN: Final = (5**0.5 - 1) / 2
 _SERVER: Final = (b"server", b"stoker")
 _VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
@@ -197,8 +201,7 @@ class Listener:
         self._ticker: asyncio.TimerHandle | None = None
         self._throttle = AppThrottle()
         self._unread_s = _UNREAD_S
-        self._connection_age_s = connection_age_s
-        self._connections = 0
+        self._ages = ConnectionAges(connection_age_s, _YOUNGEST)
         self._peers = peers
         self._tls = tls
 
@@ -220,21 +223,14 @@ class Listener:
         protocol = _AcceptedProtocol(self._config, self._state, {}, gateway=self._gateway)
         protocol.acceptor = self._acceptor
         protocol.throttle = self._throttle
-        self._set_age(protocol)
+        protocol.retires_s = self._ages.end_s(asyncio.get_running_loop().time())
         return protocol
 
     def _tls_protocol(self) -> TlsProtocol:
         protocol = TlsProtocol(self._config, self._state, {}, gateway=self._gateway)
         protocol.throttle = self._throttle
-        self._set_age(protocol)
+        protocol.retires_s = self._ages.end_s(asyncio.get_running_loop().time())
         return protocol
-
-    def _set_age(self, protocol: DirectProtocol) -> None:
-        if self._connection_age_s:
-            # Connections that were made together, or one after the other, must not end together.
-            self._connections += 1
-            share = _YOUNGEST + (1 - _YOUNGEST) * 2 * (self._connections * _GOLDEN % 1)
-            protocol.retires_s = asyncio.get_running_loop().time() + self._connection_age_s * share
 
     async def start(self) -> None:
         """Begin to accept."""

@@ -104,7 +104,7 @@ class SharedMemoryApi:
 
     async def status(self, request: Request) -> Response:
         """List the registered regions, or one of them."""
-        regions = regions_to_list(self._gateway, authorization_of(request), _address(request))
+        regions = regions_to_list(self._gateway, *_key_and_address(request))
         return JSONResponse(regions.status(request.path_params.get("region")))
 
     async def register(self, request: Request) -> Response:
@@ -123,12 +123,8 @@ class SharedMemoryApi:
 
     def _regions(self, request: Request) -> Regions:
         return regions_to_change(
-            self._gateway, authorization_of(request), _address(request), from_page="origin" in request.headers
+            self._gateway, *_key_and_address(request), from_page="origin" in request.headers
         )
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 _MOST_DEVICES: Final = 1 << 16
@@ -162,7 +158,7 @@ class CudaMemoryAccess:
             raise NotFound(f"Unable to find cuda shared memory region: '{cut(name)}'")
         return []
 
-    def to_change(self, authorization: bytes, address: str, *, from_page: bool = False) -> Regions:
+    def regions_to_change(self, authorization: bytes, address: str, *, from_page: bool = False) -> Regions:
         """Return the regions for a caller who registers or unregisters.
 
         Raises:
@@ -189,7 +185,7 @@ class CudaMemoryAccess:
         check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
         regions = self._regions(address)
         if regions is not None and regions.cuda_status(None):
-            self.to_change(authorization, address, from_page=from_page).unregister(name, CudaLocation)
+            self.regions_to_change(authorization, address, from_page=from_page).unregister(name, CudaLocation)
 
     def _regions(self, address: str) -> Regions | None:
         """Return the regions for a caller; None if it may not use any."""
@@ -204,8 +200,8 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
         handle: CUDA's IPC handle of the allocation.
 
     Raises:
-        NotSupported: The machine has no GPU, driver or library for it.
-        RegionTaken, MalformedBody: It cannot be registered, whatever memory it is.
+        NotSupported: The machine has no GPU, driver or library for shared memory.
+        RegionTaken, MalformedBody: As `Regions.check_new`.
         InvalidInput, Overloaded: The memory cannot be opened.
     """
     if len(handle) != HANDLE_BYTES or not 0 <= device_id < _MOST_DEVICES:
@@ -213,9 +209,9 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
             f"a CUDA region needs a 'raw_handle' of {HANDLE_BYTES} bytes, and the number of a GPU as 'device_id'"
         )
     regions.check_new(name, size_bytes)
-    place = CudaLocation(base64.b64encode(handle).decode(), device_id)
-    # The first one in a process creates the CUDA context, which takes some tenths of a second.
-    regions.register_cuda(name, await run_in_thread(regions.cuda.open, place, size_bytes))
+    location = CudaLocation(base64.b64encode(handle).decode(), device_id)
+    # The first region in a process creates the CUDA context, which takes tenths of a second.
+    regions.register_cuda(name, await run_in_thread(regions.cuda.open, location, size_bytes))
 
 
 class CudaMemoryApi:
@@ -232,7 +228,9 @@ class CudaMemoryApi:
 
     async def register(self, request: Request) -> Response:
         """Register a region."""
-        regions = self._memory.to_change(*_key_and_address(request), from_page="origin" in request.headers)
+        regions = self._memory.regions_to_change(
+            *_key_and_address(request), from_page="origin" in request.headers
+        )
         content = await json_content(request)
         device_id, size_bytes = content.get("device_id", 0), content.get("byte_size")
         if type(device_id) is not int or type(size_bytes) is not int:
@@ -242,7 +240,7 @@ class CudaMemoryApi:
         return Response()
 
     async def unregister(self, request: Request) -> Response:
-        """Let a region go, or all."""
+        """Unregister a region, or all."""
         name = request.path_params.get("region")
         self._memory.unregister(*_key_and_address(request), name, from_page="origin" in request.headers)
         return Response()

@@ -11,9 +11,10 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-import orjson
+import msgspec
+from msgspec import Struct
 
 __all__ = ["CudaLocation", "FileLocation", "Location", "RegionTable", "Registration"]
 
@@ -24,7 +25,7 @@ _CHANGES, _SIZES = 0, 1
 """Words of the header: the number of changes, and the length of each half."""
 
 
-class FileLocation(NamedTuple):
+class FileLocation(Struct, frozen=True, array_like=True, tag="system"):
     """Where a region of system shared memory is.
 
     Attributes:
@@ -39,7 +40,7 @@ class FileLocation(NamedTuple):
     inode: int
 
 
-class CudaLocation(NamedTuple):
+class CudaLocation(Struct, frozen=True, array_like=True, tag="cuda"):
     """Where a region on a GPU is: at the start of an allocation.
 
     Attributes:
@@ -51,11 +52,9 @@ class CudaLocation(NamedTuple):
 
 
 Location = FileLocation | CudaLocation
-_KINDS: Final[dict[str, type[FileLocation | CudaLocation]]] = {"system": FileLocation, "cuda": CudaLocation}
-_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
-class Registration(NamedTuple):
+class Registration(Struct, frozen=True, array_like=True):
     """A region that a caller has registered.
 
     Attributes:
@@ -67,16 +66,8 @@ class Registration(NamedTuple):
     size_bytes: int
     location: Location
 
-    def to_row(self) -> tuple[object, ...]:
-        """Return the row of the table for this registration; see `from_row`."""
-        return (self.number, self.name, self.size_bytes, _NAMES[type(self.location)], tuple(self.location))
 
-    @classmethod
-    def from_row(
-        cls, number: int, name: str, size_bytes: int, kind: str, location: list[Any]
-    ) -> Registration:
-        """Return the registration that `to_row` has encoded."""
-        return cls(number, name, size_bytes, _KINDS[kind](*location))
+_REGISTRATIONS = msgspec.json.Decoder(list[Registration])
 
 
 class RegionTable:
@@ -102,8 +93,8 @@ class RegionTable:
             content = bytes(self._half(changes)[: self._head[_SIZES + changes % 2]])
             # Two changes later this half is overwritten.
             if self._head[_CHANGES] == changes:
-                listed = orjson.loads(content) if content else []
-                self._known = {entry[1]: Registration.from_row(*entry) for entry in listed}
+                listed = _REGISTRATIONS.decode(content) if content else []
+                self._known = {entry.name: entry for entry in listed}
                 self._seen = changes
         return self._known
 
@@ -118,7 +109,7 @@ class RegionTable:
             changes = self._head[_CHANGES]
             registered = dict(self.registered)
             make(registered, changes + 1)
-            content = orjson.dumps([entry.to_row() for entry in registered.values()])
+            content = msgspec.json.encode(list(registered.values()))
             self._half(changes + 1)[: len(content)] = content
             self._head[_SIZES + (changes + 1) % 2] = len(content)
             self._head[_CHANGES] = changes + 1

@@ -57,8 +57,8 @@ def test_with_the_admin_key_alone(regions: Regions) -> None:
     access.unregister(KEY, NEAR, None)
     for given in (KEY, NOBODY):
         with pytest.raises(Unauthorized, match="admin key"):
-            access.to_change(given, NEAR)
-    assert access.to_change(ADMIN, NEAR) is regions
+            access.regions_to_change(given, NEAR)
+    assert access.regions_to_change(ADMIN, NEAR) is regions
     add(regions)
     assert [entry["name"] for entry in access.status(KEY, NEAR, "r")] == ["r"]
     with pytest.raises(Unauthorized):
@@ -82,7 +82,7 @@ def test_on_another_machine_there_is_nothing(regions: Regions) -> None:
             access.status(KEY, FAR, "r")
         access.unregister(KEY, FAR, None)
         with pytest.raises((Forbidden, NotSupported)):
-            access.to_change(ADMIN, FAR)
+            access.regions_to_change(ADMIN, FAR)
     assert regions.cuda_status(None)
 
 
