@@ -56,7 +56,7 @@ def _end(_number: int, _frame: "FrameType | None") -> None:
 
 
 def _break_line() -> None:
-    """Leave the line on which the terminal shows ^C."""
+    """Start a new line after the ^C of the terminal."""
     try:  # noqa: SIM105  # a module more
         os.write(2, b"\n")
     except OSError:

@@ -39,7 +39,7 @@ _EXTRAS: Final[Mapping[str, Sequence[str]]] = {
     "azure": _GROUPS["Azure"],
     "bench": ("bench", "simulate"),
 }
-"""The extra that brings each command that is not of this distribution."""
+"""The extra that installs each command of another distribution."""
 _FAILED: Final = 1
 _NO_SUCH_USE: Final = 2
 _NO_ROOM: Final = "make room where its output and its files go"
@@ -85,7 +85,7 @@ def run(arguments: Sequence[str] | None, on_start: Callable[[], None]) -> int:
 
 
 def _print_error(text: str) -> None:
-    """Print an error, which may quote what is in a file of somebody else's."""
+    """Print an error with control characters escaped, because it may quote the content of foreign files."""
     from stoker.system.logs import escaped_lines
 
     sys.stderr.write(f"{escaped_lines(text)}\n")
@@ -161,7 +161,7 @@ def _join_sort_option(arguments: Sequence[str]) -> list[str]:
 
 
 def _advice(workspace: Path | None, filename: str) -> str:
-    """Advice if the workspace is what cannot be used."""
+    """Return advice if the unusable file is in the workspace."""
     from stoker.settings.workspace import Workspace
 
     try:

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-# What the server learns of an entry script that takes whole bodies.
+# Entry scripts that take whole bodies.
 
 
 Batching = Literal["merge", "handle", "none"]

@@ -1,4 +1,4 @@
-"""What `stoker doctor` looks at: the machine, the server's own packages, and what the models ask for."""
+"""The checks of `stoker doctor`: the machine, the server's own packages, and what the models need."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # only its size is looked at
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        outcome: `ok`, worth a `note`, or `wrong`: it keeps a model from being served as asked for.
+        outcome: `ok`, `note`, or `wrong` if it keeps a model from being served as configured.
     """
 
     name: str
@@ -78,7 +78,7 @@ def diagnose(
 
     Args:
         build: Whether virtual environments that models ask for and that are not there are built.
-        say: Is told in a line what takes time.
+        say: Called with a line before each step that takes long.
     """
     checks = [_python(), _packages(), _onnx_runtime(), Check("json", "ok", native_rows_note())]
     checks += [
@@ -202,7 +202,7 @@ def _tls(settings: ServerSettings) -> list[Check]:
 
 def _grpc_port(settings: ServerSettings) -> Check:
     try:
-        # The port of HTTP is looked at for itself; this one is only for the address.
+        # The HTTP port has its own check; this socket is only for the address.
         with bind(settings.host, 0, 1)[0] as beside:
             reserve_grpc_port(settings, beside).close()
     except OperatorError as error:
@@ -215,10 +215,10 @@ def _grpc_port(settings: ServerSettings) -> Check:
 
 
 def _running_server(host: str, port: int, *, secure: bool) -> str | None:
-    """What a Stoker server says on a port of its readiness; None if nobody answers like one."""
+    """Return the readiness that a Stoker server reports on a port; None if no Stoker server answers."""
     connection = http.client.HTTPConnection(host, port, timeout=2)
     if secure:
-        # It is told nothing, and need not prove who it is.
+        # The request carries no secret, so the server need not prove its identity.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, port, timeout=2, context=context)
@@ -233,7 +233,7 @@ def _running_server(host: str, port: int, *, secure: bool) -> str | None:
 
 
 def _memory() -> Check:
-    """Rows are in anonymous shared memory (memfd), which counts as memory and not towards /dev/shm."""
+    """Check memory for rows: anonymous shared memory (memfd) counts as memory, not towards /dev/shm."""
     try:
         descriptor = os.memfd_create("stoker-doctor")
     except OSError as error:
@@ -254,7 +254,7 @@ def _memory() -> Check:
 
 
 def _large_bodies(settings: ServerSettings) -> Check:
-    """What the bodies of requests may take of the memory."""
+    """Check how much memory request bodies may take."""
     chosen = body_memory(settings)
     items = (f"bodies could fill it: {chosen.advice}",) if chosen.scarce else ()
     return Check("large bodies", "note" if items else "ok", str(chosen), items)
@@ -283,7 +283,7 @@ def _limits() -> Check:
 
 
 def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator[Check]:
-    """Each device that is named, with the frameworks that would use it; and all GPUs."""
+    """Check each configured device with the frameworks that would use it, and list all GPUs."""
     frameworks: dict[str, set[str]] = {}
     for model in models:
         runtime = "tensorrt" if model.acceleration.provider == "tensorrt" else model.framework
@@ -296,7 +296,7 @@ def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator
     found = [device for device in find_devices().devices if device.kind != "cpu"]
     problem = functools.cache(probe_in_child)
     for device, everybody in frameworks.items():
-        # It is in processes of its own, which take no GPU.
+        # scikit-learn runs in its own processes, which use no GPU.
         users = everybody - {"sklearn"} or everybody
         items = (*map(_shown, found), *_usable_by(users, found, problem))
         try:
@@ -304,7 +304,7 @@ def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator
         except OperatorError as error:
             yield Check("device", "wrong", str(error), items)
             continue
-        # A GPU that is there and is not taken was hoped for.
+        # With `auto`, an existing GPU that is not used is probably unexpected.
         missed = device == "auto" and chosen.kind == "cpu" and users != {"sklearn"}
         outcome: Outcome = "ok" if not missed else "wrong" if found else "note"
         yield Check("device", outcome, f"{device}: {chosen.description} ({reason})", items)
@@ -319,7 +319,7 @@ def _shown(device: FoundDevice) -> str:
 def _usable_by(
     frameworks: set[str], found: Sequence[FoundDevice], problem: Callable[[str, str], str | None]
 ) -> Iterator[str]:
-    """Which frameworks can use the GPUs: what one of them lacks, it lacks for all."""
+    """Yield which frameworks can use the GPUs: what a framework lacks for one GPU, it lacks for all."""
     usable = [device.uuid for device in found if device.setting]
     for framework in sorted(frameworks - {"script"}) if usable else ():
         lacking = problem(usable[0], framework)
@@ -352,7 +352,7 @@ def _model(
 
 
 def _lacking(model: Deployment) -> tuple[str, ...]:
-    """What the framework of a model needs and this Python has not; Stoker installs it in what it manages itself."""
+    """Return the packages that a model needs and this Python lacks; Stoker installs system-managed ones itself."""
     framework = model.framework
     if model.environment is not None and model.environment_managed == "system":
         return ()
@@ -366,7 +366,7 @@ def _lacking(model: Deployment) -> tuple[str, ...]:
 
 
 def _effects(deployment: Deployment) -> tuple[str, ...]:
-    """What a SavedModel does besides computing: whoever serves it should know."""
+    """Return what a SavedModel does besides computing, so that operators know before they serve it."""
     file = deployment.path / "saved_model.pb"
     if not file.is_file():
         return (

@@ -21,7 +21,7 @@ SUMMARY: Final = "check this machine, and the packages that models ask for"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options: those of `stoker serve`, whose start is what is checked."""
+    """Declare the options of `stoker serve`, whose start this command checks."""
     serve.add_arguments(parser)
     parser.epilog = (
         "Takes what stoker serve takes, and says whether that would find what it needs; no model is loaded. "

@@ -169,7 +169,7 @@ def _book(args: argparse.Namespace) -> CallerBook:
 
 
 def _terms(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of a caller's terms, by the names of `CallerTerms`."""
+    """Return the given terms of a caller, by the names of `CallerTerms`."""
     given: dict[str, Any] = {}
     if args.models is not None:
         given["models"] = _models(args.models)
@@ -191,14 +191,14 @@ def _models(text: str) -> frozenset[str] | None:
 
 
 def _warn_of_unknown_models(args: argparse.Namespace) -> None:
-    """Say which of the models that a key is to open nobody has heard of: one may be misspelt.
+    """Warn of models in a key's scope that are unknown, because a name may be misspelt.
 
     None of them is refused. A key can be made before its model: models come by `stoker serve` of any path, by polled
     repositories and by the API, and the deployments of an endpoint have no keys by which to know them.
     """
     asked = None if args.models is None else _models(args.models)
     known = _known_models(args)
-    # A workspace in which nothing was ever served or registered knows nothing to compare with.
+    # A workspace that never served or registered a model has no names to compare with.
     for name in sorted((asked or frozenset()) - known) if known else ():
         near = get_close_matches(name, known, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
@@ -215,14 +215,14 @@ def _some(names: frozenset[str]) -> str:
 
 
 def _known_models(args: argparse.Namespace) -> frozenset[str]:
-    """The names under which models were served with the keys of the workspace, and those of its registered models."""
+    """Return the names of models that were served with the workspace's keys, and of its registered models."""
     from stoker.keys.keyring import services_that_sign, services_with_keys
     from stoker.models.repository import Repository
     from stoker.settings.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
     known = {*services_with_keys(workspace.keys_dir), *services_that_sign(workspace.keys_dir)}
-    # Models that cannot be looked into are no matter of keys.
+    # Unreadable models do not concern keys.
     with contextlib.suppress(OSError, RepositoryError):
         known.update(Repository(workspace.models_dir).names())
     return frozenset(known)

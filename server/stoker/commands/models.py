@@ -52,11 +52,11 @@ __all__ = [
 ]
 
 
-# `stoker models label --canary`: the weights by which requests go to versions with labels.
+# `stoker models label --canary`: weights of versions with labels.
 
 
 def add_canary_arguments(label: argparse.ArgumentParser) -> None:
-    """Declare the weights, and what sticks a caller to a version."""
+    """Declare the options of weights, and of what keeps a caller on one version."""
     label.add_argument(
         "--canary",
         type=option_of(read_weights),
@@ -78,7 +78,7 @@ def add_canary_arguments(label: argparse.ArgumentParser) -> None:
 
 
 def shift_weights(args: argparse.Namespace, base: Path, labels: Mapping[str, int]) -> None:
-    """Set the weights of the labels and the copies for them, if some are given, and show those that there are."""
+    """Set the given weights and shadow percentages of labels, and print the current ones."""
     if args.canary_by and args.canary is None:
         raise InvalidSettings(
             "--canary-by says how callers stick to the versions of --canary: give the weights too"
@@ -97,24 +97,24 @@ def shift_weights(args: argparse.Namespace, base: Path, labels: Mapping[str, int
 def _known(
     args: argparse.Namespace, by_label: Mapping[str, int], labels: Mapping[str, int]
 ) -> Mapping[str, int]:
-    """What is said of labels, if there are all of them."""
+    """Return values by label, if all labels exist."""
     for label in by_label:
         if label not in (*labels, DEFAULT_LABEL):
             raise InvalidSettings(f"{args.name} has no label {label}; it has {', '.join(labels) or 'none'}")
     return by_label
 
 
-# `stoker models events`: what has happened to versions in a running server.
+# `stoker models events`: the events of versions in a running server.
 
 
 def add_events_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare of which model, and where the server is."""
+    """Declare the model and the server."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="the model (default: all)")
     add_server_arguments(parser)
 
 
 def print_events(args: argparse.Namespace) -> int:
-    """Print what the server has kept of what happened to versions, the oldest first."""
+    """Print the events that the server has kept, the oldest first."""
     path = (
         "/v2/repository/events" if args.name is None else f"/v2/repository/models/{quote(args.name)}/events"
     )
@@ -310,7 +310,7 @@ def _register(args: argparse.Namespace) -> int:
 
 
 def _resolve_run_file(args: argparse.Namespace) -> dict[str, str]:
-    """Make the path that of a run's file, if a run is named; returns what the version says of where it came from."""
+    """With `--run`, set the path to the run's file; return the properties that say where the version came from."""
     from stoker.settings.workspace import Workspace
 
     workspace = Workspace.find(args.workspace)
@@ -328,7 +328,7 @@ def _resolve_run_file(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:
-    """Refuse an image input that a signature contradicts."""
+    """Raise an error if an image input contradicts the signature."""
     from stoker.tensors import Signature
     from stoker.wire.images import image_layout
 
@@ -336,7 +336,7 @@ def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:
 
 
 def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
-    """Refuse a sample that a signature does not take."""
+    """Raise an error if a sample does not fit the signature."""
     from stoker.isolation.sample_files import read_sample
     from stoker.tensors import Signature
 
@@ -367,7 +367,7 @@ def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    """List what can be read; what cannot is said behind that, and makes the exit code that of such an error."""
+    """List readable versions, then report unreadable ones; the first of their errors sets the exit code."""
     repository = _repository(args)
     broken: dict[tuple[str, int], OperatorError] = {}
     models = repository.list(broken=broken)

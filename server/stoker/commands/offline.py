@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, and say on standard output what was done.
+    """Score, and print a summary on standard output.
 
     Raises:
         OperatorError: An option or a file is wrong, the model cannot be loaded, or fails on a row.
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     keep = tuple(name.strip() for name in args.keep.split(",") if name.strip())
     sizes: dict[str, Any] = {} if args.batch_rows is None else {"max_batch_rows": args.batch_rows}
     with (
-        # What a script prints is no part of what is said here.
+        # The output of a script must not mix with the summary.
         contextlib.redirect_stdout(sys.stderr),
         Predictor(
             args.model,

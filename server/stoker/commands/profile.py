@@ -1,4 +1,4 @@
-"""`stoker profile`: settings of a model with which the most requests are answered within a target."""
+"""`stoker profile`: find the settings with which a model answers the most requests within a target."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CONFIRMED: Final = 2
 """So many of the best settings are tried on a server, and the defaults if they are none of them."""
 _MEASURING_PART: Final = 0.25
 _AS_GOOD: Final = 0.95
-"""A load of so much of the largest that was confirmed is as good: runs of seconds tell no less apart."""
+"""The share of the largest confirmed load that counts as equally good: short runs cannot tell them apart."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, search, confirm, and say what is expected.
+    """Measure, search, confirm, and print the expected figures.
 
     Raises:
         OperatorError: An option is wrong, the model cannot be loaded, or the target cannot be met.

@@ -1,4 +1,4 @@
-"""Where commands find a running server, and what they ask of it as its administrator."""
+"""How commands find a running server, and send it requests as its administrator."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 SERVER: Final = "http://127.0.0.1:8080"
-"""Where `stoker serve` listens unless it is told otherwise."""
+"""The default address of `stoker serve`."""
 PORT_VARIABLE: Final = "STOKER_PORT"
-"""The variable that tells `stoker serve` its port, and the commands of the same shell where that is."""
+"""The variable with the port of `stoker serve`, which commands of the same shell read too."""
 _CERTIFICATE_VARIABLE: Final = "STOKER_TLS_CERT"
-"""The variable that tells `stoker serve` its certificate, and the same commands that it speaks TLS."""
+"""The variable with the certificate of `stoker serve`; if it is set, commands of the same shell use TLS."""
 
 
 def server_here() -> str:
-    """The address of this machine's server, at the port of `STOKER_PORT` and with TLS where variables say so.
+    """Return the address of this machine's server: the port of `STOKER_PORT`, with TLS if its certificate is set.
 
     Raises:
         InvalidSettings: The variable names no port, or has the server take a free one.
@@ -141,7 +141,7 @@ def _trust(authorities: Path | None) -> list[urllib.request.BaseHandler]:
 
 
 def _admin_key(args: argparse.Namespace, server: str) -> str | None:
-    """The key given, else the environment's, else the workspace's, which is sent to this machine alone."""
+    """Return the given key, else the environment's, else the workspace's, which is only sent to this machine."""
     from stoker.keys.keyring import AdminKey
     from stoker.settings.workspace import Workspace
 

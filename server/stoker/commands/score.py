@@ -348,7 +348,7 @@ def _find_key(args: argparse.Namespace, uri: str) -> tuple[str | None, str]:
 
 
 def _key_from_workspace(keys_dir: Path, name: str | None, uri: str) -> str | None:
-    """The primary key of the service that the URI means; None if that is unclear or it has none.
+    """Return the primary key of the service in the URI; None if the service is unclear or has no key.
 
     A key of this workspace opens this machine's server, so it is not sent to any other.
     """
@@ -442,7 +442,7 @@ def _body_from_json(content: bytes, source: str) -> dict[str, Any]:
 
 
 def _rows_from_csv(path: Path) -> NDArray[np.float64]:
-    """Rows of numbers, float64[rows, columns]; a first line with names is left out, one that may be some told of."""
+    """Read rows of numbers, float64[rows, columns]; skip a first line of names, and warn of one that may be names."""
     import numpy as np
 
     lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -459,7 +459,7 @@ def _rows_from_csv(path: Path) -> NDArray[np.float64]:
 
 
 def _plain(answer: Answer) -> Any:  # JSON
-    """The answer as plain JSON; `score_many` gives arrays."""
+    """Return the answer as plain JSON; `score_many` returns arrays."""
     if isinstance(answer, dict):
         return {name: _plain(value) for name, value in answer.items()}
     return answer.tolist() if hasattr(answer, "tolist") else answer

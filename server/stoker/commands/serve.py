@@ -18,7 +18,7 @@ from stoker.settings.server import ImportedSettings, ServerSettings
 __all__ = ["SUMMARY", "add_arguments", "run", "serve_settings"]
 
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
-"""What names a model by its path, and what describes that."""
+"""Options that name a model by its path, or describe it."""
 
 SUMMARY: Final = "load models onto the device and answer scoring requests"
 
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve_settings(args: argparse.Namespace) -> ServerSettings:
-    """The settings that the arguments, the environment and the deployment file give together.
+    """Return the settings of the arguments, the environment and the deployment file together.
 
     Raises:
         InvalidSettings: A setting is unknown, has a bad value, or contradicts another.
@@ -200,7 +200,7 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
 
 
 def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
-    """The models that deployments for Azure describe; what they say of the server is appended to `imported`."""
+    """Return the models of Azure's deployments; append their server settings to `imported`."""
     from stoker.settings.workspace import Workspace
 
     _check_alone(args, "deployment", ("inference_config", "deployment_config", *_PATH_OPTIONS))
@@ -217,7 +217,7 @@ def _deployments(args: argparse.Namespace, imported: list[ImportedSettings]) -> 
 
 
 def _configured(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
-    """The models of TensorFlow Serving's file; what it says beside them is appended to `imported`."""
+    """Return the models of TensorFlow Serving's file; append its other settings to `imported`."""
     from stoker.models.serving_config import read_model_config
 
     others = ("deployment", "inference_config", "environment", "system_managed", "image", "sample_input")
@@ -229,7 +229,7 @@ def _configured(args: argparse.Namespace, imported: list[ImportedSettings]) -> t
 
 
 def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -> None:
-    """Raise InvalidSettings if another option says what is served, or describes what this one does not name."""
+    """Raise InvalidSettings if another option names or describes what is served."""
     from stoker.errors import InvalidSettings
 
     for option in others:
@@ -243,7 +243,7 @@ def _option(name: str) -> str:
 
 
 def _given(args: argparse.Namespace, options: Sequence[str]) -> dict[str, Any]:
-    """The settings of `PATH`, or of what stands for it, that were given among these options, and its signature."""
+    """Return the given ones of these options, with the signature, as settings of PATH or its replacement."""
     given = {name: getattr(args, name) for name in options if getattr(args, name)}
     if args.signature:
         given["signature"] = model_settings({"signature": args.signature}, "command line").signature
@@ -251,7 +251,7 @@ def _given(args: argparse.Namespace, options: Sequence[str]) -> dict[str, Any]:
 
 
 def _models(args: argparse.Namespace, script: ModelSettings) -> tuple[ModelSettings, ...]:
-    """The models that the arguments name; `script` is what an inference configuration says of one."""
+    """Return the models that the arguments name; `script` has the settings of an inference configuration."""
     from stoker.errors import InvalidSettings
 
     models = tuple(ModelSettings(registered=reference) for reference in args.model)

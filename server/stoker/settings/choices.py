@@ -75,7 +75,7 @@ class Acceleration:
         provider: What runs an ONNX model: ONNX Runtime's `cuda` or `tensorrt` provider.
         precision: Precision of matrix products and convolutions of `float32` models: `tf32` (19 bits, the default of
             ONNX Runtime and TensorFlow), `fp32`, or `fp16`.
-        memory_mb: Most GPU memory in MiB that the model's framework takes from the device; None is without limit.
+        memory_mb: Maximum GPU memory of the model's framework in MiB; None for no limit.
         execution: How the batches of an ONNX model run: `copied` (plain calls with arrays in host memory), `bound`
             (pinned buffers and outputs that stay in place), `graph` (a captured CUDA graph for each batch size), or
             `auto` (the fastest of them at warm-up).
@@ -91,10 +91,10 @@ class Acceleration:
 
 
 def check_acceleration(name: str, framework: str, acceleration: Acceleration) -> None:
-    """Refuse settings that a model's framework does not have, and combinations that contradict each other.
+    """Raise an error for settings that a model's framework lacks, and for contradictory combinations.
 
     Args:
-        framework: `onnx`, `tensorflow`, `script`, or one that is not served by itself, of which nothing is known.
+        framework: `onnx`, `tensorflow`, `sklearn` or `script`; other frameworks are not checked.
 
     Raises:
         InvalidSettings: What to change.

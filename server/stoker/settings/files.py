@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MOST_BYTES: Final = 4 << 20
-"""How long a file with settings may be."""
+"""Maximum size of a file with settings."""
 MOST_NUMBER: Final = 1 << 64
 """Numbers are smaller than this, and larger than its negative."""
 _MOST_LEVELS: Final = 100
@@ -38,7 +38,7 @@ _TOO_LARGE: Final = "a number has more than 64 bits; put it into quotes if it is
 
 
 class SettingsLoader(yaml.SafeLoader):
-    """YAML without silent losses: of a key that stands twice, PyYAML would keep the last value.
+    """YAML without silent losses: PyYAML would keep only the last value of a duplicate key.
 
     All that is wrong is a `yaml.YAMLError`: also what is nested too deeply, stands for too many values by its
     aliases, or is no value of its type.
@@ -86,7 +86,7 @@ class SettingsLoader(yaml.SafeLoader):
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
-    """How many values a node stands for, and how many levels it has; raises ConstructorError if they are too many."""
+    """Count the values and levels of a node; raises ConstructorError if there are too many."""
     if id(node) in known:
         return known[id(node)]
     problem = ""

@@ -1,4 +1,4 @@
-"""What a model's settings say about images: the size it wants them in, and how pixels become its numbers."""
+"""The image input of a model: the size of images, and how pixels become numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ImageInput:
     layout: Layout | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it: the mapping that `read_image_input` takes."""
+        """Return the mapping that `read_image_input` reads, in JSON types."""
         values: dict[str, Any] = {"size": [self.height, self.width], "channels": self.channels}
         for name in ("scale", "mean", "std", "invert", "layout"):
             if value := getattr(self, name):
@@ -142,7 +142,7 @@ def _positive(number: float, name: str) -> float:
 
 
 def _by_channel(name: str, value: Any, channels: int) -> tuple[float, ...]:
-    """One number for each channel; one number alone holds for all, and in a text `/` stands between them."""
+    """Read one number for each channel, or one for all; a text separates them with `/`."""
     parts = value.split("/") if isinstance(value, str) else value
     numbers = (
         tuple(_number(name, part) for part in parts)

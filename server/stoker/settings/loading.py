@@ -1,4 +1,4 @@
-"""The only reader of arguments, environment and deployment file: one server's settings of all that was said.
+"""Merges arguments, environment variables and the deployment file into the settings of a server.
 
 A setting is written once, as a field of `ServerSettings` or `ModelSettings`; its command-line option, its
 environment variable (`STOKER_PORT`) and its key in the deployment file follow from the field. Arguments win over

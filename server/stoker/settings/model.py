@@ -273,10 +273,10 @@ class ModelSettings:
     )
 
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
-    """Names of settings that were given, also those that were given their defaults."""
+    """Names of the settings that were given, including those given their defaults."""
 
     def over(self, defaults: ModelSettings) -> ModelSettings:
-        """These settings, with those of `defaults` where nothing was said."""
+        """Return these settings, with those of `defaults` where none were given."""
         missing = {
             name: getattr(defaults, name)
             for name, setting in settings_of(ModelSettings).items()

@@ -46,7 +46,7 @@ SERVICE_RULE = (
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _FURTHER = frozenset(" ._-+@=~#&!()")
 _CONVENTIONAL_STEMS = {"score", "model", "main", "saved_model"}
-"""Of files that are always called so: their folder's name says more."""
+"""Conventional file names; the folder's name says more."""
 _MAX_CHARACTERS = 100
 _MAX_BYTES = 200
 """A file name has 255, and those of a service's files have endings."""

@@ -1,4 +1,4 @@
-"""What an operator says of a pipeline: its steps, and the tensors between them by name."""
+"""Pipelines as operators write them: their steps, the tensors between the steps, and the graph that these form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Step:
     Attributes:
         name: What messages call it; unique within its pipeline.
         model: The model's name.
-        version: The version that is meant; None for what the label means, or the default.
+        version: The model's version; None for the label's version, or the default one.
         label: A label of the version, if no number is given.
         inputs: By the names of the model's inputs the tensors of the pipeline that it takes; None where all of them
             have the names of the inputs.
@@ -42,15 +42,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Models one behind the other, which callers see as one model.
+    """Models in sequence, which callers see as one model.
 
     Attributes:
         name: Its name, of the same kind as those of models.
         steps: Its steps, in the order in which they were written.
-        inputs: The tensors that callers send, in their order; None for those that no step makes.
-        outputs: The tensors that callers get, in their order; None for those that no step takes.
+        inputs: The tensors that callers send, in order; None for those that no step produces.
+        outputs: The tensors that callers receive, in order; None for those that no step uses.
         timeout_ms: A request that is not answered by then gets 504; None for the server's.
-        optional: Whether the server starts though it cannot be asked, as those do that find it in a model repository.
+        optional: Whether the server starts even if the pipeline is unusable, as those of a model repository may be.
     """
 
     name: str
@@ -84,7 +84,7 @@ def named_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What one step takes and gives.
+    """The tensors of one step.
 
     Attributes:
         takes: Tensors of the pipeline, by the names of the model's inputs.
@@ -120,7 +120,7 @@ class Graph:
         """Follow the tensors of a pipeline.
 
         Args:
-            links: What each of its steps takes and gives.
+            links: The tensors of each step.
 
         Raises:
             InvalidSettings: A tensor is made twice or by nobody, steps wait for each other in a circle, or a step
@@ -148,7 +148,7 @@ class Graph:
 
 
 class Progress:
-    """How far one request has come: which of its steps may begin."""
+    """The progress of one request: which of its steps may begin."""
 
     __slots__ = ("_graph", "_waits", "steps_left")
 
@@ -158,7 +158,7 @@ class Progress:
         self.steps_left = len(graph.waits)
 
     def finish(self, step: int) -> list[int]:
-        """Take note that a step is done, and return those that waited for it alone."""
+        """Record that a step is done, and return the steps that only waited for it."""
         self.steps_left -= 1
         ready = []
         for follower in self._graph.followers[step]:
@@ -218,7 +218,7 @@ def _outputs(pipeline: Pipeline, links: Sequence[Links], makers: Mapping[str, in
 
 
 def _order(pipeline: Pipeline, awaited: Sequence[set[int]]) -> list[int]:
-    """The steps so that each stands behind those that it waits for (Kahn's algorithm)."""
+    """Sort the steps so that each follows those that it waits for (Kahn's algorithm)."""
     order: list[int] = []
     left = list(range(len(awaited)))
     while left:
@@ -232,7 +232,7 @@ def _order(pipeline: Pipeline, awaited: Sequence[set[int]]) -> list[int]:
 
 
 def _circle(left: list[int], awaited: Sequence[set[int]]) -> list[int]:
-    """Of steps of which none can begin those that are in circles or between them: the others only stand behind."""
+    """Return the steps on or between cycles, of steps none of which can begin; the others only follow those."""
     while last := [step for step in left if not any(step in awaited[other] for other in left)]:
         left = [step for step in left if step not in last]
     return left
@@ -250,7 +250,7 @@ def _check_needed(
 
 
 def check_names(pipeline: Pipeline) -> None:
-    """Find what is wrong with a pipeline whatever its models are, as far as all of its tensors are named.
+    """Check what can be checked without knowing the models, if all tensors are named.
 
     Raises:
         InvalidSettings: As `Graph.of`.

@@ -1,4 +1,4 @@
-"""How a model keeps state between the requests of a sequence. The words are those of Triton's `sequence_batching`."""
+"""How a model keeps state between the requests of a sequence, in the terms of Triton's `sequence_batching`."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class ControlInput:
-    """An input that the server fills with what it knows of the sequence of a row.
+    """An input that the server fills with facts about the sequence of a row.
 
     Attributes:
         kind: What it tells.
-        off: What it holds where that is not so; nothing of an id.
-        on: What it holds where it is.
+        off: The value for false; unused for an id.
+        on: The value for true.
         dtype: What the file has to hold there, a numpy dtype or `string`; empty where that is not said.
     """
 
@@ -73,7 +73,7 @@ class SequenceSettings:
         dims: By input the sizes of one row, where the file leaves them free.
         constants: By input its only value, for inputs that are the same in all requests.
         max_idle_s: How long a sequence is kept after its last request.
-        max_sequences: How many there are at most in one replica.
+        max_sequences: Maximum sequences in one replica.
         controls: Inputs that the server fills.
     """
 

@@ -43,8 +43,8 @@ class Parity:
     Attributes:
         mode: `off` compares nothing and keeps no samples; `warn` tells of differences; `require` keeps a version from
             taking over that was not shown to give the same answers.
-        tolerance: The largest difference that is none, relative to the largest number of an output.
-        rows: Most sampled requests that are kept, and compared, by each frontend.
+        tolerance: The allowed difference, relative to the largest number of an output.
+        rows: Maximum sampled requests that each frontend keeps and compares.
     """
 
     mode: ParityMode = "off"
@@ -57,9 +57,9 @@ class Canary:
     """How the requests that name no version go to the versions with labels.
 
     Attributes:
-        weights: By label, the first one being what the others are held against; empty to send all to the default.
-        by: What sticks a caller to a version: `key`, or a header's name in lower case; empty for nothing.
-        shadow: By label how many of a hundred rows its version gets a copy of; its answers go nowhere.
+        weights: Weights by label; the first label is the baseline of the others. Empty: all go to the default.
+        by: What keeps a caller on one version: `key`, or a header name in lower case; empty for nothing.
+        shadow: By label, the percentage of rows that are copied to its version; the answers are dropped.
     """
 
     weights: Mapping[str, int] = field(default_factory=dict)
@@ -102,9 +102,9 @@ class Bounds:
     """When a version loses its weight.
 
     Attributes:
-        requests: So many requests each version has to have had in the last minutes, before anything is said.
-        error_rate: By how much the share of its requests that fail may be above the other one's.
-        latency_ratio: How many times the other one's its 95th percentile may be.
+        requests: Minimum requests of each version in the last minutes before they are compared.
+        error_rate: Allowed difference of its share of failed requests to the baseline's.
+        latency_ratio: Allowed ratio of its 95th percentile of latency to the baseline's.
     """
 
     requests: int = 100
@@ -113,7 +113,7 @@ class Bounds:
 
 
 def read_rollback(value: Any) -> Bounds | Literal[False]:
-    """Return bounds, of a mapping that gives some of them; false for `off`.
+    """Read bounds from a mapping of some of them; false for `off`.
 
     Raises:
         ValueError: It is something else.
@@ -207,7 +207,7 @@ class Endpoint:
         name: Its name, under which the keys of all its deployments are kept.
         shares: Percent of its requests by deployment, in the order in which they were given; 0 is reached by the
             header alone. The deployments are services of these names.
-        mirrors: Percent of its requests that a deployment gets a copy of; its answers go nowhere.
+        mirrors: Percentage of its requests that are copied to a deployment; the answers are dropped.
     """
 
     name: str
@@ -216,10 +216,10 @@ class Endpoint:
 
     @property
     def leading(self) -> str:
-        """The deployment with the largest share, which stands for the endpoint where no request is scored."""
+        """The deployment with the largest share, which describes the endpoint in metadata."""
         return max(self.shares, key=lambda name: self.shares[name])
 
 
 def keys_owner(endpoint: Endpoint | None, service: str) -> str:
-    """Return the name under which the keys of a service are kept: those of an endpoint open all its deployments."""
+    """Return the name under which a service's keys are stored: an endpoint's keys open all its deployments."""
     return endpoint.name if endpoint is not None and service in endpoint.shares else service

@@ -31,7 +31,7 @@ def find_idx(folder: Path, stem: str, suffix: str, takes: str) -> Path:
     Args:
         stem: What its name begins with, such as `train-images`.
         suffix: What it ends with, such as `idx3-ubyte`; a compressed file has `.gz` behind that.
-        takes: Ends the error: which option takes what.
+        takes: The end of the error message: which option takes the file.
 
     Raises:
         OperatorError: It is not there.
@@ -81,7 +81,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def warn_of_numbered_header(file: Path, line: str) -> str | None:
-    """A warning for a file whose first line numbers its columns, as pandas writes them; None otherwise.
+    """Return a warning if the first line numbers the columns, as pandas writes them; else None.
 
     Args:
         line: Its first line, with numbers in all cells.

@@ -46,7 +46,7 @@ KINDS: Final = (
     ("gateway.networking.k8s.io/v1", "HTTPRoute"),
     ("monitoring.coreos.com/v1", "PodMonitor"),
 )
-"""Kinds that a service may have, except its namespace and keys: these are looked for when a plan drops them."""
+"""Kinds of objects of a service, except its namespace and keys; objects that a plan no longer has are removed."""
 
 _SECRET: Final = ("v1", "Secret")
 _REPLICAS_MANAGER: Final = "stoker-replicas"
@@ -66,7 +66,7 @@ class Change:
 
 
 def apply(cluster: Cluster, plan: ClusterPlan, *, force: bool = False) -> Iterator[Change]:
-    """Make the objects in a cluster those of the plan; yields what was done with each.
+    """Create, change and remove objects so that they match the plan; yields the change of each.
 
     All objects are checked before anything is changed: if one is refused, or has fields that others have changed,
     nothing is done. Objects of the service that the plan no longer has are removed, except its keys.
@@ -154,7 +154,7 @@ def _image_of_the_router(cluster: Cluster, plan: ClusterPlan) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _DryRun:
-    """The versions that objects have now, and those of which fields are taken over."""
+    """The present versions of objects, and the objects whose conflicting fields are taken over."""
 
     versions: dict[Reference, str] = field(default_factory=dict)
     forced: set[Reference] = field(default_factory=set)
@@ -171,7 +171,7 @@ def _dry_run(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool
     for content in objects:
         reference = cluster.reference(content)
         if content["kind"] == "Namespace" and cluster.find(reference) is None:
-            # What is to be in it cannot be asked before it is there.
+            # The API cannot check objects of a namespace that does not exist.
             return _DryRun()
         try:
             answer = cluster.apply(content, force=force, dry_run=True)
@@ -255,7 +255,7 @@ def _text(content: Mapping[str, Any] | None) -> str:
 
 
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
-"""The label of nodes that says of which size their machines are."""
+"""The node label with the size of the machine."""
 
 _PROFILE: Final = "pod-security.kubernetes.io/enforce"
 _DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
@@ -266,7 +266,7 @@ _ADD_ONS: Final = {
     "dynamic resource allocation (--dra)": ("resource.k8s.io/v1", "ResourceClaimTemplate"),
     "KServe": ("serving.kserve.io/v1beta1", "InferenceService"),
 }
-# What `apply` asks for: the verb, the resource, its group, a part of it.
+# The rights that `apply` needs: verb, resource, group, subresource.
 _RIGHTS: Final = (
     *(("patch", resource, "", "") for resource in ("configmaps", "services")),
     ("patch", "deployments", "apps", ""),
@@ -280,10 +280,10 @@ _RIGHTS: Final = (
 
 
 def survey(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """Give what there is, a line each.
+    """Yield what the cluster offers, a line each.
 
     Args:
-        namespace: Where services are to be.
+        namespace: The namespace for services.
 
     Raises:
         ClusterError: The cluster cannot be asked.
@@ -305,7 +305,7 @@ def survey(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 def has_machines(cluster: Cluster, size: str) -> bool:
-    """Whether nodes say that they are of this size; not if the account may not list nodes."""
+    """Whether there are nodes of this size; false if the account may not list nodes."""
     return bool(_machines(cluster, size))
 
 
@@ -337,7 +337,7 @@ def _machines(cluster: Cluster, size: str) -> list[dict[str, Any]]:
 
 
 def _gpus(cluster: Cluster) -> Iterator[str]:
-    """GPUs and parts of them that pods can be given, by the type of the machine."""
+    """Yield the allocatable GPUs and MIG devices by machine type."""
     if not cluster.may("list", "nodes", None):
         yield "GPUs: the account may not list nodes"
         return

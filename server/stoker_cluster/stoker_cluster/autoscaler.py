@@ -32,7 +32,7 @@ __all__ = ["RENEW_S", "Autoscaler", "Leadership"]
 logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 5.0
-"""How often the holder renews."""
+"""How often the holder renews the Lease."""
 
 _STOP_S: Final = 10.0
 _STAND_BY_S: Final = RENEW_S / 2
@@ -42,11 +42,11 @@ class Autoscaler:
     """Sets the number of pods of a Deployment by their load.
 
     Args:
-        name: What the Deployment is called, for the log.
-        deployment: The Deployment; asked on another thread, one thing at a time.
+        name: The Deployment's name, for the log.
+        deployment: The Deployment; called on another thread, one call at a time.
         loads: Asks its pods.
-        leadership: Says whether this autoscaler is the one that acts.
-        wall: The time for people.
+        leadership: Whether this autoscaler is the active one.
+        wall: The wall-clock time.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Autoscaler:
         return period_s(self._policy, len(seen.addresses))
 
     async def _lead(self) -> bool:
-        """Hold the Lease, unless another autoscaler holds it."""
+        """Renew the Lease, unless another autoscaler holds it."""
         now_s = self._clock_s()
         if self._leadership.is_due(now_s):
             led = self._leadership.may_act(now_s)
@@ -165,7 +165,7 @@ _LEASE_S: Final = 15
 
 @dataclass(slots=True)
 class Leadership:
-    """What one autoscaler knows of the Lease. Times are seconds on its own clock.
+    """The state of the Lease as one autoscaler knows it. Times are seconds on its own clock.
 
     Attributes:
         identity: The name of this autoscaler.
@@ -181,14 +181,14 @@ class Leadership:
         return self._renewed_s is not None and now_s - self._renewed_s < _STOP_S
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the Lease is to be looked at."""
+        """Whether it is time to read the Lease."""
         return self._renewed_s is None or now_s - self._renewed_s >= RENEW_S
 
     def claim(self, lease: Mapping[str, Any], now_s: float, wall: datetime) -> dict[str, Any] | None:
         """Return the change to the Lease that claims it; None while another autoscaler holds it.
 
         Args:
-            wall: The same in words, for people.
+            wall: The wall-clock time, written into the Lease.
         """
         version, spec = lease["metadata"]["resourceVersion"], lease.get("spec") or {}
         if version != self._version:

@@ -29,8 +29,8 @@ class Shares:
     """How the requests to an endpoint are divided.
 
     Attributes:
-        traffic: The percentage of each version, as it was asked for.
-        default: The version that gets what is left of 100.
+        traffic: The configured percentage of each version.
+        default: The version that gets the rest up to 100.
     """
 
     traffic: Mapping[str, float]
@@ -51,7 +51,7 @@ class Shares:
                 raise InvalidSettings(f"there is no version {name}; there are {', '.join(self.traffic)}")
         new = Shares({**self.traffic, **traffic}, default or self.default)
         others = {version: share for version, share in new.traffic.items() if version != new.default}
-        # The default version gets what the others leave, whatever percentage was set for it before.
+        # The default version gets the rest up to 100, whatever its former percentage.
         if new.default not in traffic:
             new = Shares({version: others.get(version, 0.0) for version in new.traffic}, new.default)
         effective_weights(new.traffic, new.default)
@@ -59,7 +59,7 @@ class Shares:
 
 
 def shares_of(content: Mapping[str, Any]) -> Shares | None:
-    """Return what a route, or the ConfigMap of a router, says of versions; None if it has none."""
+    """Return the shares in a route, or in the ConfigMap of a router; None if it has no versions."""
     if content["kind"] == "ConfigMap":
         said = yaml.safe_load(content.get("data", {}).get(ROUTER_FILE, "")) or {}
         if not said.get("traffic"):
@@ -74,7 +74,7 @@ def shares_of(content: Mapping[str, Any]) -> Shares | None:
 
 
 def with_shares(content: Mapping[str, Any], shares: Shares) -> dict[str, Any]:
-    """Return the object with other shares, and with nothing of what the server alone says."""
+    """Return the object with other shares, without the fields that the server adds."""
     changed = {name: copy.deepcopy(content[name]) for name in _SENT_FIELDS if name in content}
     changed["metadata"] = {
         name: copy.deepcopy(content["metadata"][name]) for name in _IDENTITY if name in content["metadata"]

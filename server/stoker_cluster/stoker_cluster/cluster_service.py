@@ -1,4 +1,4 @@
-"""A service in a cluster: how it stands, its keys, its logs, and where callers reach it. Nothing is remembered."""
+"""A service in a cluster: its status, keys, logs and addresses. Every call asks the cluster anew."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class ClusterService:
         self.instance = instance
         self._clock = clock
 
-    # --- how it stands ---
+    # --- status ---
 
     def objects(self) -> ServiceObjects | None:
-        """Return what the API says of it; None if it is not there."""
+        """Return the API's objects of the service; None if it does not exist."""
         deployment = self._cluster.find(Reference("apps/v1", "Deployment", self.namespace, self.instance))
         if deployment is None:
             return None
@@ -61,12 +61,12 @@ class ClusterService:
         return ServiceObjects(deployment, sets, self.pods())
 
     def status(self) -> ServiceStatus:
-        """Return how it stands now."""
+        """Return the present status."""
         return service_status(self.objects(), self._clock())
 
     @property
     def error(self) -> str | None:
-        """What is in its way, as Azure has it: JSON with `code` and `message`; None if nothing is."""
+        """Its failure as Azure's JSON with `code` and `message`; None without one."""
         error = self.status().error
         return None if error is None else json.dumps(error, indent=2, ensure_ascii=False)
 
@@ -74,7 +74,7 @@ class ClusterService:
         """Wait until all its pods can score, or until something is in the way that waiting does not mend.
 
         Args:
-            say: Takes what is waited for, a line whenever that changes.
+            say: Called with a line whenever what is waited for changes.
 
         Returns:
             How it stands then.
@@ -116,7 +116,7 @@ class ClusterService:
 
         Args:
             lines: How many of the last ones of each pod at most.
-            follow: Go on with what is written; of its first pod that runs alone.
+            follow: Continue with new lines, of the first running pod only.
 
         Raises:
             ClusterError: No pod has begun.
@@ -139,7 +139,7 @@ class ClusterService:
         return read_keys(self._cluster, self.namespace, self._endpoint)
 
     def signing_secret(self) -> bytes:
-        """Return what signs its tokens.
+        """Return the secret that signs its tokens.
 
         Raises:
             ClusterError: It signs none.
@@ -149,7 +149,7 @@ class ClusterService:
     def regenerate_key(
         self, slot: Slot, value: str | None = None, *, within_s: float = KEYS_WITHIN_S
     ) -> Unshown:
-        """Replace a key, have the nodes look at the Secret at once, and wait until all that can score take it.
+        """Replace a key, make the nodes read the Secret at once, and wait until all ready pods accept the key.
 
         Args:
             value: The new key; a random one by default.
@@ -178,10 +178,10 @@ class ClusterService:
                 self._cluster.merge(self._cluster.reference(pod), changed)
         return await_generation(self._cluster, pods, generation, key, within_s=within_s)
 
-    # --- where it is ---
+    # --- addresses ---
 
     def base_uri(self) -> str | None:
-        """Return where callers outside the cluster reach it; None if they do not.
+        """Return its address for callers outside the cluster; None without one.
 
         That is the Gateway of its route, else the address of its Service.
         """

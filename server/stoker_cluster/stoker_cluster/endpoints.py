@@ -136,7 +136,7 @@ _SERVICE_LABEL: Final = "kubernetes.io/service-name"
 
 
 class PodSliceReader:
-    """Asks the API server that every pod is told of.
+    """Reads from the API server that the environment of each pod names.
 
     A router asks for one small list a second and nothing else, for which it needs no client library in its image.
     """
@@ -183,7 +183,7 @@ class PodSliceReader:
         return await asyncio.to_thread(self._read, namespace or self._own, service)
 
     def _read(self, namespace: str, service: str) -> Sequence[Mapping[str, Any]]:
-        # `resourceVersion=0` takes what the API server has in its memory.
+        # With `resourceVersion=0` the API server answers from its cache.
         selector = quote(f"{_SERVICE_LABEL}={service}", safe="")
         path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices?labelSelector={selector}"
         connection = http.client.HTTPSConnection(*self._place, timeout=_ANSWER_S, context=self._context)

@@ -36,7 +36,7 @@ _GENERATION: Final = "generation"
 
 
 def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "changed"] | None:
-    """Make the keys of a service if it has none, and take those that the plan gives; all others stay as they are.
+    """Create missing keys of a service, and set those that the plan gives; others stay as they are.
 
     So a service that is deployed again, or deleted in part, keeps its keys.
 
@@ -106,7 +106,7 @@ def replace_key(cluster: Cluster, namespace: str, service: str, slot: Slot, valu
 def _change(
     cluster: Cluster, reference: Reference, found: Mapping[str, Any], changed: Mapping[str, str]
 ) -> int:
-    """Write keys under the next number, unless the Secret has changed meanwhile: a number stands for one content."""
+    """Write keys with the next generation, unless the Secret has changed meanwhile: a generation has one content."""
     before = _decoded((found.get("data") or {}).get(_GENERATION)) or ""
     generation = 1 + (int(before) if before.isascii() and before.isdigit() else 0)
     data = {name: _encoded(text) for name, text in {**changed, _GENERATION: str(generation)}.items()}
@@ -158,10 +158,10 @@ def _decoded(text: str | None) -> str | None:
 
 
 KEYS_WITHIN_S: Final = 100.0
-"""How long pods have: ten seconds, and what a kubelet takes that does not look at once, a minute and a half."""
+"""Time limit for pods: ten seconds, and a minute and a half in which a kubelet reads the Secret by itself."""
 
 Unshown = Mapping[str, str]
-"""Pods that have not shown that they take the keys, by name, and what they have said instead."""
+"""Pods that have not confirmed the keys, by name, with the reason."""
 
 _METRIC: Final = b"stoker_keys_generation "
 _ANSWER_S: Final = 10.0
@@ -172,7 +172,7 @@ _FORBIDDEN: Final = 403
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """What a pod has said instead of the number, and whether it may say something else yet."""
+    """Why a pod has not confirmed the keys, and whether that may still change."""
 
     text: str
     may_end: bool = True
@@ -192,18 +192,18 @@ def await_generation(
     clock_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Unshown:
-    """Wait until all pods that can score have shown these keys, or later ones.
+    """Wait until all ready pods have confirmed these keys, or later ones.
 
     Args:
-        pods: Gives them, as they are now.
-        generation: The number of the keys.
-        key: A key, for metrics that need one.
+        pods: Returns the present pods.
+        generation: The generation of the keys.
+        key: A key, in case the metrics need one.
 
     Returns:
-        Those that have not; none if all have.
+        The pods that have not; empty if all have.
     """
     deadline_s = clock_s() + within_s
-    # By what no other pod has ever had: numbers do not fall, so who has shown it need not be asked again.
+    # By uid, which is never reused. Generations only grow, so a pod that has confirmed need not be asked again.
     shown: set[str] = set()
     with ThreadPoolExecutor(_AT_ONCE) as asking:
         while True:
@@ -230,7 +230,7 @@ def _ready_pods(pods: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]
 
 
 def _check_pod(cluster: Cluster, pod: Mapping[str, Any], generation: int, key: str) -> _Trouble | None:
-    """What a pod says instead of the number; None if it shows it."""
+    """Return why a pod does not confirm the generation; None if it does."""
     try:
         shown = _generation(cluster, pod["metadata"]["namespace"], pod["metadata"]["name"], key)
     except (ClusterError, OSError, http.client.HTTPException, ValueError) as error:
@@ -242,7 +242,7 @@ def _check_pod(cluster: Cluster, pod: Mapping[str, Any], generation: int, key: s
 
 
 def _generation(cluster: Cluster, namespace: str, pod: str, key: str) -> int | None:
-    """The number that a pod shows; None if it shows none."""
+    """Return the generation of the keys that a pod reports; None if it reports none."""
     asking = http.client.HTTPConnection(pod, HTTP_PORT)
     asking.sock = cluster.tunnel(namespace, pod, HTTP_PORT)
     try:

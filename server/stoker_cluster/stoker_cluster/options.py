@@ -22,7 +22,7 @@ from stoker_cluster.readers import MODELS_FOLDER, read_object_name
 __all__ = ["add_plan_options", "add_setting_options", "listed_models", "plan_from", "settings_from"]
 
 _SECTION: Final = "kubernetes"
-"""The key of a deployment file below which a plan stands; a server passes it over."""
+"""The key of a deployment file with the plan; servers ignore it."""
 
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")
 _OF_THE_POD: Final = ("host", "port", "keys_dir")
@@ -66,7 +66,7 @@ def settings_from(kind: type, arguments: Mapping[str, Any], file: Path | None) -
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What the deployment file says: of the cluster, of the server, and the models as it has them."""
+    """The parts of a deployment file: the plan, server settings, and models as written."""
 
     cluster: dict[str, Any]
     server: dict[str, Any]
@@ -103,7 +103,7 @@ def plan_from(
 
 
 def listed_models(paths: Sequence[str], file: Path | None) -> tuple[Mapping[str, Any], ...]:
-    """Return the models of the command line, or of the deployment file, as they stand there.
+    """Return the models of the command line, or of the deployment file as written.
 
     Raises:
         InvalidSettings: There are none, or they cannot be in a pod.
@@ -175,7 +175,7 @@ def _path(said: Any) -> str:
 
 
 def _name(models: Sequence[Mapping[str, Any]]) -> str:
-    """What the service is called where nobody says so: as its only model."""
+    """Return the default name of the service: that of its only model."""
     if len(models) != 1:
         return ""
     named = str(models[0].get("name") or _name_of(str(models[0]["path"]))).lower()
@@ -196,7 +196,7 @@ def _named(models: Sequence[Mapping[str, Any]], service: str) -> tuple[Mapping[s
 
 
 def _name_of(said: str) -> str:
-    """What `stoker serve` calls a model that it is given by this path."""
+    """Return the name that `stoker serve` gives to a model at this path."""
     # The current folder is what becomes that of the models, and so it is what a file in it may be called after.
     return likely_name(Path(said))
 

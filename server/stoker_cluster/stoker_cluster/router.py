@@ -26,7 +26,7 @@ _END_LOOK_S: Final = 0.05
 class Router:
     """A router.
 
-    Once a second the wanted servers are compared with those that HAProxy has, and HAProxy is told the difference.
+    Once a second the wanted servers are compared with those of HAProxy, and the difference is applied.
     No state is kept, so it does not matter what was lost or restarted in between.
     """
 
@@ -40,9 +40,9 @@ class Router:
         """Prepare a router; nothing is started.
 
         Args:
-            read_settings: Returns the settings as they are now; raises OperatorError where they cannot be.
-            source_of: Returns who knows the servers, for settings.
-            look_s: How often it looks at both.
+            read_settings: Returns the present settings; raises OperatorError if they are invalid.
+            source_of: Returns the source of servers for settings.
+            look_s: The interval at which both are read.
         """
         self._program = program
         self._look_s = look_s
@@ -60,8 +60,8 @@ class Router:
         """Route until `stop` is set, then serve on for the grace, and return when the last request is answered.
 
         Args:
-            stop: Set when it is to end.
-            give_up: Set when it is to end at once.
+            stop: Set to end after a drain.
+            give_up: Set to end at once.
 
         Raises:
             OperatorError: HAProxy does not start.
@@ -85,7 +85,7 @@ class Router:
                 process.clean_up()
 
     async def _drain(self, give_up: asyncio.Event) -> None:
-        """Serve until callers have noticed, then until the last request is answered.
+        """Serve for the grace period, then until the last request is answered.
 
         Servers may still change meanwhile.
         """
@@ -110,7 +110,10 @@ class Router:
             await _set_within(give_up, _END_LOOK_S)
 
     async def _has_requests(self) -> bool:
-        """Let those end that have none: what waits in a HAProxy that is to end hears of no server that comes."""
+        """Return whether requests are left; stop idle processes.
+
+        Requests that wait in a stopping HAProxy would never learn of new servers.
+        """
         busy = [await self._stop_if_idle(process) for process in self._all if process.answers]
         return not all(busy)
 
@@ -124,13 +127,13 @@ class Router:
         return idle
 
     async def _update(self) -> None:
-        """Make sure that a HAProxy accepts connections, and tell all running ones the present servers."""
+        """Make sure that a HAProxy accepts connections, and update the servers of all running ones."""
         for process in [process for process in self._all if not process.running]:
             self._all.remove(process)
             process.clean_up()
         if self._newest is None or not self._newest.running:
             _LOGGER.error("HAProxy has ended; another one is started")
-            # An elder keeps the sockets open, on which it takes nothing any more.
+            # An older process still holds the listening sockets, although it accepts no connections.
             elder = next((process for process in self._all if process.answers), None)
             self._newest = await self._start(elder)
         for process in self._all:
@@ -197,7 +200,7 @@ class Router:
         return process
 
     def _log_trouble(self, topic: str, trouble: str) -> None:
-        """Log a trouble when it begins or changes."""
+        """Log a problem when it begins or changes."""
         if trouble and self._troubles.get(topic) != trouble:
             _LOGGER.warning("%s", trouble)
         self._troubles[topic] = trouble
@@ -208,7 +211,7 @@ def _weights(settings: RouterSettings) -> Mapping[str, int]:
 
 
 def _bounded(settings: RouterSettings) -> RouterSettings:
-    """The settings with as many threads and connections as this machine lets HAProxy have."""
+    """Return the settings with threads and connections limited to what this machine allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Two for each request: the caller's and the server's.
     connections = settings.max_connections

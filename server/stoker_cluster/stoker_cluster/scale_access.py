@@ -1,4 +1,4 @@
-"""What an autoscaler reads and writes of its Deployment in a cluster."""
+"""The Deployment of an autoscaler in a cluster: reading its state, scaling it, and its Lease."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PORT: Final = "http"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentState:
-    """A Deployment as it was.
+    """The state of a Deployment.
 
     Attributes:
-        replicas: How many pods there are to be.
-        policy: What its annotations want.
+        replicas: The wanted number of pods.
+        policy: The policy in its annotations.
         addresses: HOST:PORT of the pods that get requests, by name.
     """
 
@@ -53,13 +53,13 @@ class ClusterDeployment:
         self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
 
     def read_state(self) -> DeploymentState:
-        """Return it as it is now.
+        """Read the present state.
 
         Raises:
             InvalidSettings: Its annotations do not say how it is to be scaled.
         """
         deployment = self._found(self._deployment)
-        # Of the API server's memory: a list a second is nothing for it, and no older than a watch would be.
+        # From the API server's cache: a list a second costs it little, and is as fresh as a watch.
         slices = self._cluster.get(
             f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices",
             labelSelector=f"kubernetes.io/service-name={self._service}",
@@ -69,7 +69,7 @@ class ClusterDeployment:
         return DeploymentState(deployment["spec"]["replicas"], policy, ready_addresses(slices["items"]))
 
     def scale(self, replicas: int, before: int) -> bool:
-        """Have so many pods, unless somebody else has changed how many there are to be."""
+        """Set the number of pods, unless someone else has changed it; returns whether it was set."""
         now = self._found(self._deployment)
         if now["spec"]["replicas"] != before:
             return False
@@ -77,14 +77,14 @@ class ClusterDeployment:
         return self._merged(self._deployment, {"metadata": version, "spec": {"replicas": replicas}}, "scale")
 
     def mark(self, going: Iterable[str], staying: Iterable[str]) -> None:
-        """Write the costs of deletion: pods with a negative one go before others that are ready."""
+        """Write deletion costs: Kubernetes removes pods with a negative cost before other ready pods."""
         for names, cost in ((staying, None), (going, "-1")):
             for name in names:
                 pod = Reference("v1", "Pod", self._namespace, name)
                 try:
                     self._cluster.merge(pod, {"metadata": {"annotations": {_COST: cost}}})
                 except ClusterRefusal as error:
-                    # It has gone by itself.
+                    # The pod has ended meanwhile.
                     if error.http_status != _NOT_FOUND:
                         raise
 
@@ -93,7 +93,7 @@ class ClusterDeployment:
         return self._found(self._lease)
 
     def merge_lease(self, change: Mapping[str, Any]) -> bool:
-        """Merge a change into the Lease, unless another one was quicker."""
+        """Merge a change into the Lease, unless another autoscaler was faster; returns whether it was merged."""
         return self._merged(self._lease, change)
 
     def _found(self, reference: Reference) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class ClusterDeployment:
 
 
 def policy_of(name: str, annotations: Mapping[str, str]) -> ScalingPolicy:
-    """Return the policy that the annotations of a Deployment say.
+    """Return the policy in the annotations of a Deployment.
 
     Raises:
         InvalidSettings: They do not say one.

@@ -1,4 +1,4 @@
-"""How many pods there are to be: a pure function of what they say, the time, and what it was told before.
+"""The number of pods that a service needs: a pure function of the pods' reports, the time and the former state.
 
 - As many as keep each pod as loaded as is wanted: the sum of their loads by the target, rounded up.
 - Up at once, but a step is at most a doubling and four more. Pods that start are there already: they are waited for.
@@ -45,7 +45,7 @@ _DOWN_AFTER_S: Final = 60.0
 _DOWN_SHARE: Final = 0.1
 _UP_FACTOR: Final = 2
 _UP_MORE: Final = 4
-# Else the noise of arrivals would take a pod away and bring it back each minute.
+# Otherwise the noise of arrivals would remove a pod and add it again every minute.
 _SPARE: Final = 1.05
 _PODS_A_PERIOD: Final = 500
 _STALE_PERIODS: Final = 3
@@ -59,8 +59,8 @@ class ScalingPolicy:
 
     Attributes:
         min_replicas, max_replicas: Fewest and most pods.
-        target_percent: The load that pods are to have.
-        refresh_s: How often pods are asked.
+        target_percent: The target load of pods.
+        refresh_s: The interval of requests to pods.
     """
 
     min_replicas: int = 1
@@ -95,9 +95,9 @@ class Pods(NamedTuple):
     """What is known of the pods.
 
     Attributes:
-        replicas: How many there are to be now.
+        replicas: The wanted number of pods.
         ready: The names of those that get requests.
-        loads: What they have said last; of those that have never said anything there is nothing.
+        loads: The last report of each pod; pods that never reported are missing.
     """
 
     replicas: int
@@ -111,7 +111,7 @@ class ScalingState:
 
     Attributes:
         looked_s: When it was made; None before the first.
-        known_since_s: Since when all ready pods have said what they do, at every look.
+        known_since_s: The time since when all ready pods have reported at every step.
         wanted: When how many pods were wanted, within the last minute; of each number the last time, and none that a
             larger one has followed.
         overloaded: Refused requests by pod.
@@ -128,11 +128,11 @@ class Decision:
     """The result of a decision.
 
     Attributes:
-        replicas: How many pods there are to be from now on.
-        leaving: Those that are to go if these are fewer, those with the least to do first.
-        unknown: Ready pods that have not said what they do, or too long ago.
-        load: The sum of what the others have said.
-        state: What the next decision is to be given.
+        replicas: The new number of pods.
+        leaving: The pods to remove if there are fewer, the least loaded first.
+        unknown: Number of ready pods without a recent report.
+        load: The sum of the other pods' loads.
+        state: The state for the next decision.
     """
 
     replicas: int
@@ -143,7 +143,7 @@ class Decision:
 
 
 def period_s(policy: ScalingPolicy, pods: int) -> float:
-    """Return the period at which this many pods are asked: above 500 it grows with their number."""
+    """Return the interval of requests to this many pods: above 500 it grows with their number."""
     return policy.refresh_s * max(1.0, pods / _PODS_A_PERIOD)
 
 
@@ -187,7 +187,7 @@ def _whole(needed: float, policy: ScalingPolicy) -> int:
 def _stepped(replicas: int, wanted: int, now_s: float, state: ScalingState, policy: ScalingPolicy) -> int:
     """The number of pods after one step towards the wanted number."""
     if not policy.min_replicas <= replicas <= policy.max_replicas:
-        # What an operator has set is not approached in steps, and 0 pods mean that nothing is to be done.
+        # Bounds that an operator has set apply at once. If someone scales to zero, the autoscaler does nothing.
         return min(max(replicas, policy.min_replicas), policy.max_replicas) if replicas else 0
     if wanted > replicas:
         return min(wanted, _UP_FACTOR * replicas + _UP_MORE)
@@ -206,7 +206,7 @@ def _noted(
     pods: Pods,
     fresh: Mapping[str, PodLoad],
 ) -> ScalingState:
-    """The state with the number that is wanted now."""
+    """Return the state with the number of pods that is wanted now."""
     unbroken = known and state.looked_s is not None and 0 <= now_s - state.looked_s <= stale_s
     since_s = min(state.known_since_s, now_s) if unbroken else now_s if known else math.inf
     later = [(at_s, number) for at_s, number in state.wanted if now_s - at_s < _DOWN_AFTER_S]
@@ -225,11 +225,11 @@ _OVERLOADED: Final = 'stoker_rejections_total{reason="overloaded"}'
 
 
 class PodLoads:
-    """What pods have said last of their load.
+    """The last reports of pods about their load.
 
     Args:
-        timeout_s: How long pods may take to answer; of more than 500, longer as they are more.
-        key_file: A file with a key of the service, for pods whose metrics need one; read at each look.
+        timeout_s: Timeout of requests to pods; it grows with their number above 500.
+        key_file: A file with a key of the service, if its metrics need one; read before each request.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class PodLoads:
         self._session: aiohttp.ClientSession | None = None
 
     async def read(self, addresses: Mapping[str, str]) -> Mapping[str, PodLoad]:
-        """Ask these pods; of those that do not answer, what they have said before is returned, with its time.
+        """Ask these pods for their load; for pods that do not answer, return the former report with its time.
 
         Args:
             addresses: HOST:PORT of each pod, by its name.
@@ -304,7 +304,7 @@ class PodLoads:
 
 
 def parse_load(lines: Iterable[str]) -> tuple[float, int] | None:
-    """Return the load and the refused requests that a server tells; None if it does not tell them."""
+    """Return the load and the number of refused requests in a server's metrics; None if they are missing."""
     told = dict(line.rsplit(" ", 1) for line in lines if " " in line)
     try:
         return float(told[_LOAD]), int(told[_OVERLOADED])

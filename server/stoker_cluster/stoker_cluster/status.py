@@ -1,4 +1,4 @@
-"""How a service in a cluster stands: from what the API says of its Deployment and its pods, and from nothing else."""
+"""The status of a service in a cluster, derived only from the API's objects: its Deployment and its pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENCE_S: Final = 300.0
 """How long a pod may wait for a GPU, or for its image, before its service counts as failed: Azure's five minutes."""
 
 _REFUSED_S: Final = 30.0
-"""How long the API server may refuse pods before that counts: the controller tries again, and what it lacks may come.
+"""How long the API server may refuse pods before that counts: the controller tries again, and the cause may end.
 
 A namespace that is new has its service account a moment later.
 """
@@ -29,7 +29,7 @@ _USUAL: Final = ("ContainerCreating", "PodInitializing")
 
 @dataclass(frozen=True, slots=True)
 class ServiceObjects:
-    """What the API says of a service: its Deployment, with the ReplicaSets and pods of that."""
+    """The API's objects of a service: its Deployment, with ReplicaSets and pods."""
 
     deployment: Mapping[str, Any]
     replica_sets: Sequence[Mapping[str, Any]] = ()
@@ -38,12 +38,12 @@ class ServiceObjects:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """How a service stands.
+    """The status of a service.
 
     Attributes:
         state: In Azure's words.
-        line: What it waits for, for people.
-        error: What is in its way, as Azure has it in JSON: `code` and `message`; None if nothing is.
+        line: What the service waits for, for people.
+        error: The failure as Azure's JSON: `code` and `message`; None without one.
     """
 
     state: State
@@ -66,10 +66,10 @@ class _Trouble:
 def service_status(
     objects: ServiceObjects | None, now: datetime, patience_s: float = _PATIENCE_S
 ) -> ServiceStatus:
-    """Return how a service stands.
+    """Return the status of a service.
 
     Args:
-        objects: What the API says of it; None if it has no Deployment.
+        objects: The API's objects of the service; None if it has no Deployment.
         patience_s: How long a pod may wait before that counts as failure.
     """
     if objects is None:
@@ -100,7 +100,7 @@ def _pods(number: int) -> str:
 
 
 def _waits(objects: ServiceObjects, troubles: Sequence[_Trouble]) -> Iterator[str]:
-    """What is waited for: what is in the way, else what goes on."""
+    """Yield what the service waits for: its troubles, else its progress."""
     if troubles:
         first = troubles[0]
         yield f"one waits: {first.code}: {first.message}" if first.message else f"one waits: {first.code}"
@@ -116,7 +116,7 @@ def _waits(objects: ServiceObjects, troubles: Sequence[_Trouble]) -> Iterator[st
 def _troubles(
     objects: ServiceObjects, conditions: Mapping[str, Mapping[str, Any]], now: datetime, patience_s: float
 ) -> Iterator[_Trouble]:
-    """What is in the way, the worst first."""
+    """Yield the troubles of a service, the worst first."""
     failure = conditions.get("ReplicaFailure", {})
     if failure.get("status") == "True":
         lasted_s = (now - datetime.fromisoformat(failure["lastTransitionTime"])).total_seconds()
@@ -126,7 +126,7 @@ def _troubles(
     found = [
         trouble
         for pod in objects.pods
-        # One of before may be what the change is to mend.
+        # A failing pod of the former template may be the reason for the change.
         if pod["metadata"].get("labels", {}).get(_HASH) == newest and not is_ready(pod)
         for trouble in _of_pod(pod, now, patience_s)
     ]
@@ -140,7 +140,7 @@ def _troubles(
 
 
 def _of_pod(pod: Mapping[str, Any], now: datetime, patience_s: float) -> Iterator[_Trouble]:
-    """What keeps a pod from starting."""
+    """Yield what keeps a pod from starting."""
     if "deletionTimestamp" in pod["metadata"]:
         return
     status = pod.get("status", {})
@@ -158,13 +158,13 @@ def _of_pod(pod: Mapping[str, Any], now: datetime, patience_s: float) -> Iterato
 
 
 def _why(container: Mapping[str, Any]) -> str:
-    """How a container has ended that does so again and again."""
+    """Return how a container ends that restarts again and again."""
     ended = container.get("lastState", {}).get("terminated")
     return "" if ended is None else f"it ends with exit code {ended.get('exitCode')}; its log says why"
 
 
 def _newest_hash(objects: ServiceObjects) -> str | None:
-    """What the pods are marked with that the Deployment makes now."""
+    """Return the hash that marks the pods of the Deployment's current template."""
     revision = objects.deployment["metadata"].get("annotations", {}).get(_REVISION)
     for one in objects.replica_sets:
         metadata = one["metadata"]

@@ -1,4 +1,4 @@
-"""A tree of files that is named by its content: the list of its files, which is a file of the store itself."""
+"""A store of files by digest. A tree of files is named by the digest of the list of its files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def digest_of(path: Path) -> str:
 
 
 def digest_of_content(file: IO[bytes]) -> str:
-    """Return the digest of what an open file holds."""
+    """Return the digest of an open file's content."""
     found = hashlib.sha256()
     while block := file.read(_BLOCK_BYTES):
         found.update(block)
@@ -171,7 +171,7 @@ def store_app(root: Path, most_bytes: int) -> Starlette:
 
     Args:
         root: The folder; each file is called by its digest, and what has not arrived yet lies in `incoming`.
-        most_bytes: Most that all files may take together.
+        most_bytes: Maximum size of all files together.
     """
     (root / _PARTS).mkdir(parents=True, exist_ok=True)
     store = _Store(root, most_bytes)
@@ -190,7 +190,7 @@ class _Store:
         self._written: set[str] = set()
 
     async def read(self, request: Request) -> Response:
-        """Send a file, or say how much of it has arrived."""
+        """Send a file, or the number of bytes that have arrived."""
         digest = request.path_params["digest"]
         if not is_digest(digest):
             return _said(HTTPStatus.NOT_FOUND, "files are named by their digest, sha256:...")
@@ -204,7 +204,7 @@ class _Store:
         return _said(HTTPStatus.NOT_FOUND, f"there is no {digest}", {OFFSET_HEADER: str(there)})
 
     async def write(self, request: Request) -> Response:
-        """Take the rest of a file, from where it was broken off; it is there once it is whole and what it says."""
+        """Receive the rest of a file from an offset; store the file once it is complete and matches its digest."""
         digest = request.path_params["digest"]
         if not is_digest(digest):
             return _said(HTTPStatus.NOT_FOUND, "files are named by their digest, sha256:...")
@@ -251,7 +251,7 @@ class _Store:
 
 
 async def _receive(request: Request, part: Path, there: int, length: int) -> int:
-    """Append what comes, up to a byte more than there should be; returns how much there is then."""
+    """Append the request's body, up to one byte more than expected; returns the size of the file."""
     with await asyncio.to_thread(part.open, "ab") as target:
         async for block in request.stream():
             await asyncio.to_thread(target.write, block)

@@ -1,4 +1,4 @@
-"""`stoker autoscale`: keeps the number of pods of a service in a cluster at what their load wants."""
+"""`stoker autoscale`: adapts the number of pods of a service in a cluster to their load."""
 
 from __future__ import annotations
 

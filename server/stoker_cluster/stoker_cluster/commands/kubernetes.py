@@ -328,7 +328,7 @@ def _place() -> argparse.ArgumentParser:
     return parser
 
 
-# --- what they do ---
+# --- actions ---
 
 
 def _apply(args: argparse.Namespace) -> int:
@@ -488,11 +488,11 @@ class _Line:
         self._begun = False
 
     def show(self, text: str) -> None:
-        """Show it in the place of what was shown before."""
+        """Replace the line that was shown before."""
         if not sys.stderr.isatty():
             note(text)
             return
-        # A line that does not fit would be two, of which one stays.
+        # A line that is too long would wrap, and its first part would stay.
         shown = escaped(text)[: shutil.get_terminal_size().columns - 1]
         sys.stderr.write(f"\x1b[F\x1b[K{shown}\n" if self._begun else f"{shown}\n")
         sys.stderr.flush()
