@@ -1,4 +1,4 @@
-"""A pipeline joined with the signatures of its models: which tensor goes where, and what callers send and get."""
+"""Pipelines joined with the signatures of their models: the path of each tensor, and the signature for callers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class JoinedPipeline:
     """A pipeline that can run.
 
     Attributes:
-        pipeline: What was said of it.
+        pipeline: The pipeline as the operator wrote it.
         graph: Which step waits for which.
-        links: By step what it takes and gives.
+        links: The tensors of each step.
         infos: By step its inputs, as its model declares them, by their names.
         models: By step the signature of its model.
         signature: What callers see.
@@ -79,7 +79,7 @@ def _links(pipeline: Pipeline, step: Step, tensors: ModelTensors) -> Links:
 def _ends(
     pipeline: Pipeline, graph: Graph, links: Sequence[Links], sides: Sequence[ModelTensors]
 ) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    """What callers send and get, as the steps declare it; raises where a step cannot take what another one gives."""
+    """Return the tensors that callers send and receive; raises if an output does not fit the input of a step."""
     known: dict[str, tuple[TensorInfo, str]] = {}
     for step, link, side in zip(pipeline.steps, links, sides, strict=True):
         for info in side.outputs:
@@ -114,7 +114,7 @@ def _fits(given: TensorInfo, taken: TensorInfo) -> bool:
 
 
 def _narrower(one: TensorInfo, other: TensorInfo) -> TensorInfo:
-    """What both take: of a size that one of them leaves free, the other's counts."""
+    """Return the tensors that both accept: a fixed size wins over a free one."""
     if one.any_rank:
         return other
     if other.any_rank:

@@ -1,4 +1,4 @@
-"""Scoring files: the rows of a shard through a Predictor into files of answers, what is done only once."""
+"""Scoring files: the rows of a shard go through a Predictor into files of answers; finished parts are skipped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-# Files of answers, written a part at a time and whole: nobody sees one that is not finished.
+# Files of answers are written in parts, and renamed when they are complete.
 
 
 Columns = Mapping[str, Any]
@@ -51,7 +51,7 @@ class _Writer(Protocol):
 
 
 def format_for(asked: str | None, source: str, columns: Columns) -> str:
-    """The format of answers: what was asked for, else that of the rows; of several outputs `npz`, not `npy`."""
+    """Return the format of answers: the requested one, else that of the rows (`npz` instead of `npy` if needed)."""
     if asked is None and source == "npy":
         return "npy" if len(columns) == 1 else "npz"
     return asked or source
@@ -275,10 +275,10 @@ def score_files(
     options: Mapping[str, Any],
     progress: Callable[[int], object],
 ) -> ShardResult:
-    """Score what a shard has to of some files.
+    """Score a shard's part of files.
 
     Args:
-        kind: The format of the answers; None takes that of the rows.
+        kind: The format of the answers; None for that of the rows.
         options: What else the answers depend on, for the records.
         progress: Told how many rows have been scored, or were before.
 
@@ -336,7 +336,7 @@ def _score(
 
 
 def _answers(predictor: Predictor, piece: Piece, kind: str | None, rows: int) -> Iterator[Columns]:
-    """The answers to a piece, so many rows at a time, as columns."""
+    """Yield the answers to a piece in parts, as columns."""
     bodies = predictor.signature.takes == "body" and piece.source.suffix.lower() == ".jsonl"
     read = read_lines if bodies else read_tables
     if bodies and kind not in (None, "jsonl"):
@@ -458,10 +458,10 @@ def find_files(given: Sequence[Path], endings: Sequence[str]) -> dict[str, Path]
 def pieces_of(
     files: dict[str, Path], shard: Shard, unit_rows: int, count_rows: Callable[[Path], int]
 ) -> Iterator[Piece]:
-    """Choose what a shard scores: whole files where there are as many as shards, else a part of each file.
+    """Return the pieces of a shard: whole files if there are as many files as shards, else a part of each file.
 
     Args:
-        files: The files, by what their answers are called.
+        files: The files, by the names of their answers.
         unit_rows: Rows that stay together, because they are one request.
         count_rows: Counts the rows of a file.
     """
@@ -480,7 +480,7 @@ def pieces_of(
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was scored, by what; it lies beside the answers, and tells that they are there.
+    """The record of a scored piece, stored beside the answers after them.
 
     Attributes:
         fingerprint: What changes when the model's files do.
@@ -501,16 +501,16 @@ class Record:
 
     @classmethod
     def of(cls, piece: Piece, model: str, fingerprint: str, options: dict[str, Any]) -> Record:
-        """What is to be scored."""
+        """Return the record of a piece that is not scored yet."""
         status = piece.source.stat()
         source = [piece.source.name, status.st_size, status.st_mtime_ns]
         return cls(model, fingerprint, json.dumps(options, sort_keys=True), source, [piece.start, piece.stop])
 
     def find(self, folder: Path, piece: Piece) -> Record | None:
-        """Find what is there of it already.
+        """Find the stored record of the piece.
 
         Returns:
-            The record with the answers; None if they are still to be made.
+            The record with the answers; None if the piece has to be scored.
 
         Raises:
             InvalidSettings: There are answers under this name, but of something else.
@@ -533,7 +533,7 @@ class Record:
         return there if not there.answers or (folder / there.answers).is_file() else None
 
     def store(self, folder: Path, piece: Piece, answers: str, scored: int) -> None:
-        """Say that the answers are there; after them."""
+        """Store the record, after its answers."""
         path = _path(folder, piece)
         path.parent.mkdir(parents=True, exist_ok=True)
         record = dataclasses.replace(self, answers=answers, scored=scored)

@@ -1,4 +1,4 @@
-"""Which model a Predictor means, with the settings that a server would give it, and loading it in this process."""
+"""Finding the model of a Predictor, with the settings that it would have in a server, and loading it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SOURCE: Final = "Predictor"
 _DEFAULT: Final = "default"
 _MODEL_FILES: Final = (".onnx", ".py", ".pb")
 _PATIENT: Final = ImportedSettings(_SOURCE, server={"timeout_ms": 3_600_000})
-"""Nobody waits for an answer: a script may take its time for a batch."""
+"""No caller waits for an answer, so a script may take an hour for a batch."""
 
 _entered: list[Path] = []
 _entering: Final = threading.Lock()
@@ -50,7 +50,7 @@ def find_model(
     Args:
         model: A path, a registered model `NAME[:VERSION]`, or the name of a model in `config`.
         workspace: Where registered models are; None finds it.
-        leases: Receives what holds registered versions.
+        leases: Receives the leases of registered versions.
 
     Raises:
         OperatorError: It cannot be found, or a setting is bad.
@@ -99,7 +99,7 @@ def _version(offer: Offer) -> int:
 
 
 def _check_packages(deployed: Deployment, workspace: Workspace) -> None:
-    """Refuse a model that another Python has to run, and say what this one lacks."""
+    """Raise an error if the model needs another Python; warn of packages that this Python lacks."""
     environment = environment_of(deployed)
     if environment is None:
         return

@@ -1,4 +1,4 @@
-"""A model in this process, without a server: tables in, tables out, and the answers that a server gives."""
+"""A model in this process, without a server: tables in, tables out, with the same answers as a server's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.wire.tensor_json import as_dtype, check_rows
 __all__ = ["Columns", "Predictor", "TensorRequests", "columns_of", "in_form_of", "inputs_of", "script_rows"]
 
 
-# Tensors of any shape, cut into requests where the model allows it, each run as a server runs one.
+# Tensors of any shape, split into requests if the model allows it. Each request runs as in a server.
 
 
 _Request = dict[str, np.ndarray]
@@ -40,7 +40,7 @@ class TensorRequests:
         """Take a loaded model.
 
         Args:
-            batch_rows: Rows of a request, where the caller says so.
+            batch_rows: Rows of a request; None for the default.
         """
         self._runtime = loaded.runtime
         # Of several signatures requests that name none mean the first.
@@ -52,12 +52,12 @@ class TensorRequests:
 
     @property
     def request_rows(self) -> int | None:
-        """Rows of a request; None where a call is one request, because the model's rows see each other."""
+        """Rows of a request; None if a call is one request because the model's rows depend on each other."""
         if self._batch_rows is not None:
             return self._batch_rows
         if self._tensors.batched:
             return self._most
-        # A model with a first axis of 1 takes a row at a time.
+        # A model with a first axis of 1 accepts one row at a time.
         sizes = {info.shape[0] if info.shape else -1 for info in self._tensors.inputs}
         fixed = sizes.pop()
         return fixed if fixed > 0 and not sizes else None
@@ -108,7 +108,7 @@ class TensorRequests:
             yield {name: array[part] for name, array in arrays.items()}
 
     def _cuts(self, arrays: _Request, rows: int, size: int) -> Iterator[slice]:
-        """Where requests begin and end: after `size` rows, and around each that is not finite."""
+        """Return the bounds of requests: `size` rows each, and rows with non-finite numbers alone."""
         alone: list[int] = []
         if self._separates and self._tensors.batched:
             finite = finite_rows([array for array in arrays.values() if array.dtype.kind == "f"], rows)
@@ -174,7 +174,7 @@ def _joined(answers: Sequence[Mapping[str, np.ndarray]], counts: Sequence[int]) 
 
 
 Columns = dict[str, Any]
-"""Columns of a table by name: arrays, or what becomes one."""
+"""Columns of a table by name: arrays, or values that numpy makes arrays of."""
 
 _KINDS: Final = {"b": "b", "i": "iub", "u": "iub", "f": "iuf"}
 """Kinds of numbers that an input of a kind takes: what a server takes of JSON, and of binary tensors."""
@@ -227,7 +227,7 @@ def inputs_of(columns: Columns, infos: Sequence[TensorInfo]) -> Feeds:
 
     Args:
         columns: What the table has for the model.
-        infos: What the model takes, with the batch axis.
+        infos: The model's inputs, with the batch axis.
 
     Raises:
         InvalidInput: A column is missing, unknown, or does not fit its input.
@@ -299,7 +299,7 @@ def _fitting(array: np.ndarray, info: TensorInfo) -> np.ndarray:
 
 
 def script_rows(columns: Columns) -> Any:
-    """Return the rows that an entry script gets: of one column what it holds, of several an object a row."""
+    """Return the rows for an entry script: the values of a single column, or an object for each row of several."""
     if len(columns) == 1:
         (column,) = columns.values()
         if isinstance(column, np.ndarray) and column.dtype != object:
@@ -437,12 +437,12 @@ class Predictor:
 
     @property
     def signature(self) -> Signature:
-        """What the model takes and gives, as the server has it."""
+        """The inputs and outputs of the model."""
         return self._loaded.signature
 
     @property
     def request_rows(self) -> int | None:
-        """Rows that are scored together at most; None where a call is one request, for its rows see each other."""
+        """Maximum rows of a batch; None if a call is one request because the rows depend on each other."""
         return self._scorer.request_rows
 
     def __call__(self, table: Any) -> Any:
@@ -472,7 +472,7 @@ class Predictor:
         return in_form_of(table, kept, outputs)
 
     def score_bodies(self, bodies: Sequence[bytes]) -> list[bytes]:
-        """Score bodies by an entry script that takes them whole, each as a server would.
+        """Score bodies with an entry script that takes whole bodies, as a server would.
 
         Args:
             bodies: What callers would post.
@@ -518,7 +518,7 @@ class Predictor:
 
 
 class _ModelThread:
-    """Runs what it is given, one after the other. The process does not wait for it at its end, for it may hang."""
+    """Runs calls one after the other. The process does not wait for this thread at exit, because it may hang."""
 
     def __init__(self, name: str) -> None:
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -540,11 +540,11 @@ class _ModelThread:
         return future
 
     def leave(self) -> None:
-        """Wait no more for what runs."""
+        """Stop waiting for the running call."""
         self._left = True
 
     def close(self) -> None:
-        """Take nothing more, and wait for what runs."""
+        """Accept no more calls, and wait for the running one."""
         self._todo.put(None)
         if not self._left:
             self._thread.join()

@@ -127,7 +127,7 @@ class RowBatches:
         ]
 
     def _laid_out(self, batch: Sequence[np.ndarray], rows: int, size: int) -> list[np.ndarray]:
-        """The batch where the runtime reads it, filled up with zeros to its bucket."""
+        """Return the batch in the runtime's buffer, padded with zeros to its bucket."""
         if self._buffers is not None:
             for buffer, array in zip(self._buffers, batch, strict=True):
                 buffer[:rows] = array
@@ -141,7 +141,7 @@ class RowBatches:
 
 
 def failure_of(error: BaseException, what: str) -> StokerError:
-    """The error of rows that have no answer: what the model refuses is the caller's to mend.
+    """Return the error of rows without an answer: callers can fix rows that the model refuses.
 
     Args:
         error: What the model raised.
@@ -216,7 +216,7 @@ class ScriptBodies:
         """Score rows, in bodies `{"data": [row, ...]}`.
 
         Args:
-            rows: An array, or a list of what JSON can hold; the first axis counts the rows.
+            rows: An array, or a list of JSON values; the first axis counts the rows.
 
         Returns:
             What `stoker_client.Client.score_many` gives: an array with an entry a row, or several by name.
@@ -255,7 +255,7 @@ class ScriptBodies:
         """A body as the row that the script gets of a server.
 
         Args:
-            number: What tells it from others in the log.
+            number: The number of the body, for the log.
             body: What a caller would post.
 
         Raises:

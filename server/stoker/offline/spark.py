@@ -1,4 +1,4 @@
-"""Models in Spark: what `DataFrame.mapInPandas` takes, with one loaded model in each Python worker."""
+"""Models in Spark: functions for `DataFrame.mapInPandas`, with one loaded model in each Python worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spark(
     def score(frames: Iterator[Any]) -> Iterator[Any]:
         predictor = _predictor(named, device, options)
         for frame in frames:
-            # Spark may give frames without rows, of which a model makes nothing.
+            # Spark may pass frames without rows, which a model cannot score.
             if len(frame):
                 yield predictor(frame)
 

@@ -25,7 +25,7 @@ FORMATS: Final = ("npy", "npz", "csv", "parquet", "jsonl")
 
 
 def count_rows(file: Path) -> int:
-    """Count the rows of a file; of text all of it is read.
+    """Count the rows of a file; text files are read completely.
 
     Raises:
         InvalidSettings: The file cannot be read, or what reads it is not installed.
@@ -46,7 +46,7 @@ def count_rows(file: Path) -> int:
 
 
 def read_tables(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
-    """Read rows of a file as tables that a Predictor takes.
+    """Read rows of a file as tables for a Predictor.
 
     Args:
         stop: The row behind the last one; None for the end of the file.
@@ -60,7 +60,7 @@ def read_tables(file: Path, start: int, stop: int | None, rows: int) -> Iterator
 
 
 def read_lines(file: Path, start: int, stop: int | None, rows: int) -> Iterator[list[bytes]]:
-    """Read lines of text that are not blank, so many at a time; the arguments are those of `read_tables`."""
+    """Read non-blank lines of text, `rows` at a time; the arguments are those of `read_tables`."""
     with _reading(file):
         lines = itertools.islice(_lines(file), start, stop)
         while part := list(itertools.islice(lines, rows)):
@@ -82,7 +82,7 @@ def pyarrow_for(file: Path) -> Any:
 
 
 class _reading:  # noqa: N801  # reads as the statement that it is
-    """Turns what libraries raise of a file into one error that names it."""
+    """Turns errors of libraries into one error that names the file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -104,7 +104,7 @@ def _format(file: Path) -> str:
 
 
 def _npy(file: Path, start: int, stop: int | None, rows: int) -> Iterator[np.ndarray]:
-    # Not mapped: a file that somebody shortens meanwhile would end this process.
+    # Not mapped: if another program truncates a mapped file, the kernel kills this process.
     with file.open("rb") as opened:
         shape, by_columns, dtype = _npy_header(opened)
         begin = opened.tell()
@@ -123,7 +123,7 @@ def _npy(file: Path, start: int, stop: int | None, rows: int) -> Iterator[np.nda
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is stored by columns, and dtype of an array; the file then stands at its first number."""
+    """Read shape, order (whether by columns) and dtype of an array; leaves the file at the first number."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read(file)
@@ -176,7 +176,7 @@ def _csv(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
     if stop == start:
         return
     header = 0 if _has_header(file) else None
-    # Of several shards the one that scores the line tells of it.
+    # Of several shards, only the one that scores the line warns.
     if header is None and start == 0 and (told := warn_of_numbered_header(file, _first_line(file))):
         logger.warning("%s", told)
     skipped = range(1 if header == 0 else 0, start + (1 if header == 0 else 0))

@@ -63,10 +63,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class LoadTest:
-    """A request, and what is expected of answers to many of it.
+    """A request and a load, with the expectation that 99 % of the answers are within the target.
 
     Attributes:
-        target_ms: How long an answer is worth something.
+        target_ms: The latency target.
         rows_per_s: The load at which 99 % are expected to be in time.
     """
 
@@ -190,7 +190,7 @@ def _measure_in_process(order: Order, report: Report) -> dict[str, Any]:
 
 
 class _LoadLimit:
-    """Kills the measuring process if it says that it loads a model, and then nothing until the time is up."""
+    """Kills the measuring process if loading the model takes longer than its limit."""
 
     def __init__(self, kill: Callable[[], None]) -> None:
         self._kill = kill
@@ -198,7 +198,7 @@ class _LoadLimit:
         self._late = ""
 
     def receive(self, message: Mapping[str, Any]) -> None:
-        """Take a message of the process; the time is that of the last one."""
+        """Receive a message of the process, which restarts the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -424,7 +424,7 @@ def _spread(timed: Timed) -> float:
 
 
 _SPARSE: Final = 2
-"""Every so many-th of the measured buckets, from the largest on, forms a sparser set of buckets."""
+"""Every n-th of the measured buckets, from the largest on, forms a sparser set."""
 _MOST_INSTANCES: Final = 2
 
 

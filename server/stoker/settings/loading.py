@@ -40,10 +40,10 @@ _OTHER_VARIABLES: Final = (
     "INTRA_OP_THREADS",
     "NATIVE",
 )
-"""What `STOKER_` stands before besides settings."""
+"""Names of other variables with the prefix `STOKER_`."""
 _ITEM: Final = "each item with a path or a registered name, such as {path: model.onnx}"
 _ALIKE: Final = 0.75
-"""How alike a variable's name is to a setting's that was probably meant, as difflib counts it."""
+"""The minimum similarity (difflib's ratio) of a variable to the setting that was probably meant."""
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     for name, field in settings_of(ServerSettings).items():
         option = "--" + name.replace("_", "-")
-        # argparse takes a per cent sign for the beginning of a name.
+        # argparse formats help texts with `%`.
         text = str(field.metadata["help"]).replace("%", "%%")
         if field.metadata["read"] is read_switch:
             group.add_argument(
@@ -98,7 +98,7 @@ def load_settings(
     if file is not None:
         content = read_yaml(file, "deployment file", "settings by name, for instance: port: 8080")
         listed = content.pop("models", [])
-        # What is said there is of the cluster; `stoker kubernetes` reads it.
+        # Settings of the cluster are read by `stoker kubernetes`.
         content.pop("kubernetes", None)
         values["pipelines"] = read_pipelines(content.pop("pipelines", {}), file)
         known = ["models", "pipelines"]
@@ -122,7 +122,7 @@ def load_settings(
 
 
 def _beside(imported: Sequence[ImportedSettings]) -> dict[str, Any]:
-    """What is taken over that is no setting of the server; of two sources, the former wins."""
+    """Return the imported values that are not settings of the server; of two sources, the former wins."""
     model, endpoint = ModelSettings(), None
     for source in imported:
         model, endpoint = model.over(source.model), endpoint or source.endpoint
@@ -135,7 +135,7 @@ def _beside(imported: Sequence[ImportedSettings]) -> dict[str, Any]:
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """What is to be said of variables that are called nearly as a setting's; others may be somebody else's."""
+    """Yield lines about variables with names similar to settings; other variables may belong to other programs."""
     known = [name.upper() for name in settings_of(ServerSettings)]
     for variable in sorted(environ):
         prefix, _, name = variable.partition("STOKER_")
@@ -145,7 +145,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _naming(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the variables of the Azure inference server say of descriptions and of the server's version."""
+    """Return the names and versions in variables of the Azure inference server."""
     prefix = environ.get("SERVICE_PATH_PREFIX", "").strip("/")
     return {
         "service_name": environ.get("SERVICE_NAME") or None,
@@ -156,7 +156,7 @@ def _naming(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _keys(environ: Mapping[str, str], imported: Sequence[ImportedSettings]) -> dict[str, str | None]:
-    """The keys of the environment, else those of the first source that has some; never a mixture."""
+    """Return the keys of the environment, else of the first source with keys; never a mixture."""
     primary, secondary = (environ.get(f"STOKER_{slot}_KEY") or None for slot in ("PRIMARY", "SECONDARY"))
     if primary or secondary:
         return {"primary_key": primary, "secondary_key": secondary}
@@ -177,7 +177,7 @@ def _models(listed: Any, file: Path) -> tuple[ModelSettings, ...]:
 
 
 def _model(item: Any, place: str, base: Path) -> ModelSettings:
-    """One item of `models`; `place` is where it stands, for messages."""
+    """Read one item of `models`; `place` is its position, for messages."""
     if not isinstance(item, dict):
         raise InvalidSettings(
             f"{place} must be settings of a model, such as {{path: model.onnx}}, got {item!r}"
@@ -196,7 +196,7 @@ def _model(item: Any, place: str, base: Path) -> ModelSettings:
 
 
 def _place(item: Any, number: int, file: Path) -> str:
-    """Where an item of `models` stands: counted from 0, and with what it is called in the file."""
+    """Return the position of an item of `models`, from 0, with its name in the file."""
     names = [item.get(key) for key in ("name", "registered", "path")] if isinstance(item, dict) else []
     called = next((name for name in names if isinstance(name, str) and name), None)
     return f"{file}, models[{number}]" if called is None else f"{file}, models[{number}] ({called})"
@@ -211,7 +211,7 @@ _MOST_STEPS = 100
 
 
 def _read_map(value: Any) -> dict[str, str]:
-    """Names of a model's tensors with what the pipeline calls them."""
+    """Read the pipeline's names of a model's tensors, by the model's names."""
     if not isinstance(value, Mapping) or not value:
         raise ValueError("must be a mapping of the model's names to the pipeline's, such as image: pixels")
     if not all(isinstance(name, str) and name for pair in value.items() for name in pair):
@@ -270,7 +270,7 @@ def read_pipelines(content: Any, file: Path) -> tuple[Pipeline, ...]:
     """Read `pipelines` of a deployment file.
 
     Args:
-        content: What stands there.
+        content: The value of `pipelines`.
 
     Raises:
         InvalidSettings: It is something else, or a pipeline is wrong whatever its models are.

@@ -30,12 +30,12 @@ class StateTensor:
     """An output that is an input of the next request.
 
     Attributes:
-        dims: Sizes of the state of one sequence, without the batch axis; None for those that the file says.
+        dims: Sizes of the state of one sequence, without the batch axis; None for those in the model file.
         batch_axis: Which axis of both has the sequences of a batch; None for the only one whose size the file leaves
             free, else the first.
         initial: A file beside the model with what it begins with, an `.npy` or the numbers one behind the other; None
             for zeros.
-        dtype: What the file has to hold there, a numpy dtype; empty where that is not said.
+        dtype: The numpy dtype that the model file must have; empty for any.
     """
 
     input_name: str
@@ -51,10 +51,10 @@ class ControlInput:
     """An input that the server fills with facts about the sequence of a row.
 
     Attributes:
-        kind: What it tells.
+        kind: The fact.
         off: The value for false; unused for an id.
         on: The value for true.
-        dtype: What the file has to hold there, a numpy dtype or `string`; empty where that is not said.
+        dtype: The numpy dtype that the model file must have, or `string`; empty for any.
     """
 
     input_name: str
@@ -70,7 +70,7 @@ class SequenceSettings:
 
     Attributes:
         state: The state of a model; none for an entry script, which is given its own.
-        dims: By input the sizes of one row, where the file leaves them free.
+        dims: By input, the sizes of one row that the model file leaves free.
         constants: By input its only value, for inputs that are the same in all requests.
         max_idle_s: How long a sequence is kept after its last request.
         max_sequences: Maximum sequences in one replica.
@@ -86,7 +86,7 @@ class SequenceSettings:
 
 
 def read_sequence(value: Any) -> SequenceSettings:
-    """Return what a mapping says.
+    """Read the settings of sequences from a mapping.
 
     Raises:
         ValueError: It has unknown keys or bad values; the message goes on behind the setting's name.

@@ -1,4 +1,4 @@
-"""The settings of a server, and those taken over from other servers' files: frozen, and validated once."""
+"""The settings of a server, and settings imported from files of other servers: frozen, and validated once."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def read_shared_memory(value: Any) -> SharedMemoryMode:
 
 @dataclass(frozen=True, slots=True)
 class ImportedSettings:
-    """Settings taken over from files and variables made for another server; those given to Stoker itself win.
+    """Settings imported from files and variables for another server; settings given to Stoker itself win.
 
     Attributes:
         source: Where they are from, for messages.
         server: Values of server settings by name.
         model: Settings of each model that is served.
         primary_key: The service's primary key.
-        notes: What the operator is told of them, one line each.
+        notes: Lines for the operator.
         endpoint: The endpoint whose deployments the models are.
-        passed_over: What they say that has no effect, one line each.
+        passed_over: Lines for the operator about settings without effect.
     """
 
     source: str
@@ -275,19 +275,19 @@ class ServerSettings:
     primary_key: str | None = field(default=None, repr=False)
     secondary_key: str | None = field(default=None, repr=False)
     keys_file: str = ""
-    """The file that gave the keys, where no variable did."""
+    """The file with the keys, if no variable has them."""
     admin_key: str | None = field(default=None, repr=False)
-    """The key for loading and unloading models, where it is not the workspace's; STOKER_ADMIN_KEY."""
+    """The key for loading and unloading models, from STOKER_ADMIN_KEY; None for the workspace's."""
     model_defaults: ModelSettings = ModelSettings()
-    """What models have where their own settings say nothing; before the server's settings."""
+    """Defaults of models, which win over the server's settings."""
     endpoint: Endpoint | None = None
     """The endpoint whose deployments the models are, if they were made for one."""
     notes: tuple[str, ...] = ()
-    """Lines for the operator about settings that were taken over from Azure's files and variables."""
+    """Lines for the operator about imported settings."""
     passed_over: tuple[str, ...] = ()
-    """Lines for the operator about what files of other servers say without an effect here."""
+    """Lines for the operator about imported settings without effect."""
     unknown_variables: tuple[str, ...] = ()
-    """Lines for the operator about variables that look like settings and are none."""
+    """Lines for the operator about variables with names similar to settings."""
     service_name: str | None = None
     """What descriptions call the only service; SERVICE_NAME."""
     service_version: str = "1.0"
@@ -330,7 +330,7 @@ class ServerSettings:
         return round(self.max_image_mpx * 1e6)
 
     def ends_on_error(self, models: int) -> bool:
-        """`exit_on_error`, resolved for so many models."""
+        """Whether the server exits if one of so many models cannot be loaded: `exit_on_error`, or its default."""
         return models <= 1 if self.exit_on_error is None else self.exit_on_error
 
     @property
@@ -363,10 +363,10 @@ def _tls_files(
 
 
 def default_frontends(cores: int) -> int:
-    """How many frontends a server has if nobody says so: half of the cores, as models and their devices need some."""
+    """Return the default number of frontends: half of the cores, because models and their devices need some."""
     return max(1, min(8, cores // 2))
 
 
 def otlp_protocol_of(environ: Mapping[str, str]) -> str:
-    """Return which protocol the variables ask for, which may be none of ours; HTTP where they do not say."""
+    """Return the protocol in OpenTelemetry's variables, which may be an unknown one; HTTP by default."""
     return next((environ[name] for name in _VARIABLES if environ.get(name)), "http/protobuf")

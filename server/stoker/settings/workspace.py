@@ -106,12 +106,12 @@ class Workspace:
 
     @property
     def model_data_dir(self) -> Path:
-        """Folder of what entry scripts have collected themselves, by service."""
+        """Folder of data that entry scripts have collected themselves, by service."""
         return self.root / "modeldata"
 
     @property
     def engines_dir(self) -> Path:
-        """Folder of what TensorRT has built of models, by model and version."""
+        """Folder of TensorRT engines, by model and version."""
         return self.root / "engines"
 
     @property
@@ -121,7 +121,7 @@ class Workspace:
 
     @property
     def azure_dir(self) -> Path:
-        """Folder of what deployment code knows of besides: compute targets and environments."""
+        """Folder of compute targets and environments of deployment code."""
         return self.root / "azure"
 
     @property
@@ -158,7 +158,7 @@ class Workspace:
         """
         folder = private_folder(self.create().run_dir)
         if folder.stat().st_mode & _OTHERS:
-            # Where it is somebody else's, that is theirs to say.
+            # Another owner decides about the mode of the folder.
             with contextlib.suppress(PermissionError):
                 folder.chmod(0o700)
         return folder
@@ -178,7 +178,7 @@ def azure_files(start: Path, name: str = AZURE_FILE) -> Iterator[tuple[Path, Pat
 
 
 def read_azure_file(file: Path) -> dict[str, Any] | None:
-    """What a file says of a workspace on Azure; None if it is the `config.json` of something else."""
+    """Return the content of a file that names a workspace on Azure; None if the file is something else."""
     try:
         content = json.loads(read_regular(file, _MOST_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError):
@@ -189,7 +189,7 @@ def read_azure_file(file: Path) -> dict[str, Any] | None:
 
 
 def _is_ours(folder: Path, file: Path) -> bool:
-    """Whether a workspace may be made beside a file: not because of somebody else's, or where nothing can be."""
+    """Whether a workspace may be created beside a file: the file must be trusted, and the folder writable."""
     try:
         mine = file.stat().st_uid in {os.geteuid(), *_OWNERS} and os.access(folder, os.W_OK)
     except OSError:
@@ -198,7 +198,7 @@ def _is_ours(folder: Path, file: Path) -> bool:
 
 
 def foreign_writers(path: Path) -> str:
-    """Say which others than the user of this process may write a file or folder; empty if nobody may.
+    """Return who besides the user of this process may write a file or folder; empty if nobody may.
 
     A group counts that this process is not in. What cannot be looked at counts as private.
     """

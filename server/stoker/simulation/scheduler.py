@@ -1,4 +1,4 @@
-"""AdmissionControl in a simulation: each request asks for admission as it would in a frontend of the server."""
+"""The server's scheduler in a simulation: its admission control and planner, called as the server calls them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AdmissionControl:
         free_ns: int = 0,
         other_ns: int = 0,
     ) -> None:
-        """Publish what is queued behind the batch that is dispatched now, if one is.
+        """Publish the queue behind the batch that is dispatched now, if any.
 
         Args:
             queue: The queued rows.

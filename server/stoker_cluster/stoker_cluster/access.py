@@ -22,7 +22,7 @@ from stoker.system.extras import how_to_install
 __all__ = ["Answer", "Cluster", "Reference", "refusal"]
 
 
-# What an API server says where it refuses, as an error.
+# Errors of the API server.
 
 
 _CONFLICT: Final = 409
@@ -34,7 +34,7 @@ def refusal(status: int, reason: str | None, body: str | bytes | None) -> Cluste
     Args:
         status: The HTTP status of the answer.
         reason: The words of its status line.
-        body: Its body: a Status, unless somebody in between has answered.
+        body: Its body: a Status, unless a proxy has answered.
     """
     try:
         said = json.loads(body or "")
@@ -48,7 +48,7 @@ def refusal(status: int, reason: str | None, body: str | bytes | None) -> Cluste
 
 
 _MANAGER: Final = "stoker"
-"""The field manager of what is applied."""
+"""The field manager of applied fields."""
 
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 30.0
@@ -208,7 +208,7 @@ class Cluster:
             content: The object.
             manager: The field manager.
             force: Take over fields that belong to other managers.
-            dry_run: Change nothing, and return what the object would be.
+            dry_run: Change nothing, and return the object as it would be.
 
         Raises:
             FieldConflict: Other managers have changed fields that it sets.
@@ -342,7 +342,7 @@ class Cluster:
             if rest:
                 yield rest.decode(errors="replace")
 
-    # --- where objects are ---
+    # --- paths of objects ---
 
     def _path(self, reference: Reference) -> str:
         collection = self._collection(reference.api_version, reference.kind, reference.namespace)
@@ -383,7 +383,7 @@ def _open_tunnel(client: Any, namespace: str, pod: str, port: int) -> socket.soc
                 # Where the pod ends first, the client's own would leave its end open.
                 self.websocket.shutdown()
 
-    # What the client's own class of all pods would do, whose import takes seconds.
+    # The client's own class for this takes seconds to import.
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward"
     _, url, headers, *_ = client.param_serialize(
         "GET", path, query_params=[("ports", str(port))], auth_settings=["BearerToken"]
@@ -406,7 +406,7 @@ def _is_there(files: str) -> bool:
 
 @contextmanager
 def _errors(context: str) -> Iterator[None]:
-    """Raise what the API server said, or that it did not answer."""
+    """Turn errors of the client into errors with the API server's message."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

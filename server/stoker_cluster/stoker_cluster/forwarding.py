@@ -47,7 +47,7 @@ def forwarding(
 
     Args:
         port: The port; 0 is a free one.
-        say: Takes why a connection could not be made.
+        say: Called with the reason if a connection fails.
 
     Yields:
         The port.
@@ -110,7 +110,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         while part := source.recv(_CHUNK_BYTES):
             target.sendall(part)
     for end in (source, target):
-        # Both directions end together: nobody speaks HTTP with half a connection.
+        # Both directions end together: HTTP is not spoken over half-closed connections.
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
 
@@ -145,8 +145,8 @@ def push_to_cluster(
 
     Args:
         base: The folder that becomes the root of the tree.
-        path: What of it is brought there.
-        say: Takes lines for the user.
+        path: The file or folder to push, relative to `base`.
+        say: Called with lines for the user.
 
     Raises:
         ClusterError: There is no store that answers.

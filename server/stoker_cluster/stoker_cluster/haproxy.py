@@ -77,7 +77,7 @@ class HAProxy:
 
     @property
     def answers(self) -> bool:
-        """Whether it answers: it runs, and was not told to end."""
+        """Whether it answers: it runs, and was not stopped."""
         return self.running and not self._stopping
 
     async def start(self, configuration: str, weights: Mapping[str, int], old: HAProxy | None = None) -> None:
@@ -217,7 +217,7 @@ class HAProxy:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel stop HAProxy softly when the router dies, because nobody would update its servers."""
+    """Make the kernel stop HAProxy gracefully when the router dies, because nothing would update its servers."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
 
 

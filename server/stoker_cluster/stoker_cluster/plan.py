@@ -54,14 +54,14 @@ class ClusterPlan:
     Attributes:
         serves: The models, each as the pod's deployment file has it; paths are those in the pod.
         server: Settings of the server, as the deployment file has them.
-        model_defaults: Settings of the models that say nothing else.
+        model_defaults: Default settings of the models.
         primary_key, secondary_key: Keys that were given; without them the Secret has to be there.
         tags, properties: What Azure keeps beside a service.
         description: What the service is for.
         compute_target: The compute target that it was planned for.
         fetched_once: Whether models of a store are fetched before the server starts, and not followed.
         version_type: Whether a version is the one that others are compared with.
-        notes: What the operator is told, a line each.
+        notes: Lines for the operator.
 
     Raises:
         InvalidSettings: Two of them contradict each other; the message says what to do.
@@ -193,17 +193,17 @@ class ClusterPlan:
 
     @property
     def instance(self) -> str:
-        """What the Deployment is called: the service, or the version of the endpoint."""
+        """The name of the Deployment: the service, or NAME-VERSION of an endpoint."""
         return self.name if self.version_name is None else f"{self.name}-{self.version_name}"
 
     @property
     def servers_service(self) -> str:
-        """The Service of the pods; that which is called as the service is its router's, where it has one."""
+        """The Service of the pods; with a router, the Service with the plain name is the router's."""
         return f"{self.name}-servers" if self.router and self.version_name is None else self.instance
 
     @property
     def followed_models(self) -> str | None:
-        """The ConfigMap with the address of the models, where pods follow it: from a store, by servers that poll."""
+        """The ConfigMap with the models' address that pods follow; None unless they poll a store."""
         polls = float(self.server.get("poll_s", 0)) > 0
         is_followed = polls and not self.fetched_once and store_port(self.models) is not None
         return f"{self.instance}-models" if is_followed else None
@@ -215,7 +215,7 @@ class ClusterPlan:
 
     @property
     def autoscaler_name(self) -> str:
-        """What Stoker's own autoscaler is called, with its account, its rights and its Lease."""
+        """The name of Stoker's autoscaler, its account, role and Lease."""
         return f"{self.instance}-autoscaler"
 
     @property
@@ -231,7 +231,7 @@ class ClusterPlan:
 
     @property
     def fixed_replicas(self) -> int | None:
-        """How many pods there are; None where something else decides."""
+        """The fixed number of pods; None with an autoscaler."""
         return None if self.autoscaler is not None else self.replicas or 1
 
     @property
@@ -267,7 +267,7 @@ class ClusterPlan:
 
     @property
     def timeout_s(self) -> float:
-        """Longest time that a request may take."""
+        """The longest timeout of requests."""
         of_all = self.server.get("timeout_ms", 60_000)
         return max((float(m.get("timeout_ms", of_all)) for m in self.serves), default=float(of_all)) / 1000
 

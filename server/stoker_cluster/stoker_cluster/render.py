@@ -61,7 +61,7 @@ class _Dumper(yaml.SafeDumper):
     """YAML for people and for Kubernetes: no anchors, long texts as blocks, texts that look like numbers quoted."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write what stands in two places twice."""
+        """Write repeated values in full, without YAML anchors."""
         del data
         return True
 
@@ -91,7 +91,7 @@ def dockerfile(base: str, models: Sequence[Mapping[str, Any]], packages: Iterabl
     Args:
         base: The image with Stoker.
         models: The models, as a deployment file has them; paths are relative.
-        packages: What pip is told to install beside them, each a line of a requirements file or an option.
+        packages: Arguments of `pip install`: packages, requirements files or options.
 
     Raises:
         InvalidSettings: A path is outside of the build context, or would take all of it along.
@@ -112,7 +112,7 @@ def _words(line: str) -> list[str]:
 
 
 def _copies(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is copied, and where to."""
+    """Yield the sources and destinations of copies."""
     for name in ("path", "model_dir", "environment", "sample_input"):
         if name not in model:
             continue

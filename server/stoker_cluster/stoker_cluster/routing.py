@@ -29,7 +29,7 @@ __all__ = [
 
 
 CONNECT_TIMEOUT_MS: Final = 500
-"""How long a connection to a server may take, and how long a request waits before it asks for a server again."""
+"""The timeout of connections to servers, and the delay before a request is retried."""
 
 _HOST_PORT: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+)):([0-9]{1,5})", re.ASCII)
 _SERVICE: Final = re.compile(
@@ -193,12 +193,12 @@ _MOST_REFUSED_A_SECOND: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where a running HAProxy keeps what is its own.
+    """The files of a running HAProxy.
 
     Attributes:
         control: The socket of its runtime API.
         weights: The map from numbers below `WHOLE` to versions.
-        state: The map in which `draining` stands once it is.
+        state: The map that contains `draining` during a drain.
     """
 
     control: str
@@ -207,7 +207,7 @@ class Files:
 
 
 def effective_weights(traffic: Mapping[str, float], default: str | None) -> dict[str, int]:
-    """Return the weight of each version in hundredths of a percent, exactly as it was asked for.
+    """Return the weight of each version in hundredths of a percent, without rounding.
 
     Percentages need not add up to 100: what is left goes to the default version, as on Azure.
 
@@ -256,7 +256,7 @@ def weight_map(weights: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def backend_of(version: str) -> str:
-    """Return what HAProxy calls the servers of a version."""
+    """Return the HAProxy backend of a version."""
     return f"version-{version}" if version else "servers"
 
 
@@ -338,7 +338,7 @@ def _draining(files: Files) -> str:
 def _frontend(settings: RouterSettings, files: Files, choice: list[str]) -> str:
     lines = [
         f"bind {settings.host}:{settings.port}",
-        # At its end it closes connections that it takes for idle, also those on which a request is on its way.
+        # A stopping HAProxy closes idle connections, even if a request is already on its way.
         f"http-after-response set-header connection close if {_draining(files)}",
     ]
     return _section(f"frontend {FRONTENDS[0]}", [*lines, *choice])

@@ -41,7 +41,7 @@ class ClusterDeployment:
 
     Args:
         name: Its name; the Lease is called NAME-autoscaler.
-        service: The Service; None is the one that is called as the Deployment.
+        service: The Service; None for the Deployment's name.
     """
 
     def __init__(self, cluster: Cluster, name: str, namespace: str, service: str | None = None) -> None:

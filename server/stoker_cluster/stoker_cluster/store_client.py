@@ -1,4 +1,4 @@
-"""Bringing files to a store, and getting them from one: what is there is not sent again, and all is verified."""
+"""Sending files to a store, and fetching them: existing files are skipped, and all files are verified."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def push(paths: Sequence[str], base: Path, store: str, say: Callable[[str], obje
         paths: Files and folders, relative to `base`.
         base: The folder that becomes the root of the tree.
         store: The store, `http://HOST:PORT`.
-        say: Told what is sent, a line each.
+        say: Called with a line for each sent file.
 
     Raises:
         OperatorError: A path is bad, or the store refuses or cannot be reached.
@@ -74,7 +74,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _send(address: str, open_file: Callable[[], IO[bytes]], size_bytes: int) -> bool:
-    """Send what a store lacks of a file; returns whether it lacked any."""
+    """Send the missing part of a file to a store; returns whether anything was missing."""
     headers = {LENGTH_HEADER: str(size_bytes)}
     status, answer, _ = _ask(address, "HEAD", headers=headers)
     if status == HTTPStatus.OK:
@@ -113,13 +113,13 @@ def _ask(
 def fetch(
     address: str, folder: Path, say: Callable[[str], object], patience_s: float = 120.0
 ) -> list[StoredFile]:
-    """Get a tree of files into a folder; returns them. What is there and right already is not asked for again.
+    """Fetch a tree of files into a folder; returns the files. Files that are present and correct are skipped.
 
     Args:
         address: Where the tree is, as `push` returns it.
         folder: The folder; other files in it stay.
-        say: Told what is got, a line each.
-        patience_s: How long a store that does not answer is asked again.
+        say: Called with a line for each fetched file.
+        patience_s: How long to retry if the store does not answer.
 
     Raises:
         CorruptModel: What the store has is not what its name says.
@@ -194,9 +194,9 @@ def follow(
 
     Args:
         file: Has the address of a tree, as `push` returns it.
-        say: Told what is got, and what is wrong, a line each.
+        say: Called with a line for each fetched file and each problem.
         stop: Ends it.
-        look_s: How often the file is looked at.
+        look_s: The interval at which the file is read.
     """
     there, trouble = "", ""
     while True:
@@ -214,7 +214,7 @@ def follow(
 
 
 def _get(address: str, target: Path, file: StoredFile, deadline_s: float) -> None:
-    """Get one file; it is there once it is whole, and going on where it was broken off."""
+    """Fetch one file, continuing a partial one; it appears once it is complete."""
     part = target.with_name(f".{target.name}.part")
     while True:
         try:
@@ -246,7 +246,7 @@ def _receive(address: str, part: Path, most_bytes: int) -> None:
         answer = urllib.request.urlopen(request, timeout=_ANSWER_S)  # noqa: S310  # the same
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            # All of it has arrived already.
+            # The file has arrived completely.
             error.close()
             return
         raise

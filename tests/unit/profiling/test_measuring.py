@@ -88,11 +88,11 @@ def test_a_model_that_loads_for_ever_is_given_up() -> None:
     """Its process is killed when the time that it has said is up, unless it says that it goes on."""
     killed = threading.Event()
     patient = _LoadLimit(killed.set)
-    patient.hear({"step": "loading m", "load_timeout_s": 3600})
-    patient.hear({"step": "measuring"})
+    patient.receive({"step": "loading m", "load_timeout_s": 3600})
+    patient.receive({"step": "measuring"})
     patient.check()
     late = _LoadLimit(killed.set)
-    late.hear({"step": "loading m", "load_timeout_s": 0})
+    late.receive({"step": "loading m", "load_timeout_s": 0})
     assert killed.wait(PATIENCE_S)
     with pytest.raises(LoadTimeout, match="loading m took longer than 0 s"):
         late.check()

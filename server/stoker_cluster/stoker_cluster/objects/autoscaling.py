@@ -41,7 +41,7 @@ _BEHAVIOUR: Final[dict[str, Any]] = {
 
 
 def autoscaling(plan: ClusterPlan) -> list[dict[str, Any]]:
-    """Return what scales the Deployment, if the plan says so.
+    """Return the objects that scale the Deployment, if the plan has an autoscaler.
 
     Both look at the load of pods, as Stoker's own autoscaler does.
     """
@@ -95,7 +95,7 @@ def _scaled_object(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _trigger(plan: ClusterPlan, model: dict[str, Any]) -> dict[str, Any]:
-    """The load of one model in all pods. KEDA asks each pod of the Service, at the port of the pod."""
+    """Return the trigger for the load of one model in all pods. KEDA asks each pod of the Service at its own port."""
     return {
         "type": "metrics-api",
         "metadata": {
@@ -115,7 +115,7 @@ def _target(plan: ClusterPlan, *, with_version: bool) -> dict[str, str]:
 
 
 def _target_load(plan: ClusterPlan) -> float:
-    """The load that a pod is to have."""
+    """Return the target load of a pod."""
     return (plan.target_utilization or 70) / _PERCENT
 
 
@@ -147,7 +147,7 @@ def autoscaler(plan: ClusterPlan) -> list[dict[str, Any]]:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": plan.namespace}],
     }
-    # Empty: who holds it writes the rest, which no later apply may take away.
+    # Empty: the holder writes the other fields, which a later apply must keep.
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": own_metadata(plan, name)}
     return [account, role, binding, lease, _deployment(plan)]
 
@@ -158,7 +158,7 @@ def _rules(plan: ClusterPlan) -> list[dict[str, Any]]:
         _rule("apps", "deployments/scale", ["patch"], plan.instance),
         _rule("coordination.k8s.io", "leases", ["get", "patch"], plan.autoscaler_name),
         _rule("discovery.k8s.io", "endpointslices", ["list"]),
-        # To say which of them go first.
+        # For deletion costs, which decide the pods to remove first.
         _rule("", "pods", ["patch"]),
     ]
 
@@ -187,7 +187,7 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
 def _pod(plan: ClusterPlan) -> dict[str, Any]:
     arguments = [plan.instance, "--namespace", plan.namespace]
     if plan.servers_service != plan.instance:
-        # The one that is called as the Deployment leads to the router.
+        # The Service with the Deployment's name leads to the router.
         arguments += ["--service", plan.servers_service]
     container: dict[str, Any] = {
         "name": "autoscaler",

@@ -37,14 +37,14 @@ _IN_CLUSTERS: Final[Mapping[str, Any]] = {
     # A Service chooses a pod once for each connection: without an end to them new pods would get none.
     "connection_age_s": 120,
 }
-# Routers look at each pod once a second, and keep its callers waiting from then on until there is another one.
+# Routers poll each pod once a second; once it drains, they hold its requests until another pod is ready.
 _DRAIN_BEHIND_A_ROUTER_S: Final = 5
 _OF_THE_POD: Final = ("host", "port", "grpc_port", "keys_dir")
 _MOST_FRONTENDS: Final = 8
 
 
 def pod_file(plan: ClusterPlan) -> dict[str, Any]:
-    """Return what the deployment file of the pod holds; what the plan's own says wins over what is usual here."""
+    """Return the content of the pod's deployment file; settings of the plan win over the defaults for clusters."""
     content: dict[str, Any] = {"host": "0.0.0.0", "port": HTTP_PORT}  # noqa: S104  # a pod's address is its own
     if plan.grpc_port:
         content["grpc_port"] = plan.grpc_port
@@ -71,18 +71,18 @@ def _model(plan: ClusterPlan, model: Mapping[str, Any], defaults: Mapping[str, A
 
 
 def _devices(plan: ClusterPlan) -> str | list[str]:
-    """The devices that the pod has been given; where one is missing, its start fails and says why."""
+    """Return the devices of the pod's GPUs; if one is missing, the server fails to start with a message."""
     count = plan.gpu_count
     if count == 0:
         return "cpu"
     if "mig" in plan.gpu_name:
-        # It has a UUID that nobody knows before, and as cuda:0 would be its whole GPU.
+        # The UUID of a MIG device is unknown in advance, and cuda:0 would mean its whole GPU.
         return "auto"
     return [f"cuda:{number}" for number in range(count)]
 
 
 def namespace(plan: ClusterPlan) -> list[dict[str, Any]]:
-    """Return the namespace, if it is to be made; it takes no pod that the profile restricted does not allow."""
+    """Return the namespace if the plan creates it; it enforces the restricted Pod Security profile."""
     if not plan.create_namespace:
         return []
     labels = {
@@ -97,7 +97,7 @@ def configuration(plan: ClusterPlan, deployment_file: str) -> list[dict[str, Any
     """Return the ConfigMap with the deployment file, which is given as text, and that with the models' address."""
     maps = [_map(plan, f"{plan.instance}-config", {"deployment.yaml": deployment_file})]
     if plan.followed_models is not None:
-        # Not in the template of the pods: another address is no other pod.
+        # Not in the pod template: a new address must not restart pods.
         maps.append(_map(plan, plan.followed_models, {ADDRESS_FILE: f"{plan.models}\n"}))
     return maps
 
@@ -107,7 +107,7 @@ def _map(plan: ClusterPlan, name: str, data: dict[str, str]) -> dict[str, Any]:
 
 
 ADDRESS_FILE: Final = "address"
-"""What the address of the models is called in the ConfigMap that pods follow."""
+"""The key of the models' address in the ConfigMap that pods follow."""
 
 _NAME: Final = "models"
 _SERVED: Final = "served-models"
@@ -149,7 +149,7 @@ def _container(
 
 
 def model_mounts(place: str) -> list[dict[str, Any]]:
-    """Return how the container sees them: read-only; nothing where they are in the image."""
+    """Return the read-only mounts of the models; none if the image contains them."""
     if place == "image":
         return []
     _, folder = _claim(place)
@@ -158,10 +158,10 @@ def model_mounts(place: str) -> list[dict[str, Any]]:
 
 
 def model_volumes(place: str, followed: str | None = None) -> list[dict[str, Any]]:
-    """Return the volumes that they are in; none where they are in the image.
+    """Return the volumes of the models; none if the image contains them.
 
     Args:
-        followed: The ConfigMap with the address that is followed, if one is.
+        followed: The ConfigMap with the followed address, if any.
     """
     if place == "image":
         return []

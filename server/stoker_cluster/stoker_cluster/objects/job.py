@@ -1,4 +1,4 @@
-"""The Job: a pod for each shard of what `stoker offline` scores."""
+"""The Job of offline scoring: a pod for each shard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(plan: JobPlan) -> list[dict[str, Any]]:
         "backoffLimitPerIndex": plan.retries,
         "podFailurePolicy": {
             "rules": [
-                # A node that is drained has not failed.
+                # A drained node is not a failure.
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
                 {
                     "action": "FailJob",

@@ -73,7 +73,7 @@ def _container(image: str, scripts: bool, protocol: str) -> dict[str, Any]:
     port: dict[str, Any] = {"containerPort": _HTTP_PORT, "protocol": "TCP"}
     if protocol == "grpc":
         args.append(f"--grpc-port={_GRPC_PORT}")
-        # The name says that it is HTTP/2 without TLS.
+        # KServe reads HTTP/2 without TLS from the port's name.
         port = {"name": "h2c", "containerPort": _GRPC_PORT, "protocol": "TCP"}
     return {
         "name": "kserve-container",
@@ -88,10 +88,10 @@ def _container(image: str, scripts: bool, protocol: str) -> dict[str, Any]:
         ],
         "ports": [port],
         "startupProbe": {**_READY, "failureThreshold": _LOOKS},
-        # KServe would look at the port alone.
+        # KServe's own probe would only test the port.
         "readinessProbe": {**_READY, "failureThreshold": 1},
         "livenessProbe": {**_LIVE, "failureThreshold": 3},
-        # A runtime says nothing of its pods, so the container says all; what is of files stays with the pod.
+        # A runtime has no security context for pods, so the container has all fields except those about files.
         "securityContext": {**_USER, **CONTAINER_SECURITY},
         "volumeMounts": [
             {"name": "workspace", "mountPath": "/workspace"},

@@ -28,7 +28,7 @@ ANNOTATIONS: Final = "stoker.dev"
 
 
 VERSION_LABEL: Final = f"{ANNOTATIONS}/version"
-"""The label that says which version of its endpoint an object is of."""
+"""The label with the version of the endpoint."""
 
 
 def selector(plan: ClusterPlan) -> dict[str, str]:
@@ -40,7 +40,7 @@ def metadata(plan: ClusterPlan, name: str, *, described: bool = False) -> dict[s
     """Return the metadata of an object of the service.
 
     Args:
-        described: Whether it carries what is said of the service: tags, properties and its description.
+        described: Whether it has the service's tags, properties and description.
     """
     labels = {
         **selector(plan),
@@ -125,14 +125,14 @@ POD_SECURITY: Final[dict[str, Any]] = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""What the profile restricted asks of a pod, and the user of the image."""
+"""Requirements of the restricted Pod Security profile on a pod, with the user of the image."""
 
 CONTAINER_SECURITY: Final[dict[str, Any]] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
-"""What it asks of a container, and a root file system that nobody writes."""
+"""Requirements of the profile on a container, with a read-only root file system."""
 
 
 def cores(number: float) -> str:

@@ -1,4 +1,4 @@
-"""The pod: what it runs, what it may do, what it finds, how it is looked after and how it ends."""
+"""The pods of a service and their Deployment: containers, probes, resources, volumes and rollout."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _probes(plan: ClusterPlan) -> dict[str, Any]:
-    """Return the probes: loading takes its time, readiness comes and goes, and what answers nobody is restarted."""
+    """Return the probes: startup waits for loading, readiness decides about requests, liveness restarts the pod."""
     liveness: dict[str, Any] = {
         "httpGet": {"path": _LIVE, "port": "http"},
         "periodSeconds": plan.liveness_period_s,
@@ -113,7 +113,7 @@ def _container(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _environment(plan: ClusterPlan) -> list[dict[str, Any]]:
-    """Variables. Those of the image would win over the deployment file: the two that it sets are said again."""
+    """Return the variables. Two of the image would win over the deployment file, so they are set here."""
     variables: list[dict[str, Any]] = [
         {"name": "STOKER_HOST", "value": "0.0.0.0"},  # noqa: S104  # a pod's address is its own
         {"name": "STOKER_PORT", "value": str(HTTP_PORT)},
@@ -162,7 +162,7 @@ def _tolerations(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 
 def toleration(taint: str) -> dict[str, Any]:
-    """Return what tolerates a taint NAME[=VALUE][:EFFECT]."""
+    """Return the toleration of a taint NAME[=VALUE][:EFFECT]."""
     key, value, effect = taint_parts(taint)
     result = {"key": key, "operator": "Exists" if value is None else "Equal"}
     if value is not None:
@@ -222,7 +222,7 @@ _MANY_REPLICAS: Final = 20
 
 
 def workload(plan: ClusterPlan, fingerprint: str) -> list[dict[str, Any]]:
-    """Return the Deployment, and what its pods claim GPUs by.
+    """Return the Deployment, and the claim template of its GPUs.
 
     Args:
         fingerprint: What changes when the deployment file of the pods does: new pods read a new one.

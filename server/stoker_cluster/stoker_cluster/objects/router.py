@@ -1,4 +1,4 @@
-"""The router of a service, or of all versions of an endpoint: two pods of HAProxy, and what they may see."""
+"""The router of a service, or of all versions of an endpoint: two pods of HAProxy, with their rights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker_cluster.plan import ClusterPlan
 __all__ = ["ROUTER_FILE", "router", "router_file", "router_name"]
 
 ROUTER_FILE: Final = "router.yaml"
-"""What the settings of the router are called in its ConfigMap."""
+"""The key of the router's settings in its ConfigMap."""
 
 _REPLICAS: Final = 2
 _METRICS_PORT: Final = 8404
@@ -34,7 +34,7 @@ def router(plan: ClusterPlan, settings_file: str) -> list[dict[str, Any]]:
     the Service that is called as the service.
 
     Args:
-        settings_file: What `router_file` gives, as text.
+        settings_file: The result of `router_file` as text.
     """
     if not plan.router:
         return []
@@ -73,7 +73,7 @@ def _hold_s(plan: ClusterPlan) -> int:
 
 
 def _limits(plan: ClusterPlan) -> dict[str, int]:
-    """What a pod takes at once, all models together, and how long the others wait; where each model has a limit."""
+    """Return the concurrent requests of a pod over all models, and the wait of others, if each model has a limit."""
     models = pod_file(plan)["models"]
     limits = [model.get("max_concurrent_requests") for model in models]
     if not all(limits):
@@ -95,7 +95,7 @@ def _selector(plan: ClusterPlan) -> dict[str, str]:
 
 
 def router_name(plan: ClusterPlan) -> str:
-    """Return what its objects are called, but for the Service."""
+    """Return the name of its objects, except the Service."""
     return f"{plan.name}-router"
 
 
@@ -141,7 +141,7 @@ def _network(plan: ClusterPlan) -> list[dict[str, Any]]:
     ports = [{"port": name, "protocol": "TCP"} for name in ("http", "metrics")]
     spec = {
         "podSelector": {"matchLabels": _selector(plan)},
-        # It asks the API server, whose address no policy can name.
+        # The router reads from the API server, whose address no policy can name.
         "policyTypes": ["Ingress"],
         "ingress": [{"ports": ports, **callers(plan)}],
     }
@@ -202,7 +202,7 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _grace_s(plan: ClusterPlan) -> int:
-    """Seconds from SIGTERM to SIGKILL: the last request may wait for a pod, and then take its time."""
+    """Return the seconds from SIGTERM to SIGKILL: the last request may wait for a pod and its answer."""
     return _DRAIN_S + _hold_s(plan) + math.ceil(plan.timeout_s) + _BEYOND_REQUESTS_S
 
 

@@ -30,7 +30,7 @@ def service(plan: ClusterPlan) -> list[dict[str, Any]]:
         {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     ]
     if plan.grpc_port:
-        # HTTP/2 without TLS, said so that gateways need not guess.
+        # The protocol is HTTP/2 without TLS; gateways need this field to know.
         ports.append(
             {
                 "name": "grpc",
@@ -97,7 +97,7 @@ def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 
 def _said(plan: ClusterPlan) -> dict[str, Any]:
-    """The percentages as they were asked for, which weights alone do not tell."""
+    """Return annotations with the configured percentages, which weights alone do not contain."""
     if plan.version_name is None or plan.router:
         return {}
     traffic = _traffic(plan)
@@ -141,7 +141,7 @@ def network(plan: ClusterPlan) -> list[dict[str, Any]]:
     if plan.grpc_port:
         ports.append({"port": "grpc", "protocol": "TCP"})
     ingress: dict[str, Any] = {"ports": ports}
-    # A router's pods are of the namespace, whoever their callers are.
+    # Requests come from the router's pods in the same namespace.
     ingress |= callers(plan) if not plan.router else _from(_beside_the_gateway(plan))
     spec: dict[str, Any] = {
         "podSelector": {"matchLabels": selector(plan)},
@@ -171,7 +171,7 @@ def _to_the_store(port: int) -> dict[str, Any]:
 
 
 def callers(plan: ClusterPlan) -> dict[str, Any]:
-    """Return who reaches what callers of the service connect to; without `from` that is everybody."""
+    """Return the ingress rule for callers of the service; without `from` it allows all."""
     if plan.service_type != "ClusterIP":
         return {}
     gateway = [] if plan.gateway is None else [plan.gateway.partition("/")[0]]
@@ -191,7 +191,7 @@ def _of(namespace: str) -> dict[str, Any]:
 
 
 def disruption(plan: ClusterPlan) -> list[dict[str, Any]]:
-    """Return the budget: one pod at a time, and a pod that is not ready whenever it is in the way."""
+    """Return the budget: one pod at a time may be evicted, and pods that are not ready at any time."""
     spec = {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",

@@ -12,7 +12,7 @@ STORE_PORT: Final = 8090
 """The port of the store's pod and Service."""
 
 STORE_NAME: Final = "stoker-store"
-"""What the store of a namespace is called."""
+"""The name of a namespace's store."""
 
 _FOLDER: Final = "/store"
 _LABELS: Final = {
@@ -30,8 +30,8 @@ def store(
 
     Args:
         namespace: Where it is; None is that of the context.
-        size_gb: What its disk has, in GB of 10⁹ bytes; the store takes a twentieth less.
-        storage_class: Of which class that is; None is the default one.
+        size_gb: Size of its disk in GB of 10⁹ bytes; the store uses 95 % of it.
+        storage_class: The StorageClass; None for the default one.
     """
     metadata: dict[str, Any] = {"name": STORE_NAME}
     if namespace is not None:
@@ -75,7 +75,7 @@ def _pod(image: str, size_gb: float) -> dict[str, Any]:
         "name": "store",
         "image": image,
         "command": ["stoker", "store", "serve", _FOLDER],
-        # A disk that is full to its last byte could not even be tidied up.
+        # On a disk that is completely full, not even deleting would work.
         "args": ["--host", "0.0.0.0", "--port", str(STORE_PORT), "--max-gb", f"{size_gb * 0.95:g}"],  # noqa: S104
         "ports": [{"name": "http", "containerPort": STORE_PORT, "protocol": "TCP"}],
         "startupProbe": {**probe, "failureThreshold": 24},
