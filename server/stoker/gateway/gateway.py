@@ -44,9 +44,6 @@ class Traffic:
     """Divides requests among an endpoint's deployments: each gets its share of any hundred requests, evenly spread.
 
     Each frontend divides its requests on its own.
-
-    Attributes:
-        endpoint: The endpoint.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -95,7 +92,6 @@ class Gateway:
     Attributes:
         services: The default version of each served model, by name. A request keeps the service that it began with,
             so replacing the entry here makes another version the default.
-        metrics: The counters of all processes.
         past: The counters of the last minutes, for the console; None where there is no console.
         journal: Records of remarkable requests, for the console; None where there is no console.
         keyless: Whether no service asks for keys; the console asks for none then either.
@@ -104,9 +100,7 @@ class Gateway:
             `stoker.gateway.protocols.access`.
         draining: Set once, when the server shuts down: it is not ready from then on.
         closes: Set once, when connections are to end: each answer then closes its connection.
-        bodies: The memory budget of large bodies.
         cors: The origins that may read answers; None to send no CORS headers.
-        naming: Title, version and path prefix of descriptions.
         tells_version: Whether answers name the server's version.
         trusts_proxy: Whether deadlines and tiers are taken from the headers of API gateways.
         traffic: Divides the requests to an endpoint among its deployments; None where there is no endpoint.

@@ -20,7 +20,6 @@ class ServedVersion:
     """One version of a model.
 
     Attributes:
-        standing: Its state.
         service: The service; None before it is loaded and after it has been unloaded.
     """
 
@@ -35,7 +34,6 @@ class ServedModel:
     Attributes:
         versions: By number, in ascending order, including those that have been unloaded.
         default: The version for requests that name none; None if no version is served.
-        labels: Versions by label.
         split: The weights for requests that name no version; None if they all go to the default.
     """
 

@@ -30,12 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PipelineCall(Call):
-    """A request to a pipeline; without slots, so that it can be mixed into other call classes.
-
-    Attributes:
-        exchange: The pipeline's exchange.
-        step_lines: Header lines with the times of the steps.
-    """
+    """A request to a pipeline; without slots, so that it can be mixed into other call classes."""
 
     exchange: Any
     step_lines = b""
@@ -55,10 +50,8 @@ class StepCall(Call):
     request to the pipeline has claimed its rows already.
 
     Attributes:
-        whole: The pipeline's request.
         given: The outputs of the model by name. Valid during the callback, and longer unless `lent`.
         lent: Whether the outputs are views of rows that are reused afterwards.
-        failure: Why it failed, or None.
     """
 
     whole: Call
@@ -165,7 +158,6 @@ class PipelineRun:
     tensors that a later step or the answer needs are kept separately.
 
     Attributes:
-        whole: The request to the pipeline.
         tensors: The tensors that are still needed, by their names in the pipeline.
         error: The error that the request has failed with, naming the step; None if it has not failed.
         times: The times of each step that has ended, in the order in which they ended.

@@ -55,11 +55,7 @@ _TIMED: Final = b"step-%s;dur=%.3f"
 
 
 class PipelineExchange(Exchange):
-    """The requests to one pipeline in one frontend; the exchanges of the models of its steps run them.
-
-    Attributes:
-        joined: The pipeline.
-    """
+    """The requests to one pipeline in one frontend; the exchanges of the models of its steps run them."""
 
     def __init__(
         self,
@@ -198,7 +194,6 @@ class PipelineService(Service):
         models: The served models by name; the mapping is kept up to date.
 
     Attributes:
-        pipeline: What was said of it.
         joined: The definition joined with its models, as they were when all were last available; None before that.
         trouble: Why it cannot be scored now; empty if it can.
     """

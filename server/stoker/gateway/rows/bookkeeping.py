@@ -30,8 +30,6 @@ class Range(NamedTuple):
     """The range of integers that an input holds.
 
     Attributes:
-        place: The index of the input.
-        spec: The input.
         least, most: The smallest and the largest integer.
     """
 

@@ -33,9 +33,7 @@ class KeptAnswer(NamedTuple):
     """A cached answer as the model gave it, independent of protocols.
 
     Attributes:
-        rows: How many rows the request had.
         outputs: The outputs; they must not be written to.
-        size_bytes: How much memory the entry takes.
     """
 
     rows: int

@@ -97,7 +97,6 @@ class Doorbell:
         on_readable: Called by the loop when there are numbers for `receive`.
 
     Attributes:
-        socket: The end.
         unsent: Bytes of numbers for which the socket had no room yet.
     """
 
@@ -158,7 +157,6 @@ class ArenaExchange(Exchange):
 
     Attributes:
         slices: The requests that go through the arena slice by slice.
-        doorbell: The frontend's end of the doorbell.
     """
 
     def __init__(

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
 
-__all__ = [
-    "CHOICES",
-    "Crowded",
-    "Routing",
-    "State",
-    "Timed",
-    "choose_replica",
-    "earliest_end",
-    "fewest_rows",
-    "route",
-]
+__all__ = ["CHOICES", "Routing", "State", "choose_replica", "route"]
 
 CHOICES: Final = 3
 """So many candidates are drawn at random. If every router took the best of all by data that is some milliseconds
@@ -30,42 +20,24 @@ Routing = Literal["random", "rows", "end"]
 """At random; the fewest waiting rows; the earliest expected end."""
 
 
-class Crowded(Protocol):
-    """A candidate with a number of rows."""
+class State(Protocol):
+    """What a router knows of a server, including the rows that were sent to it since."""
 
     @property
     def leased_rows(self) -> int:
-        """How many rows it has, as far as is known."""
-
-
-class Timed(Protocol):
-    """A candidate whose time can be predicted."""
+        """How many rows it has."""
 
     def end_ns(self, now_ns: int, rows: int) -> int:
-        """When it would be done with this many more rows, as far as is known."""
-
-
-class State(Crowded, Timed, Protocol):
-    """What is known of a server, including the rows that were sent to it since."""
+        """When it would be done with this many more rows."""
 
 
 def route(by: Routing, drawn: Sequence[State], now_ns: int, rows: int) -> int:
-    """Choose one of the candidates that were drawn; returns its index."""
+    """Choose one of the candidates that were drawn; returns its index, of equals the first one's."""
     if by == "random" or len(drawn) == 1:
         return 0
-    return fewest_rows(drawn) if by == "rows" else earliest_end(drawn, now_ns, rows)
-
-
-def fewest_rows(drawn: Sequence[Crowded]) -> int:
-    """The index of the candidate with the fewest rows; the first of equals."""
-    rows = [one.leased_rows for one in drawn]
-    return rows.index(min(rows))
-
-
-def earliest_end(drawn: Sequence[Timed], now_ns: int, rows: int) -> int:
-    """The index of the candidate that would be done first with this many more rows; the first of equals."""
-    ends_ns = [one.end_ns(now_ns, rows) for one in drawn]
-    return ends_ns.index(min(ends_ns))
+    if by == "rows":
+        return min(range(len(drawn)), key=lambda index: drawn[index].leased_rows)
+    return min(range(len(drawn)), key=lambda index: drawn[index].end_ns(now_ns, rows))
 
 
 def choose_replica(
@@ -82,11 +54,17 @@ def choose_replica(
     if not living:
         return None
     if living[0].admission is None:
-        return living[fewest_rows(living)]
+        return min(living, key=_leased_rows)
     drawn = [exchange for exchange in living if exchange.free_rows] or living
     if len(drawn) > CHOICES:
         drawn = random.sample(drawn, CHOICES)  # chance, not cryptography
     timed = [exchange.admission for exchange in drawn if exchange.admission is not None]
-    if all(one.knows_times() for one in timed):
-        return drawn[earliest_end(timed, clock_ns(), 1)]
-    return drawn[fewest_rows(drawn)]
+    if all(admission.knows_times() for admission in timed):
+        now_ns = clock_ns()
+        ends_ns = [admission.end_ns(now_ns, 1) for admission in timed]
+        return drawn[ends_ns.index(min(ends_ns))]
+    return min(drawn, key=_leased_rows)
+
+
+def _leased_rows(exchange: Exchange) -> int:
+    return exchange.leased_rows

@@ -42,7 +42,6 @@ class Exchange(ABC):
     - Nothing here blocks.
 
     Attributes:
-        signature: The tensors of the model.
         arena: The rows; not set where all tickets have a `sliced` answer.
         lost: Whether the exchange is closed.
         rows_done: How many rows the device has handed back.
@@ -133,7 +132,6 @@ class Ticket:
 
     Attributes:
         error: Why the request failed, or None. Set before `complete` is called.
-        rows: How many rows the request has.
         deadline_ns: When the caller stops waiting, on the exchange's clock.
         enqueued_ns: When its first rows were queued.
         started_ns, finished_ns: When its last batch left for the device and came back.
@@ -142,7 +140,6 @@ class Ticket:
         is_open: Whether it has neither been completed nor given up.
         row_numbers: Its rows in the arena; not set for a request that is sliced.
         rows_left: How many of them the device has not handed back.
-        sequence: Its sequence; not set if it names none.
         sliced: Its answer, if it was sliced or did not have to be run.
         urgency: Caller and urgency; None where neither is told.
     """

@@ -248,7 +248,6 @@ class Urgency(NamedTuple):
 
     Attributes:
         tier: 0 for high, 1 for normal, 2 for low.
-        caller: Who sends the request.
         lasts_ns: The target: how long after its body was received an answer is of use; 0: until its deadline.
         told: Whether the answer names the tier that it had, because the request asked for one.
         quota: The caller's quota; None for a caller without limits.

@@ -169,9 +169,6 @@ class ServiceBase:
     """The part of a service that its calls and their dialects use.
 
     Attributes:
-        name: The model's name.
-        version: The model's version.
-        metrics: The model's counters.
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
         timeout_ns: A request that is not answered within this time gets 504.
@@ -181,8 +178,6 @@ class ServiceBase:
         codecs: What dialects cache for the loaded model, by class.
         urgency: The default urgency of its requests; None if nothing distinguishes them.
         load_reports: Reports its load to balancers; None if that is not set up.
-        quotas: The quotas of callers with limits; None if nobody has a limit.
-        call_type: The class of its calls.
     """
 
     name: str

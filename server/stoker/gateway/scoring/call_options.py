@@ -53,11 +53,7 @@ class CallOptions(NamedTuple):
     """Who sends a request, and how it is to be handled.
 
     Attributes:
-        caller: The caller.
-        timeout_ns: How long the caller waits; None if not given.
-        tier: The requested tier; None if not given.
         load_format: In which format the answer is to report the model's load; None if not requested.
-        sequence: The request's sequence; None if not given.
     """
 
     caller: CallerTerms

@@ -54,11 +54,7 @@ class PixelBudget:
 
 
 class PixelShare:
-    """The pixels that one request has taken.
-
-    Attributes:
-        pixels: How many.
-    """
+    """The pixels that one request has taken."""
 
     def __init__(self, budget: PixelBudget, pixels: int) -> None:
         """Take pixels.

@@ -65,7 +65,6 @@ class Reader(NamedTuple):
     """A process that decodes long bodies.
 
     Attributes:
-        socket: The socket for parcels.
         end: Ends the process and waits for it; called on a thread, for a large process takes a while to end.
     """
 

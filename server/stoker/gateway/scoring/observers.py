@@ -58,7 +58,6 @@ class ObservedCall(Call):
     """A call that notifies observers when it is answered; without slots, so that it can be mixed into other classes.
 
     Attributes:
-        code: The code of its error; empty if there is none.
         span: Its span, if it is traced.
     """
 

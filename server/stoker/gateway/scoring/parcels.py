@@ -38,7 +38,6 @@ class Parcel(NamedTuple):
     Attributes:
         memory_fd: The shared memory; the receiver closes it.
         size_bytes: How many bytes precede the pickle.
-        content: The unpickled object.
     """
 
     memory_fd: int
@@ -95,11 +94,7 @@ class DecodeTask:
     """The task of the reader, beside the body.
 
     Attributes:
-        name, version, signature, non_finite: Of the model.
         dialect: The request's dialect; None for the model's.
-        head: Method, query and headers, where the dialect needs them.
-        request_id: The request's id.
-        received_ns, deadline_ns, urgency: Of the call.
     """
 
     name: str

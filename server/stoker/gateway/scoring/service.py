@@ -64,8 +64,6 @@ class ServiceFacts:
     """Descriptive facts of a service.
 
     Attributes:
-        name: Name of the model.
-        version: Its version.
         framework: `onnx`, `tensorflow` or `script`; empty if not known.
         description: The operator's description for its Swagger; None to generate one.
         swagger: The user's own descriptions by Swagger version, used in place of generated ones.
@@ -85,13 +83,9 @@ class Limits:
     """The limits of requests to a service.
 
     Attributes:
-        timeout_ms: A request that is not answered within this time gets 504.
-        max_body_bytes: The longest accepted body.
         max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
         max_queue_wait_ms: How long requests beyond that wait.
-        urgency: The default urgency of requests; None if nothing distinguishes them.
         by_target: Whether requests are refused that are expected to miss their target.
-        quotas: The quotas of callers with limits; None if nobody has a limit.
     """
 
     timeout_ms: int
@@ -107,8 +101,6 @@ class ServiceOptions(TypedDict, total=False):
     """Parts that most services do not have.
 
     Attributes:
-        images: Decodes images.
-        collector: Collects requests and answers.
         non_finite: How NaN and infinities are written in the JSON of answers; by default as words.
         long_bodies: Decodes bodies above 1 MiB beside the event loop; if absent, they are decoded on it.
         turns: Decides in which order bodies are decoded; by default short ones first.
@@ -285,17 +277,8 @@ class Service(ServiceBase):
     Attributes:
         exchanges: One per ready replica, ordered by when it was last chosen, the longest ago first.
         exchange: The only exchange, so that it is found without a search; None if there are several or none.
-        dialect: The dialect of requests that come without one.
-        closes: Whether its answers close their connections.
-        arriving: How many bodies of requests for it are being received.
         larger_rows: Runs requests again whose answers do not fit; set by the owner of the exchanges where rows can
             grow.
-        codecs: What dialects cache for the loaded model, by class.
-        urgency, by_target: The default urgency of its requests, and whether late ones are refused.
-        load_reports: Reports its load to balancers; None if that is not set up.
-        cache: Cached answers; None if none are kept.
-        call_type: The class of its calls; see `AccessLog.watch`.
-        quotas: The quotas of callers with limits; None if nobody has a limit.
     """
 
     def __init__(
