@@ -85,7 +85,7 @@ class PuppetEngine:
     def prepare(self, job: Job, say: Say) -> None:
         self._machine.at("prepare")
         if self._machine.refuses is not None:
-            raise EngineFailure(self._machine.refuses)
+            raise EngineFailure.of(self._machine.refuses)
         for line in self._machine.says:
             say(line)
         job.place.mkdir(parents=True, exist_ok=True)
@@ -134,4 +134,4 @@ class PuppetEngine:
 
     def _reach(self) -> None:
         if self._machine.unreachable:
-            raise Unreachable(RunFailure(FailureCode.TARGET_UNUSABLE, self._machine.unreachable))
+            raise Unreachable(FailureCode.TARGET_UNUSABLE, self._machine.unreachable)

@@ -32,7 +32,6 @@ from azureml.exceptions import UserErrorException
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.compute import cores_and_gpus
-from stoker_runs.records.states import RunFailure
 from stoker_runs.targets import registry
 from stoker_runs.targets.definitions import Target, find_target, list_targets
 from stoker_runs.targets.engine import EngineFailure
@@ -309,7 +308,7 @@ class Machine:
 
     def check(self) -> list[str]:
         if "right" not in self._secret.read_text():
-            raise EngineFailure(RunFailure("TargetUnusable", "me@host has refused the password", "give it"))
+            raise EngineFailure("TargetUnusable", "me@host has refused the password", "give it")
         return []
 
 

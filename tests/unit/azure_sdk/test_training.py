@@ -294,7 +294,7 @@ def test_a_container_that_is_asked_for_is_had_where_there_is_a_program_for_it(
     capsys.readouterr()
 
     def missing(*_: object) -> NoReturn:
-        raise EngineFailure(RunFailure("DockerUnavailable", "it is not there", "install it"))
+        raise EngineFailure("DockerUnavailable", "it is not there", "install it")
 
     # An image that is not here and cannot be pulled, and then not even a program.
     for kind, name in ((Image, "obtain"), (ContainerProgram, "find")):

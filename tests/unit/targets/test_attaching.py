@@ -14,7 +14,7 @@ from stoker.errors import InvalidSettings, SubmissionRefused
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.record import Definition, RunRecord
-from stoker_runs.records.states import FailureCode, RunFailure, RunState
+from stoker_runs.records.states import FailureCode, RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.attaching import attach, create, detach
 from stoker_runs.targets.definitions import Target, find_target
@@ -31,7 +31,7 @@ class Puppet:
 
     def check(self) -> list[str]:
         if self._target.settings["address"] == "gone":
-            raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, "gone cannot be reached"))
+            raise EngineFailure(FailureCode.TARGET_UNUSABLE, "gone cannot be reached")
         return ["Python 3.6.15 on gpu"]
 
     def discover_settings(self) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
-from stoker_runs.records.states import RunFailure, RunState
+from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import SshSettings, Target, find_target
 from stoker_runs.targets.engine import EngineFailure, Job, Presence, attempt_state
@@ -107,7 +107,7 @@ def test_a_run_of_azure_does_without_a_container_where_the_machine_has_none(
     """With a line, for lack of a program or of an image; one that names its image natively is refused."""
 
     def prepared(*_: object) -> None:
-        raise EngineFailure(RunFailure(code, "on box: there is none", "install docker"))
+        raise EngineFailure(code, "on box: there is none", "install docker")
 
     target = Target("box", "ssh", {"address": "host.lab"}).in_containers()
     engine = SshEngine(target, Workspace(tmp_path))

@@ -15,7 +15,7 @@ from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_run.archive import write_archive
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
     ContainerTemplate,
@@ -116,7 +116,7 @@ class ContainerEngine:
             try:
                 packages = self._packages(job, asked, base, inside, say)
             except EnvironmentUnusable as error:
-                raise EngineFailure(environment_failure(error, asked)) from error
+                raise EngineFailure.of(environment_failure(error, asked)) from error
             self._report_unused_gpus(definition.gpus or 0, base, packages, say)
             self._write(job, base, packages, with_gpus)
 
@@ -191,7 +191,7 @@ class ContainerEngine:
             return
         record = read_record(job.place)
         if record is None:
-            raise EngineFailure(RunFailure(FailureCode.INTERNAL, "the run was not prepared"))
+            raise EngineFailure(FailureCode.INTERNAL, "the run was not prepared")
         program = _program(record)
         start_container(program, record, job.place)
 

@@ -62,12 +62,7 @@ sys.exit(status)
 
 def record_image_packages(image: Image, inside: ImageContents, folder: Path) -> None:
     """Write down what an image has whose Python is taken as it is."""
-    write_got(
-        folder,
-        [f"the image {image.name} as it is, {image.id}"],
-        f"Python {inside}",
-        inside.packages,
-    )
+    write_got(folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages)
 
 
 class ContainerEnvironment:

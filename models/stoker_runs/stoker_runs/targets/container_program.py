@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import PROGRAMS
 from stoker_runs.targets.engine import EngineFailure
 
@@ -97,7 +97,7 @@ class ContainerProgram:
         if not reasons:
             reasons.append(("neither docker nor podman is on the PATH", "install one of them"))
         message = "; ".join(message for message, _ in reasons)
-        raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message, reasons[0][1]))
+        raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message, reasons[0][1])
 
     @staticmethod
     def _responding(path: str, asked: RunCommand) -> ContainerProgram | tuple[str, str]:
@@ -136,9 +136,7 @@ class ContainerProgram:
             return _run([self.path, *arguments], timeout_s, environ, directory)
         except (OSError, subprocess.SubprocessError) as error:
             message = f"{self.kind} {arguments[0]} did not end: {error}"
-            raise EngineFailure(
-                RunFailure(FailureCode.DOCKER_UNAVAILABLE, message, _HINTS[self.kind])
-            ) from error
+            raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message, _HINTS[self.kind]) from error
 
     def user(self) -> list[str]:
         """The options by which files that a container writes belong to the user of this process."""

@@ -141,12 +141,10 @@ class Image:
         if found is not None:
             return found
         raise EngineFailure(
-            RunFailure(
-                FailureCode.IMAGE_NOT_FOUND,
-                f"the image {wanted} is not here and cannot be pulled: {said}",
-                f"'{program.kind} pull {wanted}' says more; '{program.kind} images' lists those that are here: name "
-                "one of them as base_image, or as image of the compute target",
-            )
+            FailureCode.IMAGE_NOT_FOUND,
+            f"the image {wanted} is not here and cannot be pulled: {said}",
+            f"'{program.kind} pull {wanted}' says more; '{program.kind} images' lists those that are here: name "
+            "one of them as base_image, or as image of the compute target",
         )
 
     @classmethod
@@ -180,12 +178,10 @@ class Image:
             if not digest:
                 lines = (built.stdout + built.stderr).strip().splitlines()[-_SHOWN_LINES:]
                 raise EngineFailure(
-                    RunFailure(
-                        FailureCode.ENVIRONMENT_UNUSABLE,
-                        f"the image of the Dockerfile cannot be built: {last_line(built.stderr)}",
-                        "mend the Dockerfile; its folder is empty while it is built, so it can copy nothing",
-                        {"last_lines": lines},
-                    )
+                    FailureCode.ENVIRONMENT_UNUSABLE,
+                    f"the image of the Dockerfile cannot be built: {last_line(built.stderr)}",
+                    "mend the Dockerfile; its folder is empty while it is built, so it can copy nothing",
+                    {"last_lines": lines},
                 )
         return cls(name, digest)
 
@@ -242,18 +238,18 @@ def inspect_image(
             break
         said = last_line(done.stderr)
         if gpus and any(word in said.lower() for word in _GPU_WORDS):
-            raise EngineFailure(_gpus_missing(program, image, gpus, said))
+            raise EngineFailure.of(_gpus_missing(program, image, gpus, said))
         if done.returncode != _NO_COMMAND:
             message = f"a container of {image.name} cannot be started: {said or f'status {done.returncode}'}"
-            raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
     if seen is None:
-        raise EngineFailure(_no_python(image, f"no {' and no '.join(wanted)}"))
+        raise EngineFailure.of(_no_python(image, f"no {' and no '.join(wanted)}"))
     version, executable, found, packages = seen
     if tuple(version[:2]) < _OLDEST:
-        raise EngineFailure(_no_python(image, f"Python {'.'.join(map(str, version))} alone"))
+        raise EngineFailure.of(_no_python(image, f"Python {'.'.join(map(str, version))} alone"))
     if len(found) < gpus:
         why = f"it sees {len(found)}: {', '.join(found)}" if found else "it sees none"
-        raise EngineFailure(_gpus_missing(program, image, gpus, why))
+        raise EngineFailure.of(_gpus_missing(program, image, gpus, why))
     return ImageContents(str(executable), tuple(version), tuple(found), dict(packages))
 
 
@@ -404,9 +400,7 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
         started = program.call("start", record["container"], directory=directory)
         said = last_line(started.stderr)
     if started.returncode != 0:
-        raise EngineFailure(
-            RunFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {said}")
-        )
+        raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {said}")
 
 
 def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
@@ -422,7 +416,7 @@ def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> C
     if _is_missing(asked.stderr):
         return None
     message = f"{program.kind} does not answer: {last_line(asked.stderr)}"
-    raise EngineFailure(RunFailure(FailureCode.DOCKER_UNAVAILABLE, message))
+    raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message)
 
 
 def attempt_state_of_container(
@@ -462,7 +456,7 @@ def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> No
     removed = program.call("rm", "--force", "--volumes", record["container"])
     if removed.returncode != 0 and not _is_missing(removed.stderr):
         message = f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}"
-        raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+        raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
 
 
 def _is_missing(said: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path, PurePath
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from stoker.environments.requested import AskedEnvironment
 from stoker.errors import OperatorError
@@ -49,10 +49,16 @@ class EngineFailure(OperatorError):
 
     code = "target_unusable"
 
-    def __init__(self, failure: RunFailure) -> None:
-        hint = f"; {failure.hint}" if failure.hint else ""
-        super().__init__(f"{failure.message}{hint}")
-        self.failure = failure
+    def __init__(
+        self, code: str, message: str, hint: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.failure = RunFailure(code, message, hint, details or {})
+
+    @classmethod
+    def of(cls, failure: RunFailure) -> Self:
+        """Return the error with this reason."""
+        return cls(failure.code, failure.message, failure.hint, failure.details)
 
 
 class Unreachable(EngineFailure):

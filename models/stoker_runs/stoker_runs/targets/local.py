@@ -58,7 +58,7 @@ def working_directory(job: Job) -> Path:
         try:
             SnapshotStore(job.snapshots_dir).restore(job.record.snapshot, staged)
         except SubmissionRefused as error:
-            raise EngineFailure(RunFailure(FailureCode.INTERNAL, str(error))) from error
+            raise EngineFailure(FailureCode.INTERNAL, str(error)) from error
         staged.rename(work)
     for name in _RUN_FOLDERS:
         kept = job.folder.path / name
@@ -125,7 +125,7 @@ def as_failure(what: str) -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         failure = RunFailure(FailureCode.TARGET_UNUSABLE, f"{what}: {error.strerror or error}{where}")
-        raise EngineFailure(failure) from error
+        raise EngineFailure.of(failure) from error
 
 
 def environment_failure(error: EnvironmentUnusable, asked: AskedEnvironment) -> RunFailure:
@@ -176,7 +176,7 @@ class LocalEngine:
             try:
                 built = self._environment(asked, job, say)
             except EnvironmentUnusable as error:
-                raise EngineFailure(environment_failure(error, asked)) from error
+                raise EngineFailure.of(environment_failure(error, asked)) from error
             self._report_unused_gpus(job, built, say)
             work = working_directory(job)
             resume_from = work / "outputs" if job.attempt > 1 else job.resume_from
@@ -234,9 +234,7 @@ class LocalEngine:
             )
         if done.returncode not in (0, _STARTED_BEFORE):
             said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-            raise EngineFailure(
-                RunFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {said}")
-            )
+            raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {said}")
 
     def observe(self, job: Job) -> AttemptState:
         """Read what the agent has written, and whether it holds its lock."""

@@ -19,12 +19,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker_runs.records.serialization import Record
-from stoker_runs.tuning.policies import (
-    Goal,
-    NoTermination,
-    Policy,
-    read_goal,
-)
+from stoker_runs.tuning.policies import Goal, NoTermination, Policy, read_goal
 
 __all__ = [
     "GRID",

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.environments.requested import AskedEnvironment
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
     ContainerTemplate,
@@ -190,7 +190,7 @@ class RemoteContainers:
         except EngineFailure as error:
             failure = error.failure
             message = f"on {self._host}: {failure.message}"
-            raise type(error)(RunFailure(failure.code, message, failure.hint)) from error
+            raise type(error)(failure.code, message, failure.hint) from error
         owner = ask(["sh", "-c", "id -u; id -g"]).stdout.split()
         user, group = int(owner[0]), int(owner[1])
         return _RemoteProgram(
@@ -205,7 +205,7 @@ class RemoteContainers:
         """
         record = read_record(job.place)
         if record is None:
-            raise EngineFailure(RunFailure(FailureCode.INTERNAL, "the run was not prepared"))
+            raise EngineFailure(FailureCode.INTERNAL, "the run was not prepared")
         start_container(self._find(record), record, job.place)
 
     def sight(self, job: Job, look: Callable[[], AttemptState]) -> AttemptState:

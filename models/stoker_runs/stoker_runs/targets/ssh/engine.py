@@ -20,7 +20,7 @@ from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_runs.records.snapshots import SnapshotStore
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import SshSettings, Target
 from stoker_runs.targets.engine import (
     AttemptState,
@@ -138,7 +138,7 @@ class SshEngine:
                 if job.record.definition.environment.get("kind") == "user"
                 else "change the environment file, or name a date with --as-of at which its packages fitted together"
             )
-            raise EngineFailure(RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)) from error
+            raise EngineFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint) from error
 
     def _prepared(self, job: Job, say: Say) -> None:
         container = None if self._containers is None else self._container(self._containers, job, say)
@@ -219,7 +219,7 @@ class SshEngine:
 
     def _stop_if_over(self, job: Job) -> None:
         if job.attempt <= self._ended_attempt:
-            raise EngineFailure(RunFailure(FailureCode.INTERRUPTED, "the run was told to end"))
+            raise EngineFailure(FailureCode.INTERRUPTED, "the run was told to end")
 
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
         asked = AskedEnvironment.from_json(job.record.definition.environment)
@@ -233,7 +233,7 @@ class SshEngine:
         self._stop_if_over(job)
         if not tree.is_dir():
             message = f"the snapshot {job.record.snapshot} is not in {job.snapshots_dir}"
-            raise EngineFailure(RunFailure(FailureCode.INTERNAL, message, "submit the script again"))
+            raise EngineFailure(FailureCode.INTERNAL, message, "submit the script again")
         await send_folder(porter, job, tree, "work", say, digest=job.record.snapshot)
         for name in _RUN_FOLDERS:
             kept = job.folder.path / name
@@ -270,7 +270,7 @@ class SshEngine:
         if said["status"] not in (0, _STARTED_BEFORE):
             last = str(said["said"]).strip().rpartition("\n")[2] or f"it ended with status {said['status']}"
             message = f"the agent cannot be started on {self._settings.host}: {last}"
-            raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
 
     def observe(self, job: Job) -> AttemptState:
         """See how the attempt is; its log comes with that."""

@@ -226,11 +226,9 @@ class Link:
             self._open.abort()
             reason = str(error) or f"nothing was heard for {timeout_s or 0:g} s"
             raise Unreachable(
-                RunFailure(
-                    FailureCode.TARGET_UNUSABLE,
-                    f"{self._settings.host} does not answer: {reason}",
-                    f"stoker targets check {self._settings.name}",
-                )
+                FailureCode.TARGET_UNUSABLE,
+                f"{self._settings.host} does not answer: {reason}",
+                f"stoker targets check {self._settings.name}",
             ) from error
 
     @contextlib.asynccontextmanager
@@ -289,7 +287,7 @@ class Link:
                 if getattr(error, "filename", None):
                     raise _unusable_key(settings, error) from error
                 raise _unreachable(settings, error) from error
-        raise EngineFailure(keys.refusal())
+        raise EngineFailure.of(keys.refusal())
 
 
 class _OpenConnection:
@@ -368,7 +366,7 @@ def _refused(settings: SshSettings) -> EngineFailure:
     else:
         what = "every key of the SSH agent and of ~/.ssh"
         mend = f"let a key in there, or give the password: {settings.attach_line('--ask-password')}"
-    return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, f"{who} has refused {what}", mend))
+    return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{who} has refused {what}", mend)
 
 
 def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
@@ -377,11 +375,9 @@ def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
     else:
         said, mend = str(error), f"with a passphrase: {settings.attach_line('--ask-passphrase')}"
     return EngineFailure(
-        RunFailure(
-            FailureCode.TARGET_UNUSABLE,
-            f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {said}",
-            mend,
-        )
+        FailureCode.TARGET_UNUSABLE,
+        f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {said}",
+        mend,
     )
 
 
@@ -397,6 +393,4 @@ def _unreachable(settings: SshSettings, error: BaseException) -> Unreachable:
         said, hint = error.strerror or str(error), "is the machine on?"
     else:
         said, hint = str(error) or type(error).__name__, "is that an SSH server?"
-    return Unreachable(
-        RunFailure(FailureCode.TARGET_UNUSABLE, f"{settings.host} cannot be reached: {said}", hint)
-    )
+    return Unreachable(FailureCode.TARGET_UNUSABLE, f"{settings.host} cannot be reached: {said}", hint)

@@ -191,11 +191,9 @@ class Porter:
 
     def _no_python(self, said: str) -> EngineFailure:
         return EngineFailure(
-            RunFailure(
-                FailureCode.TARGET_UNUSABLE,
-                f"no Python from 3.6 up can be run on {self._settings.host}: {said}",
-                f"install python3 there, or name it: python: /path/to/python3 in targets/{self._settings.name}.yaml",
-            )
+            FailureCode.TARGET_UNUSABLE,
+            f"no Python from 3.6 up can be run on {self._settings.host}: {said}",
+            f"install python3 there, or name it: python: /path/to/python3 in targets/{self._settings.name}.yaml",
         )
 
     async def ask(self, data: bytes = b"", /, **request: Any) -> tuple[dict[str, Any], bytes]:
@@ -289,20 +287,18 @@ class Porter:
         host, where = self._settings.host, said.get("path") or self._settings.folder
         if number in (errno.ENOSPC, errno.EDQUOT):
             return EngineFailure(
-                RunFailure(
-                    FailureCode.TARGET_UNUSABLE,
-                    f"the disk of {host} is full: {where} cannot be written",
-                    "make room there, or name a folder on another disk: folder: in "
-                    f"targets/{self._settings.name}.yaml",
-                )
+                FailureCode.TARGET_UNUSABLE,
+                f"the disk of {host} is full: {where} cannot be written",
+                "make room there, or name a folder on another disk: folder: in "
+                f"targets/{self._settings.name}.yaml",
             )
         if number is None:
             last = what.strip().rpartition("\n")[2]
             failure = RunFailure(
                 FailureCode.INTERNAL, f"the agent on {host} has failed: {last}", "", {"traceback": what}
             )
-            return EngineFailure(failure)
+            return EngineFailure.of(failure)
         hint = ""
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f"name a folder that may be written to: folder: in targets/{self._settings.name}.yaml"
-        return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, f"{where} on {host}: {what}", hint))
+        return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{where} on {host}: {what}", hint)

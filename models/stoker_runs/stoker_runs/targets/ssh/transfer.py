@@ -23,7 +23,7 @@ from typing import Any, Final
 from stoker.errors import cut, quoted
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.trees import Tree, parts_of, remove_tree
-from stoker_runs.records.states import FailureCode, RunFailure
+from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say
 from stoker_runs.targets.ssh.porter import Porter, Request
 
@@ -119,9 +119,7 @@ async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
     said, _ = await porter.ask(op="restore", tree=known_by, name=name, **ids)
     if not said["done"]:
         raise EngineFailure(
-            RunFailure(
-                FailureCode.INTERNAL, f"{folder} has changed while it was sent", "submit the script again"
-            )
+            FailureCode.INTERNAL, f"{folder} has changed while it was sent", "submit the script again"
         )
 
 
@@ -159,7 +157,7 @@ def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Req
 
 def _unreadable(error: OSError) -> EngineFailure:
     message = f"{error.filename} cannot be read: {error.strerror}"
-    return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+    return EngineFailure(FailureCode.TARGET_UNUSABLE, message)
 
 
 _GROWING: Final = re.compile(
@@ -392,7 +390,7 @@ def _checked(entry: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _refused(message: str) -> EngineFailure:
-    return EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message))
+    return EngineFailure(FailureCode.TARGET_UNUSABLE, message)
 
 
 def _install_folder(incoming: Path, place: Path, *, keep: bool) -> None:
@@ -450,4 +448,4 @@ def local_errors() -> Iterator[None]:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         message = f"the run's files cannot be written here: {error.strerror or error}{where}"
-        raise EngineFailure(RunFailure(FailureCode.TARGET_UNUSABLE, message)) from error
+        raise EngineFailure(FailureCode.TARGET_UNUSABLE, message) from error
