@@ -62,12 +62,12 @@ class RankProcess:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended, and not well."""
+        """Whether the process has failed."""
         return self.status is not None and self.status != 0
 
 
 class Usage(NamedTuple):
-    """What the processes that have ended have used."""
+    """The resources that ended processes have used."""
 
     peak_bytes: int = 0
 
@@ -126,7 +126,7 @@ class ProcessGroup:
 
     @property
     def failed(self) -> bool:
-        """Whether a process has failed: then all have to go."""
+        """Whether a process has failed: then all are ended."""
         return self.first_failed is not None
 
     @property
@@ -148,7 +148,7 @@ class ProcessGroup:
         return next((member.log.problem for member in self.members if member.log.problem), None)
 
     def read(self, timeout_s: float) -> bool:
-        """Take what was printed, waiting for some; returns whether there was any."""
+        """Read output, waiting for some; return whether there was any."""
         if not self._pipes:
             time.sleep(timeout_s)
             return False
@@ -169,7 +169,7 @@ class ProcessGroup:
         return bool(events)
 
     def reap(self, now_ms: int) -> None:
-        """Bury who has ended, also those that we were given as orphans."""
+        """Reap ended processes, including adopted orphans."""
         by_pid = {member.pid: member for member in self.members}
         while True:
             try:
@@ -214,7 +214,7 @@ class ProcessGroup:
 
 
 class Stop(NamedTuple):
-    """Why, and how gently, the processes are ended."""
+    """Why the processes are ended, and after which grace period they are killed."""
 
     outcome: str
     reason: str
@@ -222,7 +222,7 @@ class Stop(NamedTuple):
 
 
 class ExitReport:
-    """What is known of the end.
+    """Builds the report of how an attempt has ended.
 
     Attributes:
         left_over: How many processes the script had left running.
@@ -234,7 +234,7 @@ class ExitReport:
         self.left_over = 0
 
     def report(self, group: ProcessGroup, stop: Optional[Stop], not_started: Optional[str]) -> Dict[str, Any]:
-        """What `exit.json` holds.
+        """Return the content of `exit.json`.
 
         Args:
             team: The processes, all of them ended.
@@ -309,11 +309,11 @@ _CLOCK_BOOTTIME = 7
 
 
 class AlreadyStarted(Exception):
-    """Another agent has, or has had, this attempt."""
+    """Another agent runs, or has run, this attempt."""
 
 
 def lock(folder: Path) -> int:
-    """Take the lock of an attempt; returns its file descriptor.
+    """Acquire the lock of an attempt; return its file descriptor.
 
     Raises:
         AlreadyStarted: It is taken, or the attempt has ended.
@@ -399,7 +399,7 @@ class Agent:
         watchdog.dismiss()
 
     def _prepare(self, watchdog: Watchdog) -> Optional[str]:
-        """Start all processes; returns the reason why they are not there."""
+        """Start all processes; return why that failed, or None."""
         start = self._start
         try:
             archive.unpack(self._folder / "agent")
@@ -421,7 +421,7 @@ class Agent:
         return None
 
     def _follow(self) -> None:
-        """Until the processes have ended by themselves, or have to be ended."""
+        """Wait until the processes have ended, or must be ended."""
         while not self._group.ended:
             self._turn()
             if self._stop is not None:
@@ -459,7 +459,7 @@ class Agent:
         return now - self._lease_at
 
     def _end_processes(self, watchdog: Watchdog) -> None:
-        """End whatever is left: what was asked to stop within its grace, what was left over at once."""
+        """End the remaining processes: within the grace period if asked to stop, otherwise at once."""
         self._group.settled = True
         me, but = os.getpid(), [watchdog.pid]
         left = processes.descendants(me, but)
@@ -504,7 +504,7 @@ class Agent:
 
 
 def _persist(path: Path, report: Dict[str, Any]) -> None:
-    """Write the report, however long the disk is full."""
+    """Write the report; retry while the disk is full."""
     while True:
         try:
             replace_json(path, report)

@@ -15,7 +15,7 @@ _MAIN = b"import sys\nfrom stoker_run.__main__ import main\nsys.exit(main())\n"
 
 
 def _metadata() -> Dict[str, bytes]:
-    """What tells MLflow of its plug-in wherever the zip, or the folder that it becomes, is on Python's path."""
+    """Return the metadata by which MLflow finds its plug-in on Python's path."""
     from stoker_run import __version__
 
     folder = f"stoker_run-{__version__}.dist-info/"
@@ -60,7 +60,7 @@ def archive_bytes() -> bytes:
 
 
 def digest() -> str:
-    """Names the zip: SHA-256 in hexadecimal."""
+    """Return the SHA-256 of the zip, in hexadecimal."""
     import hashlib
 
     return hashlib.sha256(archive_bytes()).hexdigest()

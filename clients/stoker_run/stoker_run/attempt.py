@@ -30,7 +30,7 @@ COMMUNICATORS = ("none", "tensorflow", "pytorch", "mpi")
 
 
 class Refused(Exception):
-    """What was asked for cannot be done as it stands; the message is one sentence."""
+    """The request is invalid; the message is one sentence."""
 
 
 class Start(NamedTuple):
@@ -169,7 +169,7 @@ def local_peers(count: int) -> List[str]:
 def variables(
     start: Start, folder: Path, rank: int, peers: List[str], inherited: Mapping[str, str]
 ) -> Dict[str, str]:
-    """All variables of one process.
+    """Return the environment variables of one process.
 
     Args:
         peers: `host:port` of all processes, in the order of their ranks; empty for a single one.
@@ -230,7 +230,7 @@ def _variables_of_inputs(start: Start) -> Dict[str, str]:
 
 
 def _variables_of_rank(start: Start, rank: int, peers: List[str]) -> Dict[str, str]:
-    """What frameworks read who train in several processes."""
+    """Return the variables that frameworks read for training in several processes."""
     local = rank - start.ranks[0]
     found = {"STOKER_RANK": str(rank)}
     if start.communicator == "tensorflow":

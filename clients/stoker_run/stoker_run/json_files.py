@@ -50,7 +50,7 @@ class Appender:
             self._hold(line, OSError("the disk is full"))
 
     def flush(self) -> None:
-        """Try to write what is held."""
+        """Try to write held lines."""
         try:
             if self._file < 0:
                 self._open()
@@ -66,7 +66,7 @@ class Appender:
             return
 
     def close(self) -> None:
-        """Write what is held, if that is possible, and close the file."""
+        """Write held lines if possible, and close the file."""
         if self._held:
             self.flush()
         if self._file >= 0:
@@ -112,7 +112,7 @@ def replace_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> Optional[Any]:
-    """What a file holds; None if there is none, or no JSON in it."""
+    """Return the content of a file; None if it is missing or no JSON."""
     try:
         return json.loads(path.read_bytes().decode("utf-8"))
     except (OSError, ValueError):

@@ -35,7 +35,7 @@ class Log:
         self.problem: Optional[str] = None
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take what was printed; `now` is in seconds."""
+        """Add output of the process; `now` is in seconds."""
         keep: List[bytes] = []
         data = self._redrawn + data
         self._redrawn = b""
@@ -48,7 +48,7 @@ class Log:
             self._write(kept, now)
 
     def tick(self, now: float) -> None:
-        """Show how far a bar has come, and try again what could not be written."""
+        """Write the current state of a progress bar, and retry failed writes."""
         if self._redrawn and now - self._shown_at >= _REDRAWN_EVERY_S:
             self._show(now)
         if self._held and now - self._tried_at >= _RETRIED_EVERY_S:

@@ -17,7 +17,7 @@ _GROWING = ("metrics.jsonl", "events.jsonl", "process_info.json", "process_statu
 
 
 def observe(folder: Path) -> Dict[str, Any]:
-    """How an attempt is. Nothing is changed.
+    """Return the state of an attempt, without changing it.
 
     Returns:
         `alive`, whether an agent or anything that it has started may be there; `heartbeat`, `agent` and `exit`, what
@@ -59,7 +59,7 @@ def sweep(folder: Path) -> int:
 
 
 def check() -> Dict[str, Any]:
-    """What this machine has, and by which Python it says so."""
+    """Return the resources of this machine, and the Python that runs the agent."""
     from stoker_run import __version__
 
     return {

@@ -44,12 +44,12 @@ def local_name(name: str) -> str:
 
 
 def sent_name(name: str) -> str:
-    """The other way."""
+    """The inverse of `local_name`."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 class ContentStore:
-    """Everything of runs on a machine."""
+    """The files of runs on a machine, stored by content."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,7 +57,7 @@ class ContentStore:
         self._trees = folder / "trees"
 
     def add_tree(self, tree: str, entries: List[List[Any]]) -> List[List[Any]]:
-        """Note what a folder is made of; returns the contents that are not here, with how much of each is.
+        """Store the listing of a folder; return the missing contents, each with its stored length.
 
         Args:
             entries: Its entries, as `entries` has them; a file's third is its content.
@@ -73,7 +73,7 @@ class ContentStore:
         return list(missing.values())
 
     def add_part(self, content: str, offset: int, size: int, data: bytes) -> None:
-        """Append to a content; the last piece puts it in its place.
+        """Append a piece to a content; the last piece completes it.
 
         Raises:
             OSError: It cannot be written.
@@ -106,7 +106,7 @@ class ContentStore:
                 raise
 
     def restore(self, tree: str, place: Path, name: str) -> bool:
-        """Make a folder of what is kept; says whether all of it is here.
+        """Create a folder from stored contents; return whether all of them were here.
 
         Args:
             name: Its name there, of one or two parts. One that is there already stays as it is.
@@ -134,7 +134,7 @@ class ContentStore:
         return True
 
     def _copy(self, content: str, tree: Tree, name: str) -> bool:
-        """Copy a content to a new file; says whether it is here."""
+        """Copy a content to a new file; return whether it is stored."""
         kept = self._content(content)
         if not self.touch(kept):
             return False
@@ -169,7 +169,7 @@ class ContentStore:
         return found
 
     def lock(self, name: str) -> Optional[int]:
-        """Take a lock; returns the descriptor that holds it, or None where somebody else has it."""
+        """Acquire a lock; return its descriptor, or None if another process holds it."""
         folder = self._folder / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(str(folder / name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -215,7 +215,7 @@ class ContentStore:
 
     @staticmethod
     def touch(path: Path) -> bool:
-        """Whether it is here; then it counts as used now."""
+        """Return whether a file exists, and mark it as used now."""
         try:
             os.utime(str(path))
         except OSError:
@@ -223,7 +223,7 @@ class ContentStore:
         return True
 
     def _sweep(self) -> None:
-        """Remove what nobody has used for a month."""
+        """Remove contents that were not used for a month."""
         until = time.time() - _KEPT_S
         for folder in [self._trees, *(self._files.iterdir() if self._files.is_dir() else ())]:
             if not folder.is_dir():
@@ -251,7 +251,7 @@ _MANIFEST = "manifest.json"
 
 
 def prune(folder: Path, unused_s: float, remove: bool) -> List[List[Any]]:
-    """Remove the environments that no run has been given for a time, and in which no process is.
+    """Remove environments that no run has used for some time, and that no process uses.
 
     Args:
         unused_s: The time in seconds; the machine's own clock counts.
@@ -286,7 +286,7 @@ def prune(folder: Path, unused_s: float, remove: bool) -> List[List[Any]]:
 
 
 def _environments_of_processes() -> Set[str]:
-    """The folders in which processes that may be looked into say that they are."""
+    """Return the virtual environments of all readable processes."""
     found = set()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -302,7 +302,7 @@ def _environments_of_processes() -> Set[str]:
 
 
 def _bytes_of(place: Path) -> int:
-    """What its files take on the disk; what is linked from a cache counts for its part."""
+    """Return the disk usage of a folder; hard links to a cache count in part."""
     total = 0
     for path in place.rglob("*"):
         facts = path.lstat()
@@ -317,7 +317,7 @@ Answer = Tuple[Dict[str, Any], bytes]
 
 
 def serve(folder: str) -> None:
-    """Answer what comes by standard input until it ends.
+    """Answer requests from standard input until it ends.
 
     Args:
         folder: Where everything of runs is on this machine, absolute.
@@ -343,11 +343,11 @@ def serve(folder: str) -> None:
 
 
 class _HungUp(Exception):
-    """Whoever has asked is not there any more."""
+    """The engine has closed the connection."""
 
 
 class Porter:
-    """Does what is asked for."""
+    """Handles requests; each operation is a method."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -355,7 +355,7 @@ class Porter:
         self._locks: List[int] = []
 
     def do(self, asked: Dict[str, Any], data: bytes) -> Answer:
-        """Do one thing: `op` names it, the rest is what it takes; returns what there is to say, and bytes."""
+        """Handle one request: `op` names the operation, the rest are its arguments. Return the answer and bytes."""
         given = dict(asked)
         operation = getattr(self, "_" + given.pop("op"))
         if "run" in given:
@@ -366,7 +366,7 @@ class Porter:
         return answer if isinstance(answer, tuple) else (answer or {}, b"")
 
     def _ping(self) -> None:
-        """Hear that somebody is still there."""
+        """Keep the porter from ending."""
 
     def _check(self) -> Dict[str, Any]:
         facts = observing.check()
@@ -374,7 +374,7 @@ class Porter:
         return {**facts, "folder": str(self._folder), "free_bytes": disk.f_bavail * disk.f_frsize}
 
     def _poll(self, place: Path, offsets: Dict[str, int], renewal: Optional[int] = None) -> Answer:
-        """How an attempt is, and what is new in the files that grow; renews its lease."""
+        """Return the state of an attempt and new data of its growing files; renew its lease."""
         if renewal is not None and place.is_dir():
             _renew_lease(place / "lease.json", renewal)
         seen = observing.observe(place)
@@ -394,7 +394,7 @@ class Porter:
         self._contents.replace(place / name, data, mode)
 
     def _start(self, place: Path) -> Dict[str, Any]:
-        """Start the agent, as one that does not end with this process: a fork of it, which has imported it."""
+        """Start the agent as a fork of this process, which has imported it. The agent outlives the porter."""
         listening, saying = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -446,19 +446,19 @@ class Porter:
         return {"modules": interpreters.importable_modules(site_packages, names)}
 
     def _home(self, name: str) -> Dict[str, Any]:
-        """Where a folder of ours is, or one that is named from `/` or `~`; it is made."""
+        """Create a folder, relative to the target's or from `/` or `~`; return its path."""
         path = self._folder / Path(name).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return {"path": str(path)}
 
     def _put(self, name: str, data: bytes = b"") -> None:
-        """Write a file of ours, whole."""
+        """Write a file in the target's folder."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         self._contents.replace(path, data, 0o600)
 
     def _get(self, name: str) -> Answer:
-        """What a file of ours holds, which counts as used now; nothing where it is not there."""
+        """Return the content of a file in the target's folder, if it exists; it counts as used now."""
         path = self._folder / name
         self._contents.touch(path)
         return ({"there": True}, path.read_bytes()) if path.is_file() else ({"there": False}, b"")
@@ -468,7 +468,7 @@ class Porter:
         return {}, json.dumps(found).encode("ascii")
 
     def _lock(self, name: str) -> Dict[str, Any]:
-        """Take a lock until this process ends; says whether it is taken."""
+        """Acquire a lock until this process ends; return whether that succeeded."""
         lock = self._contents.lock(name)
         if lock is not None:
             self._locks.append(lock)
@@ -482,7 +482,7 @@ class Porter:
         self._contents.remove(self._folder / name)
 
     def _ask_command(self, command: List[str], place: Optional[Path] = None) -> Answer:
-        """Run a command that says little; answers with what it has printed, and apart from that its complaints."""
+        """Run a command with little output; return its output and, separately, its errors."""
         with tempfile.TemporaryFile() as complaints:
             said, output = self._run_command(command, [], place, complaints.fileno())
             complaints.seek(0)
@@ -495,7 +495,7 @@ class Porter:
         place: Optional[Path] = None,
         complaints: int = subprocess.STDOUT,
     ) -> Answer:
-        """Run a command, and end it should whoever has asked hang up."""
+        """Run a command; kill it if the engine closes the connection."""
         environment = {name: value for name, value in os.environ.items() if name not in without}
         running = subprocess.Popen(
             command,
@@ -531,7 +531,7 @@ class _Frames:
         self._held = b""
 
     def frame(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
-        """The next one; None when there is none any more, or none has come for long."""
+        """Return the next frame; None at the end, or after a minute without one."""
         while b"\n" not in self._held:
             if not self._more():
                 return None
@@ -564,7 +564,7 @@ class _Frames:
 
 
 def _run_as_agent(place: Path, folder: Path, saying: int) -> None:
-    """What the command `start` does; nothing of the porter's goes on in here, whatever happens."""
+    """Run the command `start` in a fork. Never returns to the porter's code."""
     status = 1
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -595,7 +595,7 @@ def _read_part(path: Path, offset: int, size: int) -> bytes:
 
 
 def _renew_lease(path: Path, renewal: int) -> None:
-    """Replace the lease; where the disk is full, write over it: it is as long as the one before."""
+    """Replace the lease; if the disk is full, overwrite it in place, as it has the same length."""
     try:
         replace_json(path, {"renewal": renewal})
     except OSError:

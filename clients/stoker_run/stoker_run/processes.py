@@ -115,7 +115,7 @@ def _numbers() -> List[str]:
 
 
 def boot_id() -> str:
-    """What tells one start of the machine from another."""
+    """Return the id of the machine's current boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -146,7 +146,7 @@ class Watchdog:
         os.close(listening)
 
     def dismiss(self) -> None:
-        """Let it go, and wait until it has gone."""
+        """End the watchdog, and wait for its end."""
         with contextlib.suppress(OSError):
             os.write(self._pipe, _DISMISSED)
         os.close(self._pipe)

@@ -33,7 +33,7 @@ Scalar = Union[int, float, bool, str]
 
 
 def scalar(value: Any) -> Scalar:
-    """A value as one of Python's own types; what is none of them becomes its `repr`, with a line on stderr.
+    """Return a value as one of Python's own types; other values become their `repr`, with a line on stderr.
 
     numpy's and others' scalars (anything with `item()` that has one element) become what they hold.
     """
@@ -148,7 +148,7 @@ class Recorder:
         self._line(name, compact(_plain(value)), kind, step, description)
 
     def event(self, kind: str, key: Optional[str] = None, value: Any = None) -> None:
-        """Say something else of the run: see `events.jsonl` in the contract."""
+        """Append an event of the run: see `events.jsonl` in the contract."""
         said: Dict[str, Any] = {"t": int(time.time() * 1000), "e": kind}
         if key is not None:
             said["k"] = key
@@ -183,17 +183,17 @@ class Recorder:
         return target
 
     def metrics(self) -> Dict[str, Any]:
-        """What was logged until now, as `Run.get_metrics` gives it."""
+        """Return the metrics logged so far, as `Run.get_metrics` does."""
         self.flush()
         return read_metrics(read_json_lines(self._metrics.path))
 
     def events(self) -> List[Dict[str, Any]]:
-        """What else was said until now."""
+        """Return the events logged so far."""
         self.flush()
         return list(read_json_lines(self._events.path))
 
     def flush(self) -> None:
-        """Write what could not be written before."""
+        """Write lines that could not be written before."""
         self._metrics.flush()
         self._events.flush()
 

@@ -60,7 +60,7 @@ _FIRST_WITH_KERAS_3: Final = "2.16"
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """An environment, and in what it is other than asked for."""
+    """An environment, and how it differs from the request."""
 
     venv: Path
     packages: Mapping[str, str]
@@ -69,7 +69,7 @@ class _Built:
 
 
 class _EnvironmentBuilder:
-    """Has environments built, or finds those that are there.
+    """Builds environments, or finds existing ones.
 
     Args:
         folder: `environment/` of the run.
@@ -81,7 +81,7 @@ class _EnvironmentBuilder:
         self._say = say
 
     def build(self, wanted: Wanted) -> _Built:
-        """Have one of what is wanted, or not at all."""
+        """Build or find the environment; raise EnvironmentUnusable if that is impossible."""
         specification, as_of = wanted.specification, wanted.as_of
         python, note = choose_run_interpreter(specification)
         differences = [*([note] if note else []), *notes(specification), *wanted.differences]
@@ -99,7 +99,7 @@ class _EnvironmentBuilder:
 def prepare_environment(
     asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
 ) -> RunEnvironment:
-    """Have the environment of a run, and write down what it is.
+    """Build or find the environment of a run, and record its packages.
 
     Args:
         folder: `environment/` of the run.
@@ -128,7 +128,7 @@ def prepare_environment(
 
 
 def as_written(specification: Specification, gpus: int = 0) -> Specification:
-    """What is installed for a run that takes its file exactly: TensorFlow 1 where that is asked for.
+    """Return the packages of a run that uses its file exactly, including TensorFlow 1.
 
     Args:
         specification: The file, as it is read for models, which TensorFlow 2 serves in any case.
@@ -157,7 +157,7 @@ def _as_written(entry: Entry, gpus: int) -> Entry:
 
 
 def _with_cuda(wanted: Requirement, asked: Requirement, gpus: int) -> tuple[Requirement, str] | None:
-    """TensorFlow with the packages of CUDA, where GPUs are held and it was asked for as `tensorflow-gpu`."""
+    """Return TensorFlow with CUDA's packages if GPUs are held and `tensorflow-gpu` was asked for, or None."""
     if not gpus or asked.name != TENSORFLOW_GPU or stays_below(asked.specifier, _FIRST_WITH_CUDA):
         return None
     wanted = Requirement(str(wanted))
@@ -166,7 +166,7 @@ def _with_cuda(wanted: Requirement, asked: Requirement, gpus: int) -> tuple[Requ
 
 
 def relaxed_variables(written: Specification) -> tuple[dict[str, str], list[str]]:
-    """What a script finds in its environment where it gets today's packages, and the lines that say so."""
+    """Return the variables of a script with today's packages, and the lines that explain them."""
     variables: dict[str, str] = {}
     lines = ["relaxed: today's versions in place of those asked for"]
     names = {entry.requirement.name for entry in written.entries if entry.requirement is not None}
@@ -180,7 +180,7 @@ def relaxed_variables(written: Specification) -> tuple[dict[str, str], list[str]
 
 
 def relaxed(specification: Specification, gpus: int = 0) -> Specification:
-    """The same packages in whatever version there is for today's Python; Keras 2 beside them where it was meant."""
+    """Return the same packages without versions, for today's Python; with Keras 2 if the file means it."""
     entries = []
     for entry in specification.entries:
         line = _name_alone(entry.line)
@@ -221,7 +221,7 @@ def _find_or_build(
     environments_dir: Path,
     say: Say,
 ) -> tuple[Path, Mapping[str, str]]:
-    """The virtual environment and its packages, built unless it is there."""
+    """Return the virtual environment and its packages; it is built if missing."""
     content = {
         "run": 1,
         "requirements": specification.lines,
@@ -314,7 +314,7 @@ class _Build:
             )
 
     def _check_imports(self) -> None:
-        """Import each package that was named: one that resolves may still fit nothing that was installed with it."""
+        """Import each package that was named: versions that resolve may still not work together."""
         modules = interpreters.importable_modules(
             str(self._site_packages), named_packages(self._specification)
         )

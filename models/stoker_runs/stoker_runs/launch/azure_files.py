@@ -44,7 +44,7 @@ __all__ = [
 
 
 def fold_key(key: object) -> str:
-    """A key without its case: `NodeCount`, `nodeCount` and `node_count` are one."""
+    """Return a key without case and separators: `NodeCount`, `nodeCount` and `node_count` are one."""
     return str(key).replace("_", "").replace("-", "").lower()
 
 
@@ -145,7 +145,7 @@ _SPARK_SUBMIT: Final = "spark-submit"
 
 @dataclass(frozen=True, slots=True)
 class ComputeFile:
-    """What a `.compute` file says.
+    """The content of a `.compute` file.
 
     Attributes:
         settings: What the file of the target has to say, `type` among that.
@@ -249,7 +249,7 @@ def _python(content: Mapping[str, Any], word: str) -> str:
 
 
 def save_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str], None]) -> None:
-    """Make the target of a `.compute` file one of the workspace; what the file does not speak of stays as it is.
+    """Save the target of a `.compute` file in the workspace; other settings of the target are kept.
 
     Raises:
         InvalidSettings: It cannot be one.
@@ -339,7 +339,7 @@ _UNUSED_KEYS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RunConfigFile:
-    """What a `.runconfig` file says.
+    """The content of a `.runconfig` file.
 
     Attributes:
         project: The folder to which it belongs.
@@ -450,7 +450,7 @@ def _existing(path: Path, project: Path, file: str) -> Path:
 
 
 def _spark_arguments(path: Path, notes: list[str]) -> str:
-    """What a file of Spark's dependencies means on its command line."""
+    """Return the options of spark-submit for a file of Spark's dependencies."""
     content = known_keys(
         read_yaml(path, "Spark dependencies", "names with values"),
         ("configuration", "repositories", "packages", "precachePackages"),
@@ -518,7 +518,7 @@ class _SdkFile:
         )
 
     def _several(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """How many machines and processes."""
+        """Return the numbers of machines and processes, and the communicator."""
         word = text(found.get("communicator")).lower()
         if word not in COMMUNICATORS:
             raise InvalidSettings(
@@ -571,7 +571,7 @@ class _SdkFile:
         return {"file": str(_existing(self._path, self._project, named))} if named else {}
 
     def _image(self, section: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-        """What is said of a container, which counts where the target has containers."""
+        """Return the settings of the container, which count if the target has containers."""
         docker = known_keys(section.get("docker"), _DOCKER, f"{self._path}: environment.docker", self._notes)
         besides = known_keys(found.get("docker"), _DOCKER, f"{self._path}: docker", self._notes)
         where = f"{self._path}: environment.docker.enabled"

@@ -109,7 +109,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
 
 
 def settings_of(file: Path, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what a file says of a run.
+    """Read the settings of a run from a file's content.
 
     Args:
         file: The file; paths are taken from its folder.

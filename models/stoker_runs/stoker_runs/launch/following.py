@@ -22,7 +22,7 @@ _BEFORE_THE_SCRIPT: Final = frozenset(
 
 
 class LogTail:
-    """Reads on in the log of a run's process, attempt after attempt."""
+    """Reads the log of a run's process from where it stopped, attempt after attempt."""
 
     def __init__(self, folder: RunFolder, rank: int = 0, attempt: int = 1) -> None:
         self._folder = folder
@@ -31,7 +31,7 @@ class LogTail:
         self._offset = 0
 
     def read(self, current: int, write: Callable[[bytes], None]) -> bool:
-        """Pass on what is new.
+        """Pass on new output.
 
         Args:
             current: The attempt of now; the logs of those before it are read to their ends first.
@@ -71,7 +71,7 @@ def follow(
     clock: Clock | None = None,
     notes: Callable[[str], None] = lambda _: None,
 ) -> RunState:
-    """Pass on what a run prints until it has ended; returns its last state.
+    """Pass on the output of a run until it has ended; return its last state.
 
     Args:
         write: Takes the bytes of the log.
@@ -107,7 +107,7 @@ def _pass_notes(
     waits: Callable[[RunState | None, float], None],
     notes: Callable[[str], None],
 ) -> int:
-    """Pass on the notes of an attempt and those after it; returns how many were."""
+    """Pass on the notes of an attempt and later ones; return how many there are."""
     lines = [line for number, line in folder.notes() if number >= attempt]
     for line in lines[passed:]:
         waits(None, 0.0)

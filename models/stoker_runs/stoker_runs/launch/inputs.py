@@ -58,7 +58,7 @@ _DATA_SET: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,98}[A-Za-z0-9._-
 
 
 def stores_dir(workspace: Workspace) -> Path:
-    """Where the stores are."""
+    """Return the folder of the data stores."""
     return workspace.root / "stores"
 
 
@@ -76,7 +76,7 @@ def store_root(workspace: Workspace, name: str) -> Path:
 
 
 def resolve_in_store(root: Path, path: str | None) -> Path | None:
-    """Where a path of a store is; a leading `/` means its root. None where it leads out of it."""
+    """Return a path in a store; a leading `/` means its root. None if it leads out of the store."""
     parts = [part for part in str(path or "").replace("\\", "/").split("/") if part not in ("", ".")]
     return None if ".." in parts else root.joinpath(*parts)
 
@@ -106,7 +106,7 @@ def checked_data_set_name(name: str) -> str:
 
 
 def data_set_versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
-    """What is kept of the versions of a data set, the first one first; none where none is registered."""
+    """Return the registered versions of a data set, the oldest first."""
     try:
         found: list[dict[str, Any]] = json.loads(
             (workspace.azure_dir / "datasets" / f"{name}.json").read_bytes()
@@ -119,7 +119,7 @@ def data_set_versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
 def data_set_path(
     workspace: Workspace, name: str, version: int | None, fetch: Callable[[Sequence[str]], Path]
 ) -> Path | None:
-    """The folder or file that a registered data set is; None where none is registered under this name.
+    """Return the folder or file of a registered data set; None if there is no such data set.
 
     Args:
         version: Its version; the latest for None.
@@ -296,7 +296,7 @@ def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[s
 
 
 def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -> Path:
-    """Return the file of an address, fetched unless what is there is still the same.
+    """Return the file of an address; fetch it if it has changed or is missing.
 
     Args:
         address: `http://…` or `https://…`.
@@ -334,7 +334,7 @@ def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -
 def _fetch(
     address: str, file: Path, known: Mapping[str, Mapping[str, str]], say: Callable[[str], None]
 ) -> dict[str, str] | None:
-    """Put the file in its place; returns what to ask with the next time, or None where it is as it was."""
+    """Fetch the file; return the headers of the next request, or None if it has not changed."""
     # Imported here: few runs have data of the web, and the import takes longer than all else in this module.
     import urllib.error
     import urllib.request

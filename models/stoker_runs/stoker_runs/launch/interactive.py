@@ -26,7 +26,7 @@ __all__ = ["InteractiveRun"]
 
 
 class InteractiveRun:
-    """A run whose state this process says. When it ends without a word, the run has failed as `Interrupted`.
+    """A run whose state this process sets. If the process ends without that, the run has failed as `Interrupted`.
 
     Raises:
         InvalidSettings: The experiment cannot have this name.
@@ -65,18 +65,18 @@ class InteractiveRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether its end has not been said yet."""
+        """Whether the run has not been ended."""
         return self._lock is not None
 
     def end(self, error: str | None = None) -> None:
-        """Say that it is completed, or failed for a reason; a second word changes nothing."""
+        """Complete the run, or fail it with an error; a second call does nothing."""
         if self._lock is None:
             return
         failure = None if error is None else RunFailure(FailureCode.SCRIPT_FAILED, error)
         self._close(Ended(0 if error is None else 1, failure))
 
     def interrupt(self) -> None:
-        """Say that it was given up."""
+        """Fail the run as interrupted."""
         if self._lock is not None:
             self._close(Lost(RunFailure(FailureCode.INTERRUPTED, "the program has given the run up")))
 

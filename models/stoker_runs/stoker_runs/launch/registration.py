@@ -28,7 +28,7 @@ _AZURE_WORDS: Final = {"sklearn": "scikitlearn"}
 
 
 def origin_of(folder: RunFolder) -> dict[str, str]:
-    """What a version of a model says of the run that it came from: the run, its snapshot, its data, its commit."""
+    """Return the properties that link a version of a model to its run: id, snapshot, data, commit."""
     record = folder.record()
     properties = folder.properties()
     facts = {
@@ -42,7 +42,7 @@ def origin_of(folder: RunFolder) -> dict[str, str]:
 
 
 def file_of_run(workspace: Workspace, reference: str, name: Path) -> tuple[Path, dict[str, str]]:
-    """Return a file or folder of a run, and what a version of a model that is made of it says of its origin.
+    """Return a file or folder of a run, and the properties that link a version of a model to the run.
 
     Raises:
         UnknownRun: There is no such run.

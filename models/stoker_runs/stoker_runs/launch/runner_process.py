@@ -66,7 +66,7 @@ _SIGNALS: Final = {"SIGSEGV": -11, "SIGKILL": -9, "SIGTERM": -15, "SIGINT": -2, 
 
 
 def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]:
-    """Return what the runner has seen when an attempt has ended so.
+    """Return the observations that an agent's report means.
 
     Args:
         report: The content of `exit.json`.
@@ -117,7 +117,7 @@ def _failed(report: Mapping[str, Any], status: int) -> RunFailure:
 
 
 def _advice(message: str) -> str:
-    """What can be done about an exception, given its line in a traceback; empty where nothing is known."""
+    """Return advice about an exception, given its line in a traceback; empty if there is none."""
     # TensorFlow does not ask for it any more. With it missing, a script ends after its first epoch.
     if "TBNotInstalledError" in message or "No module named 'tensorboard" in message:
         return (
@@ -208,7 +208,7 @@ class Runner:
         self.state: RunState = folder.state()
 
     def run(self) -> RunState:
-        """Go on until the run has ended; returns its state."""
+        """Bring the run to its end; return its state."""
         while not self.state.is_terminal or self._unwritten:
             wait_s = self.step()
             if wait_s:
@@ -216,7 +216,7 @@ class Runner:
         return self.state
 
     def step(self) -> float:
-        """Look once and act; returns how many seconds may pass until the next time."""
+        """Poll once and act; return the seconds until the next step."""
         if self._unwritten and not self._write():
             return _FAILING_POLL_S
         self._check_cancel_request()
@@ -315,7 +315,7 @@ class Runner:
         return 0.0
 
     def _notify(self, line: str) -> None:
-        """Log a line of the preparation, and have whoever follows the run read it."""
+        """Log a line of the preparation, and add it to the run's notes."""
         _LOG.info("%s", line)
         with contextlib.suppress(OSError):
             self._folder.add_note(line, self._clock.now_ms(), self.state.attempt)
@@ -358,7 +358,7 @@ class Runner:
         return _POLL_S
 
     def _handle_absence(self, job: Job) -> float:
-        """Nothing was started yet, or the machine has lost all that it knew."""
+        """Start the agent; if it was started before, the machine has lost the attempt."""
         if self.state.ending or self.state.status is not Status.PROVISIONING:
             self._end_attempt(job, Lost(INTERRUPTED))
             return 0.0
@@ -496,7 +496,7 @@ def _register(folder: RunFolder, workspace: Workspace) -> None:
 
 
 def acquire_runner_lock(folder: RunFolder) -> bool:
-    """Take the run's lock for as long as this process lives, unless somebody else has it for longer than a look."""
+    """Acquire the run's lock for the life of this process; return False if another process keeps it."""
     for _ in range(_TRIES):
         if folder.acquire_lock() is not None:
             return True
@@ -505,7 +505,7 @@ def acquire_runner_lock(folder: RunFolder) -> bool:
 
 
 def _start_thread(work: Callable[[], None]) -> Future[None]:
-    """Do what takes long on a thread that no end of the process waits for."""
+    """Run work on a daemon thread, which does not delay the end of the process."""
     future: Future[None] = Future()
 
     def do() -> None:
@@ -521,14 +521,14 @@ def _start_thread(work: Callable[[], None]) -> Future[None]:
 
 
 def _end_installers() -> None:
-    """End what this process has started and that still runs: an installer of a run that was cancelled."""
+    """Terminate processes that this one has started, such as the installer of a cancelled run."""
     if os.getpgrp() == os.getpid():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(os.getpgrp(), signal.SIGTERM)
 
 
 def _close_interactive(folder: RunFolder) -> None:
-    """Whoever had begun it held its lock: it was free, so that its owner has ended without a word."""
+    """Fail a run whose owner has ended without completing it: its lock was free."""
     state = folder.state()
     failure = RunFailure(
         FailureCode.INTERRUPTED, "the program that had begun the run ended without completing it"

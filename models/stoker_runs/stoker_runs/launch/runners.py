@@ -55,7 +55,7 @@ _MOST_FILES: Final = 4096
 
 
 def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
-    """Start the runner of a run in a session of its own; one too many ends by itself.
+    """Start the runner of a run in its own session; a second runner ends by itself.
 
     Raises:
         OSError: The system does not start it.
@@ -86,7 +86,7 @@ def _runner_of(folder: RunFolder) -> str:
 
 
 def _reap_in_background(pid: int) -> None:
-    """Have it buried when it ends: it may outlive this process, and must not stay a zombie of a notebook's."""
+    """Reap the process when it ends: it must not stay a zombie of a notebook."""
     threading.Thread(target=_reap, args=(pid,), daemon=True).start()
 
 
@@ -118,7 +118,7 @@ def fork_runner(
 
 
 def _run_as_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoReturn:
-    """What `posix_spawn` does for the other kind; nothing of the caller's goes on in here, whatever happens."""
+    """Become the runner, as `posix_spawn` would start it. Never returns to the caller's code."""
     status = 1
     try:
         os.setsid()

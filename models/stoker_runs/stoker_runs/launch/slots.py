@@ -28,14 +28,14 @@ __all__ = ["Allocation", "ResourceRequest", "Slots", "Unavailable", "check_reque
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What a run wants."""
+    """The cores and GPUs that a run needs."""
 
     cores: int
     gpus: int
 
 
 class Allocation(Record, frozen=True, rename={"since_ms": "since"}):
-    """What a run holds, or waits for.
+    """The cores and GPUs that a run holds, or waits for.
 
     Attributes:
         gpus: The GPUs by name; of one that waits as many empty names as it wants.
@@ -49,7 +49,7 @@ class Allocation(Record, frozen=True, rename={"since_ms": "since"}):
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """There is no room.
+    """There are not enough free cores or GPUs.
 
     Attributes:
         reason: What is waited for, and who has it.
@@ -59,7 +59,7 @@ class Unavailable:
 
 
 def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
-    """Refuse what can never be had.
+    """Refuse a request that exceeds the capacity.
 
     Raises:
         SubmissionRefused: More is asked for than there is; the message has both numbers.
@@ -75,7 +75,7 @@ def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
 def choose(
     ask: ResourceRequest, holders: Sequence[Allocation], earlier: Sequence[Allocation], capacity: Capacity
 ) -> Sequence[str] | Unavailable:
-    """Say which GPUs a run gets, if there is room.
+    """Choose the GPUs of a run, if there is room.
 
     Those who came earlier and wait are served first: what they wait for is not given away. So a run for cores passes
     one that waits for a GPU, if the cores are enough for both.
@@ -124,7 +124,7 @@ class Slots:
     def ask(
         self, run_id: str, ask: ResourceRequest, submitted_ms: int, now_ms: int
     ) -> Allocation | Unavailable:
-        """Take the slots for a run, or line it up; what it holds already is what it gets.
+        """Allocate slots to a run, or queue it. A run that holds slots keeps them.
 
         Raises:
             OSError: The workspace cannot be written to.
@@ -149,18 +149,18 @@ class Slots:
             return held
 
     def release(self, run_id: str) -> None:
-        """Give back what a run holds, and its place in the line."""
+        """Release the slots of a run, and its place in the queue."""
         for folder in (self._holders, self._waiting):
             (folder / run_id).unlink(missing_ok=True)
 
     def overview(self) -> tuple[list[Allocation], list[Allocation]]:
-        """Who holds what, and who waits, the longest first."""
+        """Return the allocations and the queue, the oldest first."""
         found = [self._live(folder) if folder.is_dir() else [] for folder in (self._holders, self._waiting)]
         holders, waiting = (sorted(one, key=lambda held: held.since_ms) for one in found)
         return holders, waiting
 
     def _live(self, folder: Path) -> list[Allocation]:
-        """What the files of a folder say; those of runs that have ended or are gone are removed."""
+        """Return the allocations in a folder; remove those of runs that have ended or are gone."""
         found = []
         for path in folder.iterdir():
             if path.name.startswith("."):
@@ -186,7 +186,7 @@ class Slots:
 
 
 def slots_of(target: Target, workspace: Workspace) -> Slots | None:
-    """The slots of a target; None where it has none, or somebody else keeps them."""
+    """Return the slots of a target; None if its cores are not counted here."""
     capacity = target.capacity
     if capacity is None:
         return None

@@ -122,7 +122,7 @@ _DOCKERFILE: Final = "Dockerfile"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody wants to have run.
+    """A run to submit.
 
     Attributes:
         definition: The script and how it is to run; its environment is filled in from the next ones.
@@ -154,7 +154,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be submitted.
+    """A checked request, with everything filled in.
 
     Attributes:
         environment_file: The file that says which packages; None where there is none.
@@ -168,7 +168,7 @@ class Plan:
 
 
 def plan(request: Request, workspace: Workspace) -> Plan:
-    """Check what was asked, and fill in what was not; writes nothing.
+    """Check a request and fill in defaults; writes nothing.
 
     Raises:
         OperatorError: It cannot be had; the message says what is nearest.
@@ -243,7 +243,7 @@ def submit(
 
 
 def environment_files(planned: Plan, request: Request) -> Callable[[RunFolder], None]:
-    """Return what writes the files that say which packages and image a run is to have into its new folder."""
+    """Return a function that writes the environment file and the Dockerfile into the folder of a new run."""
 
     def complete(staged: RunFolder) -> None:
         if planned.environment_content:
@@ -262,7 +262,7 @@ def resume(
     clock: Clock | None = None,
     spawn: Callable[[RunFolder, Workspace], None] = spawn_runner,
 ) -> RunState:
-    """Give a run that failed or was cancelled another attempt, with the outputs of the ones before.
+    """Start another attempt of a failed or cancelled run, with the outputs of the earlier ones.
 
     Raises:
         SubmissionRefused: It goes on, or it is completed.
@@ -307,7 +307,7 @@ def _check_script(source: Path, script: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Packages:
-    """How a run is to get its packages, and the file that says which."""
+    """The requested environment of a run, and the file that describes it."""
 
     asked: AskedEnvironment
     file: Path | None = None
@@ -346,7 +346,7 @@ def _of_file(file: Path, kind: str, as_of: str) -> _Packages:
 
 
 def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _Packages:
-    """What code for Azure's SDK has registered under a name."""
+    """Return an environment that code for Azure's SDK has registered."""
     import tempfile
 
     found = find_registered(workspace, name)
@@ -368,7 +368,7 @@ def _check_nodes(definition: Definition, target: Target) -> None:
 
 
 def _container(request: Request) -> dict[str, Any]:
-    """What the run says of its container."""
+    """Return the container settings of a request."""
     asked = dict(request.definition.container)
     if request.dockerfile is not None:
         if not request.dockerfile.is_file():
@@ -397,7 +397,7 @@ def prepare(
     say: Callable[[str], None],
     engine_of: Callable[[Target, Workspace], Engine] = engine_of,
 ) -> None:
-    """Do for a run what is done before its script starts, so that the next one like it starts at once.
+    """Prepare a target for a run without starting it, so that the next similar run starts at once.
 
     Raises:
         OperatorError: The run would be refused, or the target cannot have what it asks for.

@@ -27,7 +27,7 @@ def attach(
     secrets: Mapping[str, str],
     engine_of: Callable[[Target, Workspace], Engine] | None,
 ) -> list[str]:
-    """Write the file of a target; of one of the same name, type and address, what is not said stays as it is.
+    """Write the file of a target. Settings of a target with this name, type and address are kept unless replaced.
 
     Args:
         content: The content of its file, including `type`.
@@ -100,7 +100,7 @@ def _write_target(
 
 
 def detach(workspace: Workspace, name: str) -> None:
-    """Remove a target from the workspace; what runs have left on its machine stays there.
+    """Remove a target from the workspace. Files that runs have left on its machine stay there.
 
     Raises:
         InvalidSettings: There is no such target.
@@ -135,7 +135,7 @@ def _write(path: Path, content: Mapping[str, Any], secrets: Mapping[str, str]) -
 
 
 def _kept_settings(workspace: Workspace, name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a target that is attached again; none where it is another machine now."""
+    """Return the settings of a target that is attached again; none if its type or address differs."""
     from stoker.settings.files import read_yaml
 
     path = workspace.targets_dir / f"{name}.yaml"

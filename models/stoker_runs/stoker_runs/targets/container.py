@@ -61,7 +61,7 @@ _AGENT: Final = "stoker_run.zip"
 
 @dataclass(frozen=True, slots=True)
 class _Packages:
-    """The interpreter of a script, variables, how a container sees them, and the versions of what is installed."""
+    """The interpreter of a script, its variables, the mounts that it needs, and the installed packages."""
 
     python: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class ContainerEngine:
         start_container(program, record, job.place)
 
     def observe(self, job: Job) -> AttemptState:
-        """Read what the agent has written; only if there is nothing, ask the container program."""
+        """Read the agent's files; if there are none, ask the container program."""
         seen = attempt_state_of_files(job)
         if seen is not None:
             return seen
@@ -218,12 +218,12 @@ class ContainerEngine:
         return meanwhile or attempt_state_of_container(program, record, state, had_agent=had_agent)
 
     def pull(self, job: Job, *, final: bool) -> None:
-        """Move what the script has written to the run's folder, once nothing of it runs any more."""
+        """Move the script's outputs and logs to the run's folder when its processes have ended."""
         if final:
             collect(job)
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Leave a message for the agent, which sees the same folder."""
+        """Write the request to stop into the attempt's folder, which the agent reads."""
         request_stop(job, grace_s, reason)
 
     def clean(self, job: Job) -> None:

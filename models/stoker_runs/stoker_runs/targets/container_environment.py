@@ -61,7 +61,7 @@ sys.exit(status)
 
 
 def record_image_packages(image: Image, inside: ImageContents, folder: Path) -> None:
-    """Write down what an image has whose Python is taken as it is."""
+    """Record the packages of an image whose Python is used as it is."""
     write_got(folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages)
 
 
@@ -89,7 +89,7 @@ class ContainerEnvironment:
     def obtain(
         self, asked: AskedEnvironment, folder: Path, say: Say, gpus: int = 0
     ) -> tuple[Path, RunEnvironment]:
-        """Have the environment of a run, and write down what it is.
+        """Build or find the environment of a run, and record its packages.
 
         Args:
             folder: `environment/` of the run.
@@ -206,7 +206,7 @@ class ContainerEnvironment:
     def _plans(
         self, specification: Specification, as_of: str, place: Path, uv: Path | None
     ) -> Iterator[list[list[str]]]:
-        """Ways to make it: by uv of this machine, else by pip of the image, which knows no dates."""
+        """Yield the commands of each way to build it: by this machine's uv, or by the image's pip, without a date."""
         venv, python = Path(_THERE, "venv"), Path(self._inside.python)
         for installer in ([] if uv is None else [Installer((_UV,))]) + ([] if as_of else [Installer(None)]):
             requirements = f"requirements-{installer}.txt"
@@ -254,7 +254,7 @@ def _uv_binary() -> Path | None:
 
 
 def _network_variables() -> list[str]:
-    """What installers of this machine know of indexes, proxies and certificates; no value is on a command line."""
+    """Return the options that pass on indexes, proxies and certificates; their values stay off command lines."""
     variables = Installer((_UV,)).variables()
     names = [
         name

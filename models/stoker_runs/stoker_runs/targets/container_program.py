@@ -39,7 +39,7 @@ RunCommand = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 @dataclass(frozen=True, slots=True)
 class ContainerProgram:
-    """A program that starts containers, and answers.
+    """A container program that responds.
 
     Attributes:
         kind: `docker` or `podman`; a `docker` that is podman by another name is `podman`.
@@ -56,7 +56,7 @@ class ContainerProgram:
 
     @classmethod
     def find(cls, wanted: str = "", environ: Mapping[str, str] = os.environ) -> ContainerProgram:
-        """Return the program that is wanted, else the first that answers.
+        """Return the named program, or the first one that responds.
 
         Args:
             wanted: `docker` or `podman`; empty to use the environment variable, or else either.
@@ -74,7 +74,7 @@ class ContainerProgram:
     def find_responding(
         cls, wanted: str, which: Callable[[str], str | None], asked: RunCommand
     ) -> ContainerProgram:
-        """Return the program that is wanted, else the first that answers, on any machine.
+        """Return the named program, or the first one that responds, on any machine.
 
         Args:
             wanted: `docker` or `podman`; empty is either.
@@ -101,7 +101,7 @@ class ContainerProgram:
 
     @staticmethod
     def _responding(path: str, asked: RunCommand) -> ContainerProgram | tuple[str, str]:
-        """The program at a path; or its error, and what to do about it."""
+        """Return the program at a path, or its error and a hint."""
         name = Path(path).name
         try:
             kind = "podman" if "podman" in asked([path, "--version"]).stdout.lower() else "docker"
@@ -188,6 +188,6 @@ def mount(here: Path, there: str, *, readonly: bool = False) -> list[str]:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something."""
+    """Return the last line that is not blank."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1].removeprefix("Error: ") if lines else ""

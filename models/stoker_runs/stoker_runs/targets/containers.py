@@ -70,7 +70,7 @@ print(json.dumps([list(sys.version_info[:3]), sys.executable, gpus, packages]))
 
 @dataclass(frozen=True, slots=True)
 class FailedPulls:
-    """The images that could not be pulled lately: to try takes long, and most of them are nowhere any more.
+    """Images that could not be pulled in the last hour. A new attempt takes long, and most of them no longer exist.
 
     Attributes:
         host: The machine that pulled; empty for this one.
@@ -81,7 +81,7 @@ class FailedPulls:
     now_s: Callable[[], float] = time.time
 
     def reason(self, name: str) -> str:
-        """Why an image could not be pulled in the last hour; empty if that was not tried."""
+        """Return why an image could not be pulled in the last hour; empty if nobody has tried."""
         try:
             kept = json.loads(self._file(name).read_bytes())
             return str(kept["reason"]) if 0 <= self.now_s() - kept["time"] < _AGAIN_S else ""
@@ -89,7 +89,7 @@ class FailedPulls:
             return ""
 
     def keep(self, name: str, reason: str) -> None:
-        """Note that an image could not be pulled."""
+        """Record that an image could not be pulled."""
         private_folder(self.folder)
         replace_file(self._file(name), json.dumps({"time": self.now_s(), "reason": reason}).encode())
 
@@ -100,7 +100,7 @@ class FailedPulls:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that is here.
+    """An image that the container program has.
 
     Attributes:
         name: By which it was asked for.
@@ -165,7 +165,7 @@ class Image:
 
     @classmethod
     def _build(cls, program: ContainerProgram, environment: Path, file: str, say: Say) -> Image:
-        """Build it, unless an image of the same lines was built before."""
+        """Build the image, unless one was built from the same Dockerfile before."""
         dockerfile = environment / file
         name = f"stoker-run:{hashlib.sha256(dockerfile.read_bytes()).hexdigest()[:20]}"
         digest = _id_of(program, name)
@@ -192,7 +192,7 @@ def _id_of(program: ContainerProgram, name: str) -> str:
 
 
 def _qualified_name(name: str, program: ContainerProgram) -> str:
-    """The name as docker takes it, for podman, which does not know where names without a registry are."""
+    """Return the name with docker's default registry, which podman does not add by itself."""
     first, slash, _ = name.partition("/")
     if program.kind != "podman" or (slash and ("." in first or ":" in first or first == "localhost")):
         return name
@@ -201,7 +201,7 @@ def _qualified_name(name: str, program: ContainerProgram) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImageContents:
-    """What a container of an image has.
+    """The Python, GPUs and packages that a container of an image has.
 
     Attributes:
         gpus: The GPUs that it sees, a line each.
@@ -220,7 +220,7 @@ class ImageContents:
 def inspect_image(
     program: ContainerProgram, image: Image, arguments: Sequence[str], python: str = "", gpus: int = 0
 ) -> ImageContents:
-    """Look for Python and for GPUs in a container, before the script is started in one.
+    """Find Python and GPUs in a container before the script is started in one.
 
     Args:
         arguments: Further ones of `docker run`.
@@ -295,7 +295,7 @@ def optional_container(
 
 @dataclass(frozen=True, slots=True)
 class ContainerTemplate:
-    """What is known of a container before there is one."""
+    """The program, image and settings from which containers are started."""
 
     settings: ContainerSettings
     program: ContainerProgram
@@ -303,13 +303,13 @@ class ContainerTemplate:
 
     @property
     def common(self) -> list[str]:
-        """What each container is started with, those that only look or build too."""
+        """Return the options of every container, including those that inspect an image or build."""
         network = ["--network", self.settings.network] if self.settings.network else []
         # Where SELinux is on, bound folders could not be read else.
         return [*self.program.user(), "--security-opt", "label=disable", *network]
 
     def ask(self, command: Sequence[str]) -> str:
-        """Run a command in a container that only looks; returns what it prints.
+        """Run a command in a temporary container, and return its output.
 
         Raises:
             EngineFailure: The program does not answer.
@@ -318,7 +318,7 @@ class ContainerTemplate:
         return self.program.call(*options, self.image.id, *command[1:]).stdout
 
     def limits(self) -> list[str]:
-        """What the container of a script is started with besides: its memory, and the folders that it sees."""
+        """Return the further options of a script's container: memory and volumes."""
         settings = self.settings
         words = [*("--shm-size", settings.shm_size)] if settings.shm_size else []
         if settings.memory:
@@ -339,7 +339,7 @@ _OVER: Final = frozenset({"exited", "stopped", "dead", "removing"})
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """How a container is.
+    """The state of a container.
 
     Attributes:
         exit_code: With which its first process has ended; 0 while it has not.
@@ -352,17 +352,17 @@ class ContainerState:
 
     @property
     def is_created(self) -> bool:
-        """Whether it was created, and not started."""
+        """Whether the container was created but not started."""
         return self.status in _NOT_YET
 
     @property
     def is_over(self) -> bool:
-        """Whether its processes have ended."""
+        """Whether the processes of the container have ended."""
         return self.status in _OVER
 
 
 def write_record(place: Path, base: ContainerTemplate, name: str, command: Sequence[str]) -> None:
-    """Write down how the container of an attempt is made.
+    """Record the command line that creates the container of an attempt.
 
     Raises:
         OSError: It cannot be written.
@@ -374,7 +374,7 @@ def write_record(place: Path, base: ContainerTemplate, name: str, command: Seque
 
 
 def read_record(place: Path) -> dict[str, Any] | None:
-    """Return what `write_record` has written; None where there is nothing."""
+    """Return the record that `write_record` has written, or None."""
     try:
         record: dict[str, Any] = json.loads((place / _RECORD).read_bytes())
     except (OSError, ValueError):
@@ -404,7 +404,7 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
 
 
 def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
-    """How a container is; None where there is none of its name.
+    """Return the state of a container; None if it does not exist.
 
     Raises:
         EngineFailure: The program does not answer.
@@ -422,7 +422,7 @@ def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> C
 def attempt_state_of_container(
     program: ContainerProgram, record: Mapping[str, Any], state: ContainerState, *, had_agent: bool
 ) -> AttemptState:
-    """The state of an attempt whose agent has left no report.
+    """Return the state of an attempt whose agent has written no report.
 
     Args:
         record: The container's name as `container`.
@@ -448,7 +448,7 @@ def attempt_state_of_container(
 
 
 def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> None:
-    """Remove a container with all that runs in it; nothing happens where there is none.
+    """Kill the processes of a container and remove it. A missing container is no error.
 
     Raises:
         EngineFailure: It cannot be removed.

@@ -84,7 +84,7 @@ _REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ContainerSettings:
-    """How the container of a run is to be.
+    """The settings of a run's container.
 
     Attributes:
         image: The image that the run asks for; empty for none.
@@ -397,7 +397,7 @@ _DEFAULT_PYTHON: Final = "python3"
 
 @dataclass(frozen=True, slots=True)
 class SshSettings:
-    """How a machine is reached.
+    """How to connect to a machine.
 
     Attributes:
         address: Its host name, an address, or an alias of the user's SSH configuration.
@@ -450,7 +450,7 @@ class SshSettings:
         return cls(target.name, port=port, **found, **_read_secrets(targets_dir / f"{target.name}.secret"))
 
     def attach_line(self, *changes: str) -> str:
-        """The command line that attaches the target as it is but for some options.
+        """Return the command line that attaches the target again with some options changed.
 
         Args:
             changes: The options, each with its value: they replace those of the same name.
@@ -474,7 +474,7 @@ class SshSettings:
 
     @property
     def host(self) -> str:
-        """The machine as messages name it."""
+        """The name of the machine in messages."""
         if self.port in (None, 22):
             return self.address
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"

@@ -187,7 +187,7 @@ class SettingsDiscovery(Protocol):
     """An engine that can suggest settings for its target's file by asking the machine."""
 
     def discover_settings(self) -> Mapping[str, Any]:
-        """Settings that the file lacks, or has less precisely.
+        """Return settings that the file lacks or states less precisely.
 
         Raises:
             EngineFailure: It cannot be asked.
@@ -232,7 +232,7 @@ class EnvironmentPruner(Protocol):
 
 
 def attempt_state(seen: Mapping[str, Any]) -> AttemptState:
-    """Return what `stoker_run.observing.observe` means, wherever it was asked."""
+    """Return the state of an attempt from what `stoker_run.observing.observe` returned on its machine."""
     if seen["exit"] is not None:
         return AttemptState(
             Presence.ENDED, started_ms=_whole(seen["exit"].get("started_ms")), exit=seen["exit"]
@@ -297,7 +297,7 @@ def start_content(
 
 
 def _with_places(argument: str, places: Mapping[str, str]) -> str:
-    """Put in the paths of data. A name may be the beginning of another one: the longest comes first."""
+    """Insert the paths of data. A name may be a prefix of another one, so the longest is replaced first."""
     if _REFERENCE in argument:
         for name in sorted(places, key=len, reverse=True):
             argument = argument.replace(f"{_REFERENCE}{name}", places[name])

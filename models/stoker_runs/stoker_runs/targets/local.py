@@ -51,7 +51,7 @@ _RUN_FOLDERS: Final = ("outputs", "logs")
 
 
 def working_directory(job: Job) -> Path:
-    """A copy of the snapshot, with what earlier attempts have left in `outputs/` and `logs/`."""
+    """Copy the snapshot, with the `outputs/` and `logs/` of earlier attempts; return the folder."""
     work, staged = job.place / "work", job.place / "work.new"
     if not work.is_dir():
         remove_tree(staged, ignore_errors=True)
@@ -68,7 +68,7 @@ def working_directory(job: Job) -> Path:
 
 
 def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -> Path | None:
-    """The folder that all runs of an experiment share, made if missing; None where the target has none."""
+    """Return the folder that runs of an experiment share, created if missing; None if the target has none."""
     base = settings.get("shared_directory")
     if base is None:
         return None
@@ -79,19 +79,19 @@ def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -
 
 
 def attempt_state_of_files(job: Job) -> AttemptState | None:
-    """The state by the agent's files and lock; None if there is neither an agent nor a report of its end."""
+    """Return the state from the agent's files and lock; None if there is no agent and no report."""
     seen = attempt_state(observing.observe(job.place))
     return None if seen.presence in (Presence.ABSENT, Presence.GONE) else seen
 
 
 def request_stop(job: Job, grace_s: float, reason: str) -> None:
-    """Leave a message for the agent."""
+    """Write the request to stop into the attempt's folder, which the agent reads."""
     with as_failure("the agent cannot be told to end the script"):
         observing.stop(job.place, grace_s, reason)
 
 
 def collect(job: Job) -> None:
-    """Move what the script has written to the run's folder, once nothing of it runs any more."""
+    """Move the script's outputs and logs to the run's folder when its processes have ended."""
     with as_failure("the run's files cannot be moved to its folder"):
         for name in _RUN_FOLDERS:
             # A script in a container writes here too, and its links mean folders of this machine.
@@ -154,7 +154,7 @@ class LocalEngine:
         self._workspace = workspace
 
     def check(self) -> Sequence[str]:
-        """Say what this machine has for runs."""
+        """Return the resources of this machine."""
         capacity = self._target.capacity
         facts = observing.check()
         gpus = ", ".join(capacity.gpus) if capacity is not None and capacity.gpus else "none"
@@ -167,7 +167,7 @@ class LocalEngine:
         )
 
     def prepare(self, job: Job, say: Say) -> None:
-        """Make the environment, and a working directory with the files of the snapshot."""
+        """Build the environment, and copy the snapshot to a working directory."""
         with as_failure("the run cannot be prepared"):
             private_folder(job.place)
             if (job.place / "start.json").exists():
@@ -241,16 +241,16 @@ class LocalEngine:
         return attempt_state(observing.observe(job.place))
 
     def pull(self, job: Job, *, final: bool) -> None:
-        """Move what the script has written to the run's folder, once nothing of it runs any more."""
+        """Move the script's outputs and logs to the run's folder when its processes have ended."""
         if final:
             collect(job)
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Leave a message for the agent."""
+        """Write the request to stop into the attempt's folder, which the agent reads."""
         request_stop(job, grace_s, reason)
 
     def clean(self, job: Job) -> None:
-        """Kill what is left of an attempt that has ended, and remove its working directory."""
+        """Kill the remaining processes of an ended attempt, and remove its working directory."""
         if not job.place.is_dir():
             return
         with as_failure("what is left of the run cannot be removed"):
@@ -259,7 +259,7 @@ class LocalEngine:
 
 
 def _variables_of(interpreter: Path) -> dict[str, str]:
-    """Variables that an interpreter's processes have with other values than this process."""
+    """Return the variables that the interpreter needs with other values than this process has."""
     if interpreter == Path(sys.executable):
         return {}
     from stoker.environments.interpreters import variables_for

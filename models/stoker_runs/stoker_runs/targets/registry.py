@@ -18,7 +18,7 @@ __all__ = ["engine_of", "no_compiler_for_libraries"]
 
 @contextlib.contextmanager
 def no_compiler_for_libraries() -> Iterator[None]:
-    """Have `ctypes` look for libraries where the system's loader finds them, and nowhere else.
+    """Let `ctypes` find libraries by the system's loader only.
 
     asyncssh asks for one by two names when it is imported. Where it is missing, `ctypes` has a compiler and a linker
     make programs to find it: eight processes, for which each run would wait.

@@ -59,7 +59,7 @@ class Trial:
 
 
 def definition_of(record: RunRecord) -> SweepDefinition:
-    """Return what was asked of a sweep.
+    """Return the definition of a sweep.
 
     Raises:
         UnknownRun: The run is none.
@@ -109,7 +109,7 @@ def create_child(
 
 
 class ChildReader:
-    """Reads what becomes of a child, again and again; of one that has ended no more."""
+    """Reads the state and the primary metric of a child; an ended child is read once."""
 
     def __init__(self, folder: RunFolder, metric: str) -> None:
         self.folder = folder
@@ -122,7 +122,7 @@ class ChildReader:
         self.state: RunState = RunState()
 
     def read(self) -> Child:
-        """Return what is known of it now.
+        """Return the current state of the child.
 
         Raises:
             UnknownRun: It is not there any more.
@@ -163,7 +163,7 @@ class ChildReader:
 
 
 class Trials:
-    """The children of a sweep, looked at again and again.
+    """The children of a sweep, for repeated reading.
 
     Raises:
         UnknownRun: It is no sweep.
@@ -176,7 +176,7 @@ class Trials:
         self._readers: dict[int, ChildReader] = {}
 
     def read(self) -> list[Trial]:
-        """Return them as they are now, the best first; those without a value come last, in their order."""
+        """Return the children, the best first; those without a value come last, in their order."""
         folders = child_folders(self._record, self.terms.total, self._store)
         found = []
         for number, child in folders.items():
@@ -222,7 +222,7 @@ def trials_of(folder: RunFolder, store: RunStore, *, with_earlier: bool = False)
 
 
 def earlier_curves(terms: SweepDefinition, store: RunStore) -> list[Curve]:
-    """What the children of earlier sweeps have logged of the primary metric; of those that are gone nothing."""
+    """Return the primary metric of the children of earlier sweeps; deleted ones are left out."""
     curves: list[Curve] = []
     for run_id in terms.warm_start:
         try:

@@ -245,7 +245,7 @@ _GRID_LIMIT: Final = 1_000_000
 
 
 class Sampler(Record, frozen=True):
-    """A way to choose, and from what; made by `sampler`, which checks it.
+    """How parameters are chosen, and from which space; made by `sampler`, which checks it.
 
     Attributes:
         kind: `random` or `grid`.
@@ -282,12 +282,12 @@ class Sampler(Record, frozen=True):
 
 
 def new_seed() -> int:
-    """A seed by chance, for a sweep that names none."""
+    """Return a random seed, for a sweep without one."""
     return int.from_bytes(os.urandom(6))
 
 
 def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:
-    """Return a way to choose.
+    """Return a checked sampler.
 
     Args:
         kind: `random` or `grid`, in any case.
@@ -387,7 +387,7 @@ def define_sweep(
     warm_start: Sequence[str] = (),
     again: Sequence[ContinuedChild] = (),
 ) -> SweepDefinition:
-    """Return the terms of a sweep.
+    """Return the checked definition of a sweep.
 
     Args:
         goal: `maximize` or `minimize`, in any case.

@@ -18,7 +18,7 @@ __all__ = ["Child", "Ending", "Step", "ending_of", "next_step"]
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What is known of a child.
+    """The state of a child, as the planner needs it.
 
     Attributes:
         curve: What it has logged of the primary metric.
@@ -37,7 +37,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is to be done.
+    """The actions of one step.
 
     Attributes:
         starts: Numbers of the children that are to begin.
@@ -108,7 +108,7 @@ def _is_over(child: Child) -> bool:
 
 
 def ending_of(terms: SweepDefinition, children: Mapping[int, Child], ending: str = "") -> Ending:
-    """Return how a sweep ends all of whose children have ended.
+    """Return how a sweep ends after all its children have ended.
 
     Args:
         children: All that have begun, by their numbers.

@@ -162,7 +162,7 @@ class MedianStopping(Record, frozen=True, tag_field="name", tag="median_stopping
 
 
 class TruncationSelection(Record, frozen=True, tag_field="name", tag="truncation_selection"):
-    """Ends the worst part of those that have come as far.
+    """Ends the worst part of the children that have logged as many values.
 
     Of n children, the worst floor(n · percentage / 100) are; of equal ones at the border none is.
 
@@ -208,13 +208,13 @@ POLICIES: Final[Mapping[str, type[Policy]]] = {
 
 
 def due_interval(policy: Policy, count: int) -> int:
-    """The last interval at which a policy looks at a child that has logged so many values; 0 for none yet."""
+    """Return the last interval at which a policy evaluates a child with so many values; 0 for none yet."""
     interval = count - count % policy.evaluation_interval
     return interval if interval >= max(policy.delay_evaluation, 1) else 0
 
 
 def termination_reason(policy: Policy, goal: Goal, run: Curve, others: Sequence[Curve], interval: int) -> str:
-    """Say why a child is to be ended; empty where it is not.
+    """Return why a policy ends a child; empty if it does not.
 
     Args:
         run: What the child has logged, `interval` values or more.
@@ -249,7 +249,7 @@ def _average_until(run: Curve, interval: int, sign: float) -> float:
 
 
 def policy_text(policy: Policy) -> str:
-    """A policy with its settings, as the reason of what it ends has it."""
+    """Return a policy with its settings, as reasons and listings show it."""
     unsaid = {("delay_evaluation", 0), ("exclude_finished_jobs", False)}
     given = [
         one for one in msgspec.structs.asdict(policy).items() if one[1] is not None and one not in unsaid

@@ -66,7 +66,7 @@ _HD_NEEDED: Final = ("sampling", "primary_metric_name", "primary_metric_goal", "
 
 
 def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a file of Stoker's; returns what it says of the sweep, and what of each run.
+    """Read a sweep file; return the settings of the sweep, and those of its runs.
 
     Raises:
         InvalidSettings: It cannot be read, or lacks a key.
@@ -81,7 +81,7 @@ def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_sweep(file: Path, content: Mapping[str, Any]) -> SweepDefinition:
-    """Return what a file of Stoker's asks of a sweep.
+    """Return the definition of a sweep from the settings of a file.
 
     Args:
         file: The file, for messages.
@@ -195,7 +195,7 @@ def find_hdconfig(project: Path, name: str) -> Path:
 
 
 def read_hdconfig(file: Path) -> SweepDefinition:
-    """Return what a file of Azure's CLI asks of a sweep; its expressions are Azure's own.
+    """Return the definition of a sweep from a file of Azure's CLI, with Azure's own expressions.
 
     Raises:
         InvalidSettings: It cannot be read, or a key or value cannot be.
@@ -275,7 +275,7 @@ def _check_there(file: Path, content: Mapping[Any, Any], needed: tuple[str, ...]
 
 
 def _checked(file: Path, key: str, make: Callable[..., _Made], *said: Any) -> _Made:
-    """What is made of a value; an error names the file and the key."""
+    """Convert a value; errors name the file and the key."""
     try:
         return make(*said)
     except InvalidSettings as error:

@@ -93,7 +93,7 @@ class Sweep:
         self.state: RunState = folder.state()
 
     def run(self) -> RunState:
-        """Go on until the sweep has ended; returns its state."""
+        """Bring the sweep to its end; return its state."""
         while not self.state.is_terminal:
             began_s = self._clock.elapsed_s()
             try:
@@ -108,7 +108,7 @@ class Sweep:
         return self.state
 
     def step(self) -> None:
-        """Look once and act.
+        """Poll once and act.
 
         Raises:
             OSError: The workspace cannot be written to.
@@ -151,7 +151,7 @@ class Sweep:
             self._apply(CancelRequested(str(asked.get("reason") or "")))
 
     def _ending(self) -> str:
-        """Why the whole sweep ends; empty while it goes on."""
+        """Return why the whole sweep ends; empty while it continues."""
         if self.state.ending:
             reason = f" {self.state.reason}" if self.state.reason else ""
             return f"its sweep was canceled{reason}"
@@ -243,7 +243,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class _Runners:
-    """The runners of children, as forks of this process: it has no second thread, and buries them itself."""
+    """The runners of children, as forks of this process, which has one thread and reaps them itself."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -254,7 +254,7 @@ class _Runners:
         self._fork(child, self._workspace)
 
     def adopt(self, child: RunFolder) -> None:
-        """Start that of one that has none any more."""
+        """Start the runner of a child that has lost its runner."""
         self._reap()
         adopt(child, self._workspace, self._fork)
 

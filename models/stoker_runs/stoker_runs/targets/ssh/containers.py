@@ -71,16 +71,16 @@ class _RemoteProgram(ContainerProgram):
         environ: Mapping[str, str] | None = None,  # noqa: ARG002  # those of the machine
         directory: Path | None = None,  # noqa: ARG002  # one of this machine
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of its commands there."""
+        """Run one of its commands on the machine."""
         assert self.link is not None
         return _run(self.link, [self.path, *arguments], timeout_s)
 
     def user(self) -> list[str]:
-        """The arguments by which what a container writes belongs to the user who logs in."""
+        """Return the options by which files that a container writes belong to the user who logs in."""
         return self._as_user(*self.owner)
 
     def build(self, name: str, dockerfile: Path) -> subprocess.CompletedProcess[str]:
-        """Build an image of a Dockerfile that is sent there."""
+        """Send a Dockerfile to the machine, and build an image of it."""
         assert self.link is not None
         content = dockerfile.read_bytes()
         folder = f"dockerfiles/{hashlib.sha256(content).hexdigest()[:20]}"
@@ -95,7 +95,7 @@ class _RemoteProgram(ContainerProgram):
 
 @dataclass(frozen=True, slots=True)
 class RunContainer:
-    """The container of an attempt, before there is one.
+    """How to start the container of an attempt.
 
     Attributes:
         gpus: The arguments by which it sees GPUs.
@@ -126,7 +126,7 @@ class RemoteContainers:
         self._environments_dir = environments_dir
 
     def check(self) -> Sequence[str]:
-        """Start a container of the target's image, and say what it has."""
+        """Start a container of the target's image, and return what it has."""
         settings = ContainerSettings.of(self._target.settings, {})
         program = self._program(settings)
         image = Image.obtain(program, settings, Path(), lambda _: None)
@@ -134,7 +134,7 @@ class RemoteContainers:
         return (f"containers by {program}: {program.path}", f"Python {inside} in a container of {image.name}")
 
     def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
-        """Have an environment for containers of the target's image.
+        """Build an environment for containers of the target's image.
 
         Raises:
             EngineFailure: There can be no container.
@@ -143,7 +143,7 @@ class RemoteContainers:
         self._ready(asked, {}, 0, folder, say)
 
     def prepared(self, job: Job, say: Say) -> RunContainer:
-        """Have image and environment of an attempt there.
+        """Obtain the image and the environment of an attempt on the machine.
 
         Raises:
             EngineFailure: They cannot be had.
@@ -198,7 +198,7 @@ class RemoteContainers:
         )
 
     def start(self, job: Job) -> None:
-        """Start the container of an attempt, once.
+        """Start the container of an attempt, unless it was started before.
 
         Raises:
             EngineFailure: It cannot be started.
@@ -209,7 +209,7 @@ class RemoteContainers:
         start_container(self._find(record), record, job.place)
 
     def sight(self, job: Job, look: Callable[[], AttemptState]) -> AttemptState:
-        """How an attempt is; only where its files on the machine say nothing, its container is asked.
+        """Return the state of an attempt from its files, or from its container if they say nothing.
 
         Raises:
             EngineFailure: The machine does not answer.
@@ -248,7 +248,7 @@ def has_container(job: Job) -> bool:
 def keep_container(
     job: Job, container: RunContainer, place: PurePosixPath, shared: PurePosixPath | None
 ) -> None:
-    """Write down how the container of an attempt is started.
+    """Record how the container of an attempt is started.
 
     Args:
         shared: The folder there that runs of its experiment share, or None.
@@ -269,7 +269,7 @@ def keep_container(
 
 
 async def _facts(porter: Porter) -> tuple[str, str, str | None]:
-    """Where everything of runs is there, where the agent's zip is, and uv; None where there is none."""
+    """Return the target's folder, the path of the agent's zip, and that of uv or None."""
     await porter.ask(op="home", name="home")
     uv = (await porter.ask(op="interpreters"))[0]["uv"]
     return porter.folder, porter.archive, uv

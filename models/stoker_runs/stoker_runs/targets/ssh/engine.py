@@ -72,7 +72,7 @@ class SshEngine:
         self._ended_attempt = 0
 
     def check(self) -> Sequence[str]:
-        """Log in, and say what the machine has for runs."""
+        """Log in, and return the resources of the machine."""
 
         async def asked(porter: Porter) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
             return (await porter.ask(op="check"))[0], (await porter.ask(op="interpreters"))[0]
@@ -90,7 +90,7 @@ class SshEngine:
         )
 
     def discover_settings(self) -> Mapping[str, Any]:
-        """Cores and GPUs of the machine where its file does not limit them; its host key instead of a fingerprint."""
+        """Return cores and GPUs if the target's file does not limit them, and the host key for a fingerprint."""
 
         async def asked(porter: Porter) -> Mapping[str, Any]:
             return (await porter.ask(op="check"))[0]
@@ -106,7 +106,7 @@ class SshEngine:
         return found
 
     def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
-        """Have an environment there."""
+        """Build an environment on the machine."""
         if self._containers is not None:
             self._containers.build(asked, folder, say)
             return
@@ -116,7 +116,7 @@ class SshEngine:
         )
 
     def prune(self, unused_s: float, *, remove: bool) -> Sequence[tuple[str, float, int]]:
-        """Remove environments there that no run was given for long."""
+        """Remove environments on the machine that no run has used for long."""
 
         async def pruned(porter: Porter) -> bytes:
             return (await porter.ask(op="prune", unused_s=unused_s, remove=remove))[1]
@@ -124,7 +124,7 @@ class SshEngine:
         return [tuple(one) for one in json.loads(self._link.call(pruned, timeout_s=None))]
 
     def prepare(self, job: Job, say: Say) -> None:
-        """Have environment and files there; attempts before this one are ended and collected first."""
+        """Provide environment and files on the machine, after earlier attempts were ended and collected."""
         with local_errors():
             private_folder(job.place)
         if (job.place / "start.json").exists():
@@ -173,7 +173,7 @@ class SshEngine:
         self._link.call(prepared, timeout_s=None)
 
     def _container(self, containers: RemoteContainers, job: Job, say: Say) -> RunContainer | None:
-        """The container of an attempt; None if there can be none and the run does without."""
+        """Return how to start the container; None if that is impossible and the run works without one."""
         self._link.call(self._reached)
         try:
             return containers.prepared(job, say)
@@ -192,7 +192,7 @@ class SshEngine:
         self._has_been_reached = True
 
     async def _shared_folder(self, porter: Porter, job: Job) -> PurePosixPath | None:
-        """The folder there that all runs of an experiment share, made if missing; None where there is none."""
+        """Return the folder on the machine that runs of an experiment share, created if missing, or None."""
         base = self._target.settings.get("shared_directory")
         if base is None:
             return None
@@ -200,7 +200,7 @@ class SshEngine:
         return PurePosixPath((await porter.ask(op="home", name=str(folder)))[0]["path"])
 
     def _patiently(self, job: Job, work: Callable[[], None]) -> None:
-        """What takes long is begun anew after a cut; a machine that was never reached is not waited for."""
+        """Repeat long work after a lost connection. Do not wait for a machine that was never reached."""
         lost_after_s = job.record.definition.lost_after_s
         until_s = time.monotonic() + (lost_after_s if job.attempt > 1 else 0.0)
         while True:
@@ -243,7 +243,7 @@ class SshEngine:
             await send_folder(porter, job, job.resume_from, "resume", say)
 
     async def _conclude(self, porter: Porter, job: Job) -> None:
-        """Have nothing left of an attempt that was given up: its processes end, its files come."""
+        """End the processes of an abandoned attempt, and collect its files."""
         if not job.place.is_dir() or is_collected(job):
             return
         await porter.ask(op="sweep", run=job.record.id, attempt=job.attempt)
@@ -251,7 +251,7 @@ class SshEngine:
         await porter.ask(op="clean", run=job.record.id, attempt=job.attempt)
 
     def start(self, job: Job) -> None:
-        """Start the agent there; a machine that does not answer is looked at again by `observe`."""
+        """Start the agent on the machine. If the machine does not answer, `observe` finds out later."""
         if (job.place / "exit.json").exists():
             return
 
@@ -273,7 +273,7 @@ class SshEngine:
             raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
 
     def observe(self, job: Job) -> AttemptState:
-        """See how the attempt is; its log comes with that."""
+        """Return the state of the attempt, and append new log lines."""
         ended = job.place / "exit.json"
         if ended.exists():
             return attempt_state({"exit": json.loads(ended.read_bytes())})
@@ -299,7 +299,7 @@ class SshEngine:
         return sight
 
     def pull(self, job: Job, *, final: bool) -> None:
-        """Bring everything, once nothing of the attempt runs any more; until then `observe` brings what is new."""
+        """Copy all files when the processes have ended; until then `observe` copies new log lines."""
         if not final:
             return
         self._ended_attempt = max(self._ended_attempt, job.attempt)
@@ -307,7 +307,7 @@ class SshEngine:
             self._link.call(lambda porter: collect(porter, job), timeout_s=None)
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Leave word for the agent there."""
+        """Write the request to stop for the agent on the machine."""
 
         async def told(porter: Porter) -> None:
             await porter.ask(
@@ -317,7 +317,7 @@ class SshEngine:
         self._link.call(told)
 
     def clean(self, job: Job) -> None:
-        """Kill what is left of an attempt there, and remove its folder."""
+        """Kill the remaining processes of an attempt on the machine, and remove its folder."""
         self._ended_attempt = max(self._ended_attempt, job.attempt)
 
         async def cleaned(porter: Porter) -> None:
@@ -330,7 +330,7 @@ class SshEngine:
 
 
 def _lease_s(job: Job) -> float | None:
-    """How long the script goes on without a word: for ever where no other attempt may follow."""
+    """How long the script may run without contact: forever if no other attempt may follow."""
     definition = job.record.definition
     return definition.lost_after_s if definition.attempts > 1 or job.attempt > 1 else None
 

@@ -36,7 +36,7 @@ _SEPARATORS: Final = re.compile(r"[-_.]+")
 
 @dataclass(frozen=True, slots=True)
 class RemoteEnvironment:
-    """An environment that is ready there.
+    """An environment on the machine.
 
     Attributes:
         variables: What scripts have to find in their environment besides.
@@ -77,7 +77,7 @@ async def prepare_remote_environment(
     image: str = "",
     gpus: int = 0,
 ) -> RemoteEnvironment:
-    """Have the environment of a run there, and write down here what it is.
+    """Build or find the environment of a run on the machine, and record its packages here.
 
     Args:
         folder: `environment/` of the run.
@@ -148,7 +148,7 @@ async def _report_unused_gpus(porter: Porter, gpus: int, packages: Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """An environment there, and in what it is other than asked for."""
+    """An environment on the machine, and how it differs from the request."""
 
     path: str
     packages: Mapping[str, str]
@@ -157,7 +157,7 @@ class _Built:
 
 
 class _EnvironmentBuilder:
-    """Has environments built on the machine, or finds those that are there.
+    """Builds environments on the machine, or finds existing ones.
 
     Attributes:
         has_uv: Whether the machine has uv, as far as it was asked.
@@ -171,7 +171,7 @@ class _EnvironmentBuilder:
         self.has_uv = False
 
     async def build(self, wanted: Wanted) -> _Built:
-        """Have one of what is wanted, or not at all."""
+        """Build or find the environment; raise EnvironmentUnusable if that is impossible."""
         from stoker.environments.check import notes
 
         specification = wanted.specification
@@ -207,7 +207,7 @@ async def _existing_interpreter(porter: Porter, python: str, folder: Path) -> Re
 
 
 def _packages(names: Sequence[str]) -> dict[str, str]:
-    """Packages by their normalised names, of `NAME-VERSION`."""
+    """Return versions by normalised name, from `NAME-VERSION`."""
     found: dict[str, str] = {}
     for entry in names:
         name, dash, version = entry.partition("-")
@@ -217,7 +217,7 @@ def _packages(names: Sequence[str]) -> dict[str, str]:
 
 
 class _Build:
-    """Has one environment on the machine."""
+    """Builds one environment on the machine."""
 
     def __init__(
         self, porter: Porter, specification: Specification, as_of: str, log: Path, say: Say, image: str
@@ -232,11 +232,11 @@ class _Build:
 
     @property
     def has_uv(self) -> bool:
-        """Whether the machine has uv, once it was asked for interpreters."""
+        """Whether the machine has uv; known after it has listed its interpreters."""
         return self._uv is not None
 
     async def interpreter(self) -> tuple[Interpreter, str]:
-        """The Python to build with, fetched where uv can fetch it."""
+        """Return the Python to build with, which uv installs if necessary."""
         found, note, minor = choose(self._specification, await self._there())
         if found is None and minor and self._uv is not None:
             await self._run([self._uv, "python", "install", f"3.{minor}"], must=False)
@@ -256,7 +256,7 @@ class _Build:
         ]
 
     async def environment(self, python: Interpreter) -> tuple[str, Mapping[str, str]]:
-        """The interpreter of the environment there, and its packages; built unless it is there."""
+        """Return the interpreter and the packages of the environment, which is built if missing."""
         name = f"environments/{self._key(python)}"
         home, _ = await self._porter.ask(op="home", name="environments")
         venv = PurePosixPath(home["path"], self._key(python), "venv")
@@ -315,7 +315,7 @@ class _Build:
         return packages
 
     async def _check_imports(self, venv: PurePosixPath, minor: int) -> None:
-        """Import each package that was named: one that resolves may still fit nothing that was installed with it."""
+        """Import each package that was named: versions that resolve may still not work together."""
         names = sorted(named_packages(self._specification))
         place = str(venv / "lib" / f"python3.{minor}" / "site-packages")
         modules = (await self._porter.ask(op="modules", site_packages=place, names=names))[0]["modules"]

@@ -37,7 +37,7 @@ _ALGORITHMS: Final = (
 
 
 class HostKeys:
-    """What is known of a machine's host key, and which one it has shown."""
+    """The known host keys of a machine, and the keys that it has shown."""
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
@@ -49,11 +49,11 @@ class HostKeys:
 
     @property
     def accepted(self) -> asyncssh.SSHKey | None:
-        """The key that was shown and is the one meant by a fingerprint."""
+        """The shown key that matches the target's fingerprint, or None."""
         return next((key for key in self._shown if self._is_meant(key)), None)
 
     def client(self) -> asyncssh.SSHClient:
-        """What asyncssh asks about a key that is not known."""
+        """Return the client that asyncssh asks about unknown keys."""
         return _Client(self._shown, self._is_meant)
 
     def known_hosts(self, host: str, address: str, port: int | None) -> Sequence[Any]:
@@ -72,12 +72,12 @@ class HostKeys:
         return found
 
     def algorithms(self) -> Sequence[Any]:
-        """For which kinds of host keys to ask one after the other: a fingerprint may be that of any of them."""
+        """Return the kinds of host keys to request in turn: a fingerprint may be of any kind."""
         by_fingerprint = bool(self._settings.host_key) and self._pinned_key is None
         return ((), *([name] for name in _ALGORITHMS)) if by_fingerprint else ((),)
 
     def refusal(self) -> RunFailure:
-        """Why the machine is not talked to, and what to do."""
+        """Return why the machine is refused, and what to do."""
         host = self._settings.host
         shown = " and ".join(dict.fromkeys(map(_named, self._shown))) or "a key of another kind"
         fingerprint = _fingerprint(self._shown[0]) if self._shown else "SHA256:FINGERPRINT"
@@ -109,7 +109,7 @@ class HostKeys:
 
 
 class _Client(asyncssh.SSHClient):
-    """Notes the keys that were shown, and takes the one that is meant."""
+    """Records the keys that the machine shows, and accepts the expected one."""
 
     def __init__(self, shown: list[asyncssh.SSHKey], is_meant: Callable[[asyncssh.SSHKey], bool]) -> None:
         self._shown = shown
@@ -167,7 +167,7 @@ class Link:
     def call(
         self, work: Callable[[Porter], Awaitable[_Found]], *, timeout_s: float | None = _ANSWER_S
     ) -> _Found:
-        """Have a porter of the machine do something; connects where that was not done, or the connection was cut.
+        """Run work with a porter of the machine; connect if there is no connection.
 
         Args:
             timeout_s: After how long without an end the connection counts as cut; None where only silence counts.
@@ -181,7 +181,7 @@ class Link:
     def call_in_command(
         self, command: Sequence[str], folder: str, work: Callable[[Porter], Awaitable[_Found]]
     ) -> _Found:
-        """Have a porter do something that is run by a command of the machine, and ends with the work.
+        """Run work with a porter that a command of the machine starts, and that ends with the work.
 
         Args:
             folder: Where everything of runs is there, absolute.
@@ -233,7 +233,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def _porter(self) -> AsyncIterator[Porter]:
-        """One that nobody else uses meanwhile."""
+        """Yield a porter for exclusive use."""
         connection = await self._connection()
         porter = None
         while self._open.idle and porter is None:
@@ -291,7 +291,7 @@ class Link:
 
 
 class _OpenConnection:
-    """What is open: the connection, and porters that nobody uses now."""
+    """The open connection, and idle porters."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -299,7 +299,7 @@ class _OpenConnection:
         self.idle: list[Porter] = []
 
     def abort(self) -> None:
-        """Give the connection up: nothing more is sent."""
+        """Abort the connection without sending more."""
         if self.connection is not None:
             self.connection.abort()
         self.connection, self.idle = None, []
@@ -311,7 +311,7 @@ asyncssh.set_log_level("WARNING")
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The loop of all connections of this process, on a thread of its own."""
+    """Return the event loop of all connections of this process, which runs on its own thread."""
     loop = asyncio.new_event_loop()
     Thread(target=loop.run_forever, name="ssh", daemon=True).start()
     return loop

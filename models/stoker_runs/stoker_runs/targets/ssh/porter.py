@@ -82,7 +82,7 @@ begin()
 
 
 def command(*python: str) -> str:
-    """The command line that takes the first line.
+    """Return the command line that runs the first line.
 
     Args:
         python: The interpreter there, or the words of a command that runs one.
@@ -91,7 +91,7 @@ def command(*python: str) -> str:
 
 
 def first_line(folder: str, digest: str, size: int) -> bytes:
-    """The line.
+    """Return the first line: Python that installs and starts the porter.
 
     Args:
         folder: Where everything of runs is there; `~` is the home of who logs in.
@@ -111,16 +111,16 @@ Request = tuple[Mapping[str, Any], bytes]
 
 @cache
 def _archive() -> bytes:
-    """The agent: all sources, compressed."""
+    """Return the agent's zip."""
     return archive_bytes()
 
 
 class ConnectionLost(Exception):
-    """The connection is not there any more."""
+    """The connection is lost."""
 
 
 class Porter:
-    """One process on the machine that does what it is asked.
+    """A process on the machine that answers requests.
 
     Attributes:
         host: The machine as messages name it.
@@ -143,7 +143,7 @@ class Porter:
     async def begin(
         cls, connection: asyncssh.SSHClientConnection, settings: SshSettings, within: Sequence[str] = ()
     ) -> Porter:
-        """Start one, and bring it the agent's zip where that is not there.
+        """Start a porter, and send the agent's zip if the machine lacks it.
 
         Args:
             within: The command that runs Python there, in place of the target's Python.
@@ -173,7 +173,7 @@ class Porter:
         return porter
 
     async def _next_line(self) -> dict[str, Any]:
-        """The next line of the first talk; what login scripts print is passed over."""
+        """Return the porter's next line; skip lines that login scripts print."""
         for _ in range(_FOREIGN_LINES):
             line = await self._process.stdout.readline()
             at = line.find(BEGINS)
@@ -197,7 +197,7 @@ class Porter:
         )
 
     async def ask(self, data: bytes = b"", /, **request: Any) -> tuple[dict[str, Any], bytes]:
-        """Have one thing done; returns what it says, and its bytes.
+        """Send one request; return the answer and its bytes.
 
         Raises:
             EngineFailure: It cannot be done.
@@ -209,7 +209,7 @@ class Porter:
     async def exchange(
         self, requests: Iterable[Request], sent: Callable[[int], None] = lambda _: None
     ) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
-        """Have things done one after the other, without waiting for each answer before the next is asked.
+        """Send requests without waiting for each answer, and yield the answers in order.
 
         Args:
             requests: What; taken as the connection takes them.
@@ -275,11 +275,11 @@ class Porter:
 
     @property
     def is_there(self) -> bool:
-        """Whether it can be asked something."""
+        """Whether the porter can take requests."""
         return not (self._process.is_closing() or self._process.stdout.at_eof())
 
     def close(self) -> None:
-        """Let it end."""
+        """Close the porter."""
         self._process.close()
 
     def _failure(self, said: Mapping[str, Any]) -> EngineFailure:

@@ -46,7 +46,7 @@ _SAID_FROM_BYTES: Final = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class FolderListing:
-    """What a folder is made of.
+    """The entries and contents of a folder.
 
     Attributes:
         entries: As the porter wants them: `["d", name]`, `["l", name, target]`, `["f", name, content]`.
@@ -59,7 +59,7 @@ class FolderListing:
 
 
 def list_folder(folder: Path) -> FolderListing:
-    """Read a folder; links are kept as links.
+    """List a folder; links stay links.
 
     Raises:
         EngineFailure: A file cannot be read.
@@ -94,7 +94,7 @@ def _content(path: Path) -> str:
 
 
 async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Say, digest: str = "") -> None:
-    """Have a copy of a folder among an attempt's files on the machine.
+    """Copy a folder to an attempt's files on the machine.
 
     Args:
         digest: What the folder is known by, if something is; then it is not read where the machine knows it too.
@@ -124,7 +124,7 @@ async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
 
 
 async def _list_folder(porter: Porter, folder: Path) -> FolderListing:
-    """Read a folder beside the connection; the porter is not left without a word for so long that it ends."""
+    """List a folder on a thread, and keep the porter from ending meanwhile."""
     reading = asyncio.ensure_future(asyncio.to_thread(list_folder, folder))
     while not (await asyncio.wait({reading}, timeout=_WORD_S))[0]:
         await porter.ask(op="ping")
@@ -132,7 +132,7 @@ async def _list_folder(porter: Porter, folder: Path) -> FolderListing:
 
 
 def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Request]:
-    """Contents piece by piece, each from where it had come to before a cut."""
+    """Yield contents in pieces, each from the offset that the machine already has."""
     for content, there in missing:
         try:
             with tree.paths[content].open("rb") as file:
@@ -172,7 +172,7 @@ _OF_THE_RUN: Final = ("outputs", "logs")
 async def poll_attempt(
     porter: Porter, job: Job, renewal: int | None = None
 ) -> tuple[Mapping[str, Any], bool]:
-    """See how an attempt is, and append what is new of its logs and lines.
+    """Return the state of an attempt, and append its new log lines.
 
     Args:
         renewal: Renews its lease; another number than before.
@@ -203,12 +203,12 @@ async def poll_attempt(
 
 
 def is_collected(job: Job) -> bool:
-    """Whether nothing of an attempt is left to come."""
+    """Whether all files of an attempt have been collected."""
     return "all" in _collected(job)
 
 
 async def collect(porter: Porter, job: Job) -> None:
-    """Bring all files of an attempt of which nothing runs any more; begun anew, it goes on where it stopped.
+    """Copy all files of an ended attempt; a later call continues where this one stopped.
 
     Raises:
         EngineFailure: They cannot be written here.
@@ -235,7 +235,7 @@ async def collect(porter: Porter, job: Job) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One that is to come.
+    """A file to copy.
 
     Attributes:
         tree: The folder that it comes into.
@@ -252,16 +252,16 @@ class _File:
 
     @property
     def bytes_here(self) -> int:
-        """How much of it has come."""
+        """The number of bytes copied so far."""
         return self.tree.size_bytes(self.inner) or 0
 
     @property
     def has_come(self) -> bool:
-        """Whether it is here."""
+        """Whether the file is complete."""
         return self.tree.size_bytes(self.inner) == self.size
 
     def append(self, data: bytes, offset: int) -> None:
-        """Write what comes at an offset."""
+        """Write data at an offset."""
         _write_at(self.tree.open(self.inner, os.O_WRONLY | os.O_CREAT), data, offset)
 
     def make_executable(self) -> None:
@@ -274,7 +274,7 @@ class _File:
 
 
 async def _fetch(porter: Porter, job: Job, there: str, entries: Sequence[Sequence[Any]], here: str) -> Path:
-    """Bring a folder; what has come of its files before stays."""
+    """Copy a folder; parts that were copied before are reused."""
     with local_errors():
         incoming = _fresh(job.place / "incoming", here)
         files = _create_entries(entries, incoming, there)
@@ -308,7 +308,7 @@ async def _fetch(porter: Porter, job: Job, there: str, entries: Sequence[Sequenc
 
 
 def _earlier(place: Path, here: str) -> list[Path]:
-    """The folders in which files of one were on their way, the newest first."""
+    """Return the folders of interrupted copies, the newest first."""
     found = [path for path in place.iterdir() if re.fullmatch(rf"{here}(\.[0-9]+)?", path.name)]
     return sorted(found, key=_count, reverse=True)
 
@@ -339,7 +339,7 @@ def _create_entries(entries: Sequence[Sequence[Any]], incoming: Path, there: str
 
 
 def _reuse_earlier(files: Sequence[_File], earlier: Tree) -> None:
-    """Move what had come of files before a break."""
+    """Move the parts of files that an interrupted copy has."""
     for file in files:
         size_bytes = earlier.size_bytes(file.inner)
         if size_bytes is not None and file.bytes_here < size_bytes <= file.size:
@@ -347,7 +347,7 @@ def _reuse_earlier(files: Sequence[_File], earlier: Tree) -> None:
 
 
 def checked_entries(entries: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-    """Return the entries of a folder, if none leads out of it: what a machine says is not believed unseen.
+    """Return the entries of a folder after checking that none leads out of it: the machine is not trusted.
 
     Raises:
         EngineFailure: One does, one is named twice, or one is no entry.
@@ -370,7 +370,7 @@ def checked_entries(entries: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]
 
 
 def _checked(entry: Any) -> tuple[str, tuple[str, ...]]:
-    """The kind of an entry and the parts of its name."""
+    """Return the kind of an entry and the parts of its name."""
     match entry:
         case ["d", str(name)]:
             texts = [name]
@@ -394,7 +394,7 @@ def _refused(message: str) -> EngineFailure:
 
 
 def _install_folder(incoming: Path, place: Path, *, keep: bool) -> None:
-    """Put what has come in the place of what was there, which the script had among its files and may have removed."""
+    """Replace a folder by the copied one."""
     if keep:
         # It never began.
         remove_tree(incoming)
@@ -419,7 +419,7 @@ def _record_collected(job: Job, name: str) -> None:
 
 
 def _append(path: Path, data: bytes, offset: int) -> None:
-    """Write what comes at an offset; a link there is not followed."""
+    """Write data at an offset of a file; a link is not followed."""
     _write_at(Tree(path.parent).open(path.name, os.O_WRONLY | os.O_CREAT), data, offset)
 
 
@@ -442,7 +442,7 @@ def _replace(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def local_errors() -> Iterator[None]:
-    """Tell what fails on this machine from what fails on the other."""
+    """Turn errors of this machine into failures that say so."""
     try:
         yield
     except OSError as error:
