@@ -123,8 +123,8 @@ class GenerateEndpoint:
             answer = await score_and_wait(service, request, receive)
             if answer is None or answer.status != _OK:
                 return answer
-            add_names = form.add_names(answer.body)
-            return Answer(_OK, json_lines(add_names) + ids.lines, add_names)
+            named = form.add_names(answer.body)
+            return Answer(_OK, json_lines(named) + ids.lines, named)
 
 
 class _GeneratedEvents(PieceFormat):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.puppets import Joined, metric_memory, puppet_service
-from tests.unit.gateway.grpc.test_grpc_doors import INFER, House, call
+from tests.unit.gateway.grpc.test_grpc_connections import INFER, PuppetServer, call
 from tests.unit.wire.http2.talk import data, headers
 
 from stoker.gateway.gateway import Gateway
@@ -32,8 +32,8 @@ class Caller:
         self.number = -1
 
     def _connect(self, gateway: Gateway) -> None:
-        self.house = House(gateway=gateway)
-        self.house.send(PREFACE, settings({}))
+        self.server = PuppetServer(gateway=gateway)
+        self.server.send(PREFACE, settings({}))
 
     def turn(self, do: Any, *arguments: Any) -> None:
         """Do something in a turn of the frontend's loop."""
@@ -42,18 +42,18 @@ class Caller:
 
     def ask(self, *requests: Any) -> list[Any]:
         """Send requests in one turn, and return their answers in the same order: messages, or errors' texts."""
-        self.house.read()
+        self.server.read()
         first, sent = self.number + 2, b""
         for request in requests:
             self.number += 2
             sent += headers(self.number, call(INFER)) + data(
                 self.number, add_prefix(request.SerializeToString()), ends=True
             )
-        self.turn(self.house.send, sent)
+        self.turn(self.server.send, sent)
         self.joined.settle()
         self.joined.turn_frontends()
         answers: dict[int, Any] = {}
-        for kind, _, number, payload in self.house.read():
+        for kind, _, number, payload in self.server.read():
             if kind == Kind.DATA:
                 answers[number] = ModelInferResponse.FromString(payload[PREFIX_BYTES:])
             elif kind == Kind.HEADERS:

@@ -79,7 +79,7 @@ class PuppetTransport:
         self.end = "aborted"
 
 
-class House:
+class PuppetServer:
     """A server of one connection, looked after by a clock of the test's."""
 
     def __init__(self, retires_s: float = 1e9, gateway: Gateway | None = None) -> None:
@@ -87,10 +87,10 @@ class House:
         self.draining = False
         self.find = InferenceServicer(self.gateway, 1 << 20).find
         self.transport = PuppetTransport()
-        self.door = GrpcConnection(self)
-        self.watch = ConnectionMonitor(self.door, TIMES, 0.0, retires_s)
+        self.connection = GrpcConnection(self)
+        self.watch = ConnectionMonitor(self.connection, TIMES, 0.0, retires_s)
         self.now_s = 0.0
-        self.door.connection_made(self.transport)
+        self.connection.connection_made(self.transport)
 
     def accept_connection(self, *_: object) -> bool:
         return True
@@ -98,11 +98,11 @@ class House:
     def remove(self, _: GrpcConnection) -> None:
         """It is the only one."""
 
-    def flush_soon(self, door: GrpcConnection) -> None:
-        asyncio.get_running_loop().call_soon(door.flush)
+    def flush_soon(self, connection: GrpcConnection) -> None:
+        asyncio.get_running_loop().call_soon(connection.flush)
 
-    def resume_soon(self, door: GrpcConnection) -> None:
-        while door.resume():
+    def resume_soon(self, connection: GrpcConnection) -> None:
+        while connection.resume():
             """Nobody else has a turn here."""
 
     def pass_s(self, seconds: int) -> None:
@@ -112,7 +112,7 @@ class House:
             self.watch.check(self.now_s)
 
     def send(self, *sent: bytes) -> None:
-        self.door.data_received(b"".join(sent))
+        self.connection.data_received(b"".join(sent))
 
     def read(self) -> list[tuple[int, int, int, bytes]]:
         """The frames that were written since the last look."""
@@ -131,9 +131,9 @@ def call(path: str, *more: tuple[bytes, bytes]) -> bytes:
 
 
 @pytest.fixture
-async def house() -> House:
+async def server() -> PuppetServer:
     """A connection that has been greeted."""
-    made = House()
+    made = PuppetServer()
     made.send(PREFACE, settings({}))
     made.read()
     return made
@@ -158,27 +158,27 @@ def statuses(frames: list[tuple[int, int, int, bytes]]) -> Iterator[bytes]:
             yield rest[1 : 1 + rest[0]]
 
 
-async def test_what_is_sent_in_one_turn_is_written_at_once(house: House) -> None:
+async def test_what_is_sent_in_one_turn_is_written_at_once(server: PuppetServer) -> None:
     """Answers to many calls are one write."""
     writes: list[int] = []
-    house.transport.write = lambda content: writes.append(len(content))  # type: ignore[method-assign]
-    house.send(*(headers(n, call(LIVE)) + data(n, add_prefix(b""), ends=True) for n in range(1, 21, 2)))
+    server.transport.write = lambda content: writes.append(len(content))  # type: ignore[method-assign]
+    server.send(*(headers(n, call(LIVE)) + data(n, add_prefix(b""), ends=True) for n in range(1, 21, 2)))
     await turns()
     assert len(writes) == 1
 
 
-async def test_calls_leave_no_circles_behind(house: House) -> None:
+async def test_calls_leave_no_circles_behind(server: PuppetServer) -> None:
     """Nothing of them waits for a collection of garbage."""
-    house.send(headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))
+    server.send(headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))
     await turns()
     gc.collect()
     gc.disable()
     try:
         for number in range(3, 43, 2):
             path = (LIVE, INFER, "/none", WATCH)[number // 2 % 4]
-            house.send(headers(number, call(path)), data(number, add_prefix(b"\xff"), ends=True))
+            server.send(headers(number, call(path)), data(number, add_prefix(b"\xff"), ends=True))
             await turns()
-        assert not house.door.http.streams
+        assert not server.connection.http.streams
         found = gc.collect()
     finally:
         gc.enable()
@@ -195,16 +195,16 @@ async def test_calls_leave_no_circles_behind(house: House) -> None:
         (call(LIVE).replace(b"application/grpc", b"application/json"), b"12"),
     ],
 )
-async def test_calls_are_refused_for_their_heads(house: House, fields: bytes, status: bytes) -> None:
+async def test_calls_are_refused_for_their_heads(server: PuppetServer, fields: bytes, status: bytes) -> None:
     """Their messages need not be sent, and the connection goes on."""
-    house.send(headers(1, fields))
+    server.send(headers(1, fields))
     await turns()
-    frames = house.read()
+    frames = server.read()
     assert list(statuses(frames)) == [status]
     assert (Kind.RST_STREAM, 0, 1, bytes(4)) in frames
-    house.send(headers(3, call(LIVE)), data(3, add_prefix(b""), ends=True))
+    server.send(headers(3, call(LIVE)), data(3, add_prefix(b""), ends=True))
     await turns()
-    assert list(statuses(house.read())) == [b"0"]
+    assert list(statuses(server.read())) == [b"0"]
 
 
 @pytest.mark.parametrize(
@@ -217,18 +217,18 @@ async def test_calls_are_refused_for_their_heads(house: House, fields: bytes, st
         (b"\0\0", b"3"),
     ],
 )
-async def test_a_call_has_one_message(house: House, content: bytes, status: bytes) -> None:
+async def test_a_call_has_one_message(server: PuppetServer, content: bytes, status: bytes) -> None:
     """None, two, and what is none are told so."""
-    house.send(headers(1, call(LIVE)), data(1, content, ends=True))
+    server.send(headers(1, call(LIVE)), data(1, content, ends=True))
     await turns(10)
-    assert list(statuses(house.read())) == [status]
+    assert list(statuses(server.read())) == [status]
 
 
-async def test_a_deadline_ends_what_nobody_else_ends(house: House) -> None:
+async def test_a_deadline_ends_what_nobody_else_ends(server: PuppetServer) -> None:
     """Calls of health that are watched, too."""
-    house.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, add_prefix(b""), ends=True))
+    server.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, add_prefix(b""), ends=True))
     await turns()
-    assert list(statuses(house.read())) == [b"4"]
+    assert list(statuses(server.read())) == [b"4"]
 
 
 # --- slow ones ---
@@ -236,7 +236,7 @@ async def test_a_deadline_ends_what_nobody_else_ends(house: House) -> None:
 
 async def test_a_connection_has_to_begin() -> None:
     """Within the time for it."""
-    made = House()
+    made = PuppetServer()
     made.pass_s(9)
     assert not made.transport.end
     made.send(PREFACE[:10])
@@ -244,94 +244,94 @@ async def test_a_connection_has_to_begin() -> None:
     assert (made.goaways(), made.transport.end) == ([b"handshake timeout"], "closed")
 
 
-async def test_a_connection_without_calls_is_closed(house: House) -> None:
+async def test_a_connection_without_calls_is_closed(server: PuppetServer) -> None:
     """Not one on which somebody watches, as long as the peer is there."""
-    house.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
+    server.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
     for _ in range(500):
-        house.pass_s(1)
-        for kind, flags, _, payload in house.read():
+        server.pass_s(1)
+        for kind, flags, _, payload in server.read():
             if kind == Kind.PING and not flags & ACK:
-                house.send(frame(Kind.PING, ACK, 0, payload))
-    assert not house.transport.end
-    house.send(frame(Kind.RST_STREAM, 0, 1, bytes(4)))
+                server.send(frame(Kind.PING, ACK, 0, payload))
+    assert not server.transport.end
+    server.send(frame(Kind.RST_STREAM, 0, 1, bytes(4)))
     for _ in range(299):
-        house.pass_s(1)
-        house.send(frame(Kind.PING, ACK, 0, bytes(8)))
-    assert not house.transport.end
-    house.pass_s(2)
-    assert (house.goaways(), house.transport.end) == ([b"connection idle"], "closed")
+        server.pass_s(1)
+        server.send(frame(Kind.PING, ACK, 0, bytes(8)))
+    assert not server.transport.end
+    server.pass_s(2)
+    assert (server.goaways(), server.transport.end) == ([b"connection idle"], "closed")
 
 
-async def test_a_peer_that_has_gone_is_noticed(house: House) -> None:
+async def test_a_peer_that_has_gone_is_noticed(server: PuppetServer) -> None:
     """It is asked after a minute, and has a while to answer."""
-    house.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
-    house.pass_s(80)
-    assert not house.transport.end
-    house.pass_s(2)
-    assert (house.goaways(), house.transport.end) == ([b"ping_timeout"], "closed")
-    house.door.connection_lost(None)
-    assert not house.door.http.streams
+    server.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
+    server.pass_s(80)
+    assert not server.transport.end
+    server.pass_s(2)
+    assert (server.goaways(), server.transport.end) == ([b"ping_timeout"], "closed")
+    server.connection.connection_lost(None)
+    assert not server.connection.http.streams
 
 
-async def test_messages_that_drip_are_given_up(house: House) -> None:
+async def test_messages_that_drip_are_given_up(server: PuppetServer) -> None:
     """Byte by byte for ten seconds, and longer only as far as they arrive."""
-    house.send(headers(1, call(LIVE)))
-    house.send(headers(3, call(LIVE)), data(3, add_prefix(bytes(1 << 19))[: 20 << 10]))
+    server.send(headers(1, call(LIVE)))
+    server.send(headers(3, call(LIVE)), data(3, add_prefix(bytes(1 << 19))[: 20 << 10]))
     slowly = add_prefix(bytes(99))
     for at in range(11):
-        house.send(data(1, slowly[at : at + 1]))
-        house.pass_s(1)
-    assert list(statuses(house.read())) == [b"4"]
-    house.pass_s(18)
-    assert not house.read()
-    house.pass_s(2)
-    assert list(statuses(house.read())) == [b"4"]
-    assert not house.door.http.streams
+        server.send(data(1, slowly[at : at + 1]))
+        server.pass_s(1)
+    assert list(statuses(server.read())) == [b"4"]
+    server.pass_s(18)
+    assert not server.read()
+    server.pass_s(2)
+    assert list(statuses(server.read())) == [b"4"]
+    assert not server.connection.http.streams
 
 
-async def test_frames_that_drip_end_the_connection(house: House) -> None:
+async def test_frames_that_drip_end_the_connection(server: PuppetServer) -> None:
     """So does a head that is never whole."""
     for _ in range(80):
-        house.send(frame(Kind.DATA, 0, 1, bytes(200))[:1] if house.now_s == 0 else b"\0")
-        house.pass_s(1)
-    assert house.transport.end == "closed"
+        server.send(frame(Kind.DATA, 0, 1, bytes(200))[:1] if server.now_s == 0 else b"\0")
+        server.pass_s(1)
+    assert server.transport.end == "closed"
 
 
-async def test_answers_that_nobody_takes_are_given_up(house: House) -> None:
+async def test_answers_that_nobody_takes_are_given_up(server: PuppetServer) -> None:
     """Where the peer gives no room, the stream; where its socket takes nothing, the connection."""
-    house.send(settings({4: 0}), headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))  # type: ignore[dict-item]
+    server.send(settings({4: 0}), headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))  # type: ignore[dict-item]
     await turns()
     for _ in range(74):
-        house.send(window_update(0, 1))
-        house.pass_s(1)
-    assert house.door.http.streams
+        server.send(window_update(0, 1))
+        server.pass_s(1)
+    assert server.connection.http.streams
     for _ in range(4):
-        house.send(window_update(0, 1))
-        house.pass_s(1)
-    assert not house.door.http.streams
-    assert (Kind.RST_STREAM, 0, 1, ErrorCode.CANCEL.to_bytes(4)) in house.read()
-    house.transport.unread_bytes = 100
+        server.send(window_update(0, 1))
+        server.pass_s(1)
+    assert not server.connection.http.streams
+    assert (Kind.RST_STREAM, 0, 1, ErrorCode.CANCEL.to_bytes(4)) in server.read()
+    server.transport.unread_bytes = 100
     for _ in range(77):
-        house.send(window_update(0, 1))
-        house.pass_s(1)
-    assert house.transport.end == "aborted"
+        server.send(window_update(0, 1))
+        server.pass_s(1)
+    assert server.transport.end == "aborted"
 
 
-async def test_nothing_is_sent_to_a_socket_that_is_full(house: House) -> None:
+async def test_nothing_is_sent_to_a_socket_that_is_full(server: PuppetServer) -> None:
     """Answers wait on their streams, of which there are so many; then no more are begun."""
-    house.door.pause_writing()
+    server.connection.pause_writing()
     for number in range(1, 1001, 2):
-        house.send(headers(number, call("/none"), END_STREAM))
-    frames = house.read()
+        server.send(headers(number, call("/none"), END_STREAM))
+    frames = server.read()
     assert {kind for kind, *_ in frames} == {Kind.RST_STREAM}
     assert len(frames) == 500 - 256
-    house.door.resume_writing()
-    assert len(list(statuses(house.read()))) == 256
+    server.connection.resume_writing()
+    assert len(list(statuses(server.read()))) == 256
 
 
 async def test_old_connections_are_told_to_go() -> None:
     """They are closed when their calls have been answered."""
-    made = House(retires_s=5)
+    made = PuppetServer(retires_s=5)
     made.send(PREFACE, settings({}))
     made.pass_s(4)
     assert not made.goaways()
@@ -344,21 +344,21 @@ async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
     server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
     floods, transports = [], []
     for _ in range(3):
-        door, transport = GrpcConnection(server, handed_over=True), PuppetTransport()
-        door.connection_made(transport)
-        door.data_received(PREFACE + settings({}))
-        floods.append(door)
+        connection, transport = GrpcConnection(server, handed_over=True), PuppetTransport()
+        connection.connection_made(transport)
+        connection.data_received(PREFACE + settings({}))
+        floods.append(connection)
         transports.append(transport)
     sent = b"".join(headers(number, call("/no/method"), END_STREAM) for number in range(1, 4001, 2))
-    for door in floods:
-        door.data_received(sent)
+    for connection in floods:
+        connection.data_received(sent)
     assert not any(transport.reads for transport in transports)
-    begun = [door.calls for door in floods]
+    begun = [connection.calls for connection in floods]
     most = begun[0]
     assert 0 < most < 500
-    while any(door.http.more for door in floods):
+    while any(connection.http.more for connection in floods):
         await turns(1)
-        now = [door.calls for door in floods]
+        now = [connection.calls for connection in floods]
         assert sum(now) - sum(begun) <= most
         assert max(now) - min(now) <= most
         begun = now
@@ -378,9 +378,9 @@ async def test_a_flood_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) ->
         [GrpcConnection(server, handed_over=True) for _ in range(2)],
         [PuppetTransport(), PuppetTransport()],
     )
-    for door, transport in zip(connections, transports, strict=True):
-        door.connection_made(transport)
-        door.data_received(PREFACE + settings({}) + sent)
+    for connection, transport in zip(connections, transports, strict=True):
+        connection.connection_made(transport)
+        connection.data_received(PREFACE + settings({}) + sent)
     monkeypatch.setattr(connections[0], "flush", lambda: 1 // 0)
     for _ in range(20):
         await turns(1)
@@ -390,13 +390,13 @@ async def test_a_flood_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) ->
     await server.stop(0)
 
 
-async def test_a_flood_that_leaves_is_forgotten(house: House) -> None:
+async def test_a_flood_that_leaves_is_forgotten(server: PuppetServer) -> None:
     """What its connection had sent is not read once it has gone, or was ended."""
     left: list[GrpcConnection] = []
-    house.resume_soon = left.append  # type: ignore[method-assign]
-    house.send(*[headers(number, call("/no/method"), END_STREAM) for number in range(1, 4001, 2)])
-    assert left == [house.door]
-    begun = house.door.calls
-    house.door.connection_lost(None)
-    assert not house.door.resume()
-    assert house.door.calls == begun
+    server.resume_soon = left.append  # type: ignore[method-assign]
+    server.send(*[headers(number, call("/no/method"), END_STREAM) for number in range(1, 4001, 2)])
+    assert left == [server.connection]
+    begun = server.connection.calls
+    server.connection.connection_lost(None)
+    assert not server.connection.resume()
+    assert server.connection.calls == begun

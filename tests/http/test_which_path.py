@@ -1,4 +1,4 @@
-"""Which door takes which request: a frontend's listener with an app that refuses everything."""
+"""Which requests take the fast path: a frontend's listener with an app that refuses everything."""
 
 from __future__ import annotations
 

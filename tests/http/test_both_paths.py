@@ -1,4 +1,4 @@
-"""Scoring through the direct door and through the ASGI app: the same answer, byte for byte."""
+"""Scoring on the fast path and through the ASGI app: the same answer, byte for byte."""
 
 from __future__ import annotations
 
