@@ -6,7 +6,7 @@ import argparse
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from stoker_cluster.cluster_service import ClusterService
     from stoker_cluster.plan import ClusterPlan
 
-__all__ = ["SUMMARY", "add_actions", "add_arguments", "add_plan_actions", "run"]
+__all__ = ["SUMMARY", "add_arguments", "run"]
 
 
-SUMMARY: Final = "write and apply the objects of a service in a Kubernetes cluster, and look after it there"
+_FAILED: Final = 1
+_TAIL_LINES: Final = 200
+
+
+class _Actions(Protocol):
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser: ...
+
+
+SUMMARY: Final = "write and apply the objects of a service in a Kubernetes cluster, and operate it there"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    from stoker_cluster.commands.kubernetes import add_actions, add_plan_actions
-
     actions = parser.add_subparsers(dest="kubernetes_action", required=True, metavar="ACTION")
     models = argparse.ArgumentParser(add_help=False)
     models.add_argument(
@@ -44,30 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     plan = argparse.ArgumentParser(add_help=False, parents=[models])
     _add_plan_options(plan)
-    text = "all objects of a service as YAML, for kubectl apply -f -"
-    render = actions.add_parser(
-        "render", parents=[plan], help=f"print {text}", description=f"Print {text}. No cluster is needed."
+    context = argparse.ArgumentParser(add_help=False)
+    context.add_argument(
+        "--context", metavar="NAME", help="context of the kubeconfig (default: the current one)"
     )
-    render.set_defaults(kubernetes_run=_render)
-    add_plan_actions(actions, plan)
-    add_actions(actions)
-    text = "a ClusterServingRuntime, by which KServe serves models with Stoker"
-    kserve = actions.add_parser("kserve", help=f"print {text}", description=f"Print {text}.")
-    _add_kserve_options(kserve)
-    text = "a Job whose pods score the rows of files, each a part of them"
-    job = actions.add_parser("job", help=f"print {text}", description=f"Print {text}. No cluster is needed.")
-    _add_job_options(job)
-    text = "a store of models in a namespace, from which pods fetch theirs"
-    store = actions.add_parser("store", help=f"print {text}", description=f"Print {text}.")
-    _add_store_options(store)
-    text = "the Dockerfile of an image with the models and their packages in it"
-    dockerfile = actions.add_parser(
-        "dockerfile",
-        parents=[models],
-        help=f"print {text}",
-        description=f"Print {text}. Its build context is the folder that PATH is relative to, or that of FILE.",
-    )
-    _add_dockerfile_options(dockerfile)
+    _add_printing_actions(actions, models, plan)
+    _add_plan_actions(actions, [plan, context])
+    _add_service_actions(actions, context)
 
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -82,12 +71,39 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add_plan_options(parser.add_argument_group("plan", "also below 'kubernetes' in the deployment file"))
 
 
-def _add_kserve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--image", required=True, metavar="IMAGE", help="image that the pods run")
-    parser.add_argument("--gpu-resource", metavar="NAME", help="GPU of each pod, for instance nvidia.com/gpu")
-    parser.add_argument("--scripts", action="store_true", help="for entry scripts: score.py beside its model")
-    parser.add_argument("--grpc", action="store_true", help="for callers over gRPC instead of HTTP")
-    parser.set_defaults(kubernetes_run=_kserve)
+def _add_printing_actions(
+    actions: _Actions, models: argparse.ArgumentParser, plan: argparse.ArgumentParser
+) -> None:
+    """Declare the actions that only print."""
+    text = "print all objects of a service as YAML, for kubectl apply -f -"
+    _add_action(actions, "render", text, _render, [plan], "No cluster is needed.")
+
+    text = "print a ClusterServingRuntime, by which KServe serves models with Stoker"
+    kserve = _add_action(actions, "kserve", text, _kserve)
+    kserve.add_argument("--image", required=True, metavar="IMAGE", help="image of the pods")
+    kserve.add_argument("--gpu-resource", metavar="NAME", help="GPU of each pod, for instance nvidia.com/gpu")
+    kserve.add_argument("--scripts", action="store_true", help="for entry scripts: score.py beside its model")
+    kserve.add_argument("--grpc", action="store_true", help="for callers over gRPC instead of HTTP")
+
+    text = "print a Job whose pods score the rows of files, each a part of them"
+    _add_job_options(_add_action(actions, "job", text, _job, more="No cluster is needed."))
+
+    text = "print a store of models in a namespace, from which pods fetch theirs"
+    store = _add_action(actions, "store", text, _store)
+    store.add_argument("--image", required=True, metavar="IMAGE", help="image of the pod")
+    store.add_argument("--namespace", metavar="NAME", help="namespace (default: the context's)")
+    store.add_argument("--size-gb", type=float, default=100.0, metavar="GB", help="its disk (default 100)")
+    store.add_argument("--storage-class", metavar="NAME", help="class of the disk (default: the default one)")
+
+    text = "print the Dockerfile of an image with the models and their packages in it"
+    more = "Its build context is the folder that PATH is relative to, or that of FILE."
+    dockerfile = _add_action(actions, "dockerfile", text, _dockerfile, [models], more)
+    dockerfile.add_argument(
+        "--from", dest="base", default="stoker", metavar="IMAGE", help="image with Stoker (default stoker)"
+    )
+    dockerfile.add_argument(
+        "--environment", type=Path, metavar="FILE", help="conda file or requirements file of the models"
+    )
 
 
 def _add_job_options(parser: argparse.ArgumentParser) -> None:
@@ -105,27 +121,82 @@ def _add_job_options(parser: argparse.ArgumentParser) -> None:
         "--option", action="append", default=[], metavar="OPTION", help="a further option of stoker offline"
     )
     add_setting_options(parser.add_argument_group("plan"), JobPlan)
-    parser.set_defaults(kubernetes_run=_job)
 
 
-def _add_store_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--image", required=True, metavar="IMAGE", help="image that the pod runs")
-    parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of the context)")
-    parser.add_argument("--size-gb", type=float, default=100.0, metavar="GB", help="its disk (default 100)")
-    parser.add_argument(
-        "--storage-class", metavar="NAME", help="class of the disk (default: the default one)"
+def _add_plan_actions(actions: _Actions, parents: Sequence[argparse.ArgumentParser]) -> None:
+    """Declare the actions that compare a plan with a cluster."""
+    text = "create and change the objects of a service in a cluster, and wait until its pods can score"
+    apply = _add_action(actions, "apply", text, _apply, parents)
+    apply.add_argument(
+        "--force-conflicts", action="store_true", help="take over fields that others have changed"
     )
-    parser.set_defaults(kubernetes_run=_store)
+    apply.add_argument("--no-wait", action="store_true", help="do not wait for the pods")
+    apply.add_argument(
+        "--wait-s", type=float, metavar="S", help="time limit of the wait (default: the cluster's own)"
+    )
+    text = "print what apply would change; exit code 1 if there is anything"
+    _add_action(actions, "diff", text, _diff, parents)
 
 
-def _add_dockerfile_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--from", dest="base", default="stoker", metavar="IMAGE", help="image with Stoker (default stoker)"
+def _add_service_actions(actions: _Actions, context: argparse.ArgumentParser) -> None:
+    """Declare the actions for a service in a cluster."""
+    place = argparse.ArgumentParser(add_help=False, parents=[context])
+    place.add_argument("--namespace", metavar="NAME", help="namespace (default: the context's)")
+    service = argparse.ArgumentParser(add_help=False, parents=[place])
+    service.add_argument("name", metavar="NAME", help="the service, or NAME-VERSION of an endpoint")
+
+    _add_action(actions, "delete", "delete all objects of a service, with its keys", _delete, [service])
+    text = "print the status of a service and its pods; exit code 1 unless all can score"
+    _add_action(actions, "status", text, _status, [service])
+    logs = _add_action(actions, "logs", "print the logs of the pods of a service", _logs, [service])
+    logs.add_argument(
+        "--lines",
+        type=int,
+        default=_TAIL_LINES,
+        metavar="N",
+        help=f"last lines of each (default {_TAIL_LINES})",
     )
-    parser.add_argument(
-        "--environment", type=Path, metavar="FILE", help="conda file or requirements file of the models"
+    logs.add_argument("--follow", action="store_true", help="continue with new lines of its first pod")
+    text = "forward a port of this machine to the pods of a service"
+    forward = _add_action(actions, "forward", text, _forward, [service])
+    forward.add_argument("--port", type=int, default=0, metavar="PORT", help="the port (default: a free one)")
+    text = "print the keys of a service, or replace one in all of its pods"
+    keys = _add_action(actions, "keys", text, _keys, [service])
+    keys.add_argument("slot", nargs="?", choices=["primary", "secondary"], help="print this key only")
+    keys.add_argument(
+        "--regenerate",
+        action="store_true",
+        help="replace the key, and wait until all ready pods accept the new one; exit code 1 if they do not",
     )
-    parser.set_defaults(kubernetes_run=_dockerfile)
+    keys.add_argument(
+        "--key", metavar="VALUE", help="the new key, 16 to 512 characters; '-' reads it from standard input"
+    )
+    text = "change the shares of an endpoint's versions in its requests"
+    canary = _add_action(actions, "canary", text, _canary, [place])
+    canary.add_argument("name", metavar="NAME", help="the endpoint")
+    canary.add_argument(
+        "shares",
+        nargs="*",
+        metavar="VERSION=PERCENTAGE",
+        help="new percentages; those of other versions stay, and the default version gets the rest up to 100",
+    )
+    canary.add_argument("--default-version", metavar="VERSION", help="another default version")
+    text = "print what a cluster offers to services, and what the account may do"
+    _add_action(actions, "check", text, _check, [place])
+
+
+def _add_action(
+    actions: _Actions,
+    name: str,
+    text: str,
+    run_action: Callable[[argparse.Namespace], int],
+    parents: Sequence[argparse.ArgumentParser] = (),
+    more: str = "",
+) -> argparse.ArgumentParser:
+    description = f"{sentence(text)} {more}".rstrip()
+    parser = actions.add_parser(name, parents=parents, help=text, description=description)
+    parser.set_defaults(kubernetes_run=run_action)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -223,109 +294,6 @@ def _packages(given: Path | None, models: Sequence[Mapping[str, Any]], base: Pat
         line for specification in specifications for line in (*specification.options, *specification.lines)
     ]
     return list(dict.fromkeys(lines))
-
-
-_FAILED: Final = 1
-_TAIL_LINES: Final = 200
-
-
-class _Actions(Protocol):
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser: ...
-
-
-def add_plan_actions(actions: _Actions, plan: argparse.ArgumentParser) -> None:
-    """Declare the actions that take a plan.
-
-    Args:
-        actions: Where they are declared.
-    """
-    text = "make the objects of a service in a cluster what the plan says, and wait until its pods can score"
-    apply = actions.add_parser("apply", parents=[plan, _context()], help=text, description=sentence(text))
-    apply.add_argument(
-        "--force-conflicts", action="store_true", help="take over fields that others have changed"
-    )
-    apply.add_argument("--no-wait", action="store_true", help="do not wait for the pods")
-    apply.add_argument(
-        "--wait-s",
-        type=float,
-        metavar="S",
-        help="give up waiting after this time (default: the cluster's own)",
-    )
-    apply.set_defaults(kubernetes_run=_apply)
-    text = "print what apply would change; exit code 1 if that is something"
-    diff = actions.add_parser("diff", parents=[plan, _context()], help=text, description=sentence(text))
-    diff.set_defaults(kubernetes_run=_diff)
-
-
-def add_actions(actions: _Actions) -> None:
-    """Declare the actions that take the name of a service."""
-    text = "delete all objects of a service, with its keys"
-    delete = _of_service(actions, "delete", text)
-    delete.set_defaults(kubernetes_run=_delete)
-    text = "say how a service and its pods stand; exit code 1 if not all can score"
-    _of_service(actions, "status", text).set_defaults(kubernetes_run=_status)
-    logs = _of_service(actions, "logs", "print what the pods of a service have written")
-    logs.add_argument(
-        "--lines",
-        type=int,
-        default=_TAIL_LINES,
-        metavar="N",
-        help=f"last lines of each (default {_TAIL_LINES})",
-    )
-    logs.add_argument("--follow", action="store_true", help="go on with what its first pod writes")
-    logs.set_defaults(kubernetes_run=_logs)
-    forward = _of_service(actions, "forward", "lead a port of this machine to the pods of a service")
-    forward.add_argument("--port", type=int, default=0, metavar="PORT", help="the port (default: a free one)")
-    forward.set_defaults(kubernetes_run=_forward)
-    keys = _of_service(actions, "keys", "print the keys of a service, or replace one in all of its pods")
-    keys.add_argument(
-        "slot", nargs="?", choices=["primary", "secondary"], help="print this key and nothing else"
-    )
-    keys.add_argument(
-        "--regenerate",
-        action="store_true",
-        help="replace it first, and wait until all pods that can score take the new one; exit code 1 if they do not",
-    )
-    keys.add_argument(
-        "--key", metavar="VALUE", help="the new key, 16 to 512 characters; '-' reads it from standard input"
-    )
-    keys.set_defaults(kubernetes_run=_keys)
-    canary = _of_service(
-        actions, "canary", "give the versions of an endpoint other shares of its requests", "the endpoint"
-    )
-    canary.add_argument(
-        "shares",
-        nargs="*",
-        metavar="VERSION=PERCENTAGE",
-        help="new percentages; those of other versions stay, and the default version gets what is left of 100",
-    )
-    canary.add_argument("--default-version", metavar="VERSION", help="another default version")
-    canary.set_defaults(kubernetes_run=_canary)
-    text = "say what a cluster has that services need, and what the account may do"
-    check = actions.add_parser("check", parents=[_context(), _place()], help=text, description=sentence(text))
-    check.set_defaults(kubernetes_run=_check)
-
-
-def _of_service(
-    actions: _Actions, action: str, text: str, whose: str = "the service, or NAME-VERSION of an endpoint"
-) -> argparse.ArgumentParser:
-    parser = actions.add_parser(action, parents=[_context(), _place()], help=text, description=sentence(text))
-    parser.add_argument("name", metavar="NAME", help=whose)
-    return parser
-
-
-def _context() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument(
-        "--context", metavar="NAME", help="context of the kubeconfig (default: the current one)"
-    )
-    return parser
-
-
-def _place() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of the context)")
-    return parser
 
 
 # --- actions ---
