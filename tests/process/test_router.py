@@ -200,7 +200,7 @@ class Known:
     def __init__(self) -> None:
         self.servers: frozenset[Server] = frozenset()
 
-    async def look(self) -> Mapping[str, frozenset[Server]]:
+    async def find_servers(self) -> Mapping[str, frozenset[Server]]:
         """Return those that there are now."""
         return {"": self.servers}
 

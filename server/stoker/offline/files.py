@@ -370,6 +370,11 @@ def _placed(error: StokerError, place: str) -> StokerError:
 
 
 _DONE: Final = "_done"
+
+
+# Shards: parts of files, each scored once.
+
+
 _SHARD: Final = re.compile(r"([0-9]{1,6})/([1-9][0-9]{0,5})", re.ASCII)
 
 

@@ -185,6 +185,9 @@ def _first(places: slice | np.ndarray) -> int:
     return int(places.start if isinstance(places, slice) else places[0])
 
 
+# Entry scripts that take whole bodies.
+
+
 _HEAD: Final = RequestHead("POST", "/score", "", [("content-type", "application/json")], "")
 _SHOWN_CHARS: Final = 200
 _SUCCESS: Final = range(200, 300)

@@ -231,6 +231,9 @@ def _last_line(log: IO[bytes]) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
+# Deployment files with the found settings.
+
+
 _SEARCHED: Final = ("max_batch_rows", "instances", "batch_buckets", "hold")
 """Settings that the search overrides; `execution` is written only if it differs from the configured one."""
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")

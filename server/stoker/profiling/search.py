@@ -272,6 +272,9 @@ def _known(sizes: PaddedCurve, candidate: Candidate, at_once: int) -> ServiceTim
     return times
 
 
+# Curves: batch times by number of rows.
+
+
 Timed = Sequence[tuple[int, int]]
 """Rows and nanoseconds of timed batches."""
 
@@ -421,6 +424,9 @@ def _spread(timed: Timed) -> float:
         by_size.setdefault(rows, []).append(elapsed_ns)
     parts = [np.quantile(times, 0.9) / max(1.0, float(np.median(times))) - 1 for times in by_size.values()]
     return min(_MOST_SPREAD, max(_LEAST_SPREAD, float(np.median(parts)) / _TO_NINETY))
+
+
+# Candidates: settings to try.
 
 
 _SPARSE: Final = 2

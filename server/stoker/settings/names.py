@@ -135,6 +135,9 @@ def parse_reference(reference: str, check: Callable[[str], str] = checked_name) 
     return name, int(version)
 
 
+# Versions and labels.
+
+
 DEFAULT_LABEL: Final = "default"
 """The label of the version for requests that name none."""
 

@@ -82,6 +82,9 @@ def named_steps(steps: Sequence[Step]) -> tuple[Step, ...]:
     )
 
 
+# The graph of the steps.
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """The tensors of one step.

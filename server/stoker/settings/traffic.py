@@ -199,6 +199,9 @@ def read_parity(value: Any) -> ParityMode:
     return cast("ParityMode", word)
 
 
+# Endpoints, as Azure has them: deployments behind one scoring path.
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What the supervisor and the frontends know of an endpoint.

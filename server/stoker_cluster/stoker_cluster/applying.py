@@ -254,6 +254,9 @@ def _text(content: Mapping[str, Any] | None) -> str:
     return as_yaml([{**content, "metadata": metadata, "status": None}])
 
 
+# What a cluster offers, and what the account may do.
+
+
 INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 """The node label with the size of the machine."""
 

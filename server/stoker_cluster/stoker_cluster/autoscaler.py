@@ -159,6 +159,9 @@ class Autoscaler:
         self._trouble = trouble
 
 
+# Leadership: of several autoscalers, the holder of the Lease acts.
+
+
 _LEASE_S: Final = 15
 """How long other autoscalers wait for a holder that does not renew the Lease."""
 

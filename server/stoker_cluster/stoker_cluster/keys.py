@@ -157,6 +157,9 @@ def _decoded(text: str | None) -> str | None:
         return ""
 
 
+# Waiting until all pods have read changed keys.
+
+
 KEYS_WITHIN_S: Final = 100.0
 """Time limit for pods: ten seconds, and a minute and a half in which a kubelet reads the Secret by itself."""
 

@@ -217,6 +217,9 @@ def _noted(
     return ScalingState(now_s, since_s, (*later, (now_s, wanted)), refused)
 
 
+# Reading the load of pods.
+
+
 _PATH: Final = "/metrics?only=load"
 _MOST_BYTES: Final = 4096
 _AT_ONCE: Final = 500

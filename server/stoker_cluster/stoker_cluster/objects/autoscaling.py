@@ -119,6 +119,9 @@ def _target_load(plan: ClusterPlan) -> float:
     return (plan.target_utilization or 70) / _PERCENT
 
 
+# Stoker's own autoscaler.
+
+
 _KEY_FOLDER: Final = "/run/secrets/stoker"
 _REQUESTS: Final = {"cpu": "50m", "memory": "128M"}
 

@@ -106,6 +106,9 @@ def _map(plan: ClusterPlan, name: str, data: dict[str, str]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(plan, name), "data": data}
 
 
+# Models: in the image, on a claim, in an image volume, or fetched from a store.
+
+
 ADDRESS_FILE: Final = "address"
 """The key of the models' address in the ConfigMap that pods follow."""
 

@@ -46,6 +46,9 @@ def service(plan: ClusterPlan) -> list[dict[str, Any]]:
     return [{"apiVersion": "v1", "kind": "Service", "metadata": metadata(plan, name), "spec": spec}]
 
 
+# The HTTPRoute of a Gateway, with the shares of versions.
+
+
 TRAFFIC: Final = f"{ANNOTATIONS}/traffic"
 """The annotation with the percentages of all versions, as `a=80,b=20`."""
 DEFAULT_VERSION: Final = f"{ANNOTATIONS}/default-version"

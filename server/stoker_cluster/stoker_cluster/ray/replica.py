@@ -135,6 +135,11 @@ def _end() -> NoReturn:
 
 _LOG: Final = "server.log"
 _LOOK_EVERY_S: Final = 0.1
+
+
+# The server of a replica, a process.
+
+
 _PROBE_S: Final = 2.0
 _SHOWN_LINES: Final = 20
 # The time that a server gives its requests, plus a little for its processes.
