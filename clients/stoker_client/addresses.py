@@ -1,4 +1,4 @@
-"""The addresses of one service: where rows are posted to, and what lies beside that."""
+"""The addresses of one service: its scoring URIs, and the paths next to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ class Addresses:
     """What a client knows of a service's addresses.
 
     Args:
-        scoring_uri: Absolute http or https URI that rows are posted to, or those of several servers of one service.
-
-    Attributes:
-        urls: The scoring URIs.
-        scoring_url: The first of them.
+        scoring_uri: Absolute http or https URI, or those of several servers of one service.
 
     Raises:
         ValueError: A URI is not absolute.
@@ -51,7 +47,7 @@ class Addresses:
         """The model that the scoring URI names; None if it names none.
 
         Raises:
-            ValueError: It does not end in /score, so that nothing is known of what lies beside it.
+            ValueError: It does not end in /score, so the other paths are unknown.
         """
         found = _SCORING_PATH.search(self.scoring_url.path)
         if found is None:
@@ -60,7 +56,7 @@ class Addresses:
 
     @property
     def token(self) -> httpx.URL:
-        """Where the service hands out tokens: beside the scoring path.
+        """The address of tokens: next to the scoring path.
 
         Raises:
             ValueError: The scoring URI does not end in /score.
@@ -71,7 +67,7 @@ class Addresses:
         return self.scoring_url.copy_with(path=path, query=None, fragment=None)
 
     def v2(self, path: str) -> httpx.URL:
-        """A path of the Open Inference Protocol, below the same prefix as the scoring path."""
+        """Return a path of the Open Inference Protocol, below the same prefix as the scoring path."""
         scoring = self.scoring_url.path
         prefix = _SCORING_PATH.sub("", scoring) if _SCORING_PATH.search(scoring) else ""
         return self.scoring_url.copy_with(path=f"{prefix}/v2/{path}", query=None, fragment=None)

@@ -36,10 +36,8 @@ class Reply:
     """What came back for one HTTP request.
 
     Attributes:
-        status: HTTP status.
-        content: The body, with its content encoding undone.
-        headers: The headers.
-        on_read: Called when all of it has been read, of a reply whose content comes later; None for others.
+        content: The decoded body.
+        on_read: Called when the content has been read completely, if it comes later.
     """
 
     status: int
@@ -72,7 +70,7 @@ def decode_json(reply: Reply) -> Json:
 
 
 def error_of(reply: Reply) -> ErrorAnswer | UnexpectedAnswer | None:
-    """Return the error that a reply stands for, None for a success (status 2xx)."""
+    """Return the error of a reply, None for a success (status 2xx)."""
     request_id = reply.headers.get("x-ms-request-id")
     if 200 <= reply.status < 300:
         return None
@@ -91,7 +89,7 @@ def error_of(reply: Reply) -> ErrorAnswer | UnexpectedAnswer | None:
 
 
 def error_behind(reply: Reply, told: Json) -> ErrorAnswer:
-    """Return the error, in JSON, that comes behind pieces of a reply which began as a success."""
+    """Return the error, in JSON, that follows pieces of a reply which began as a success."""
     told = told if isinstance(told, dict) else {}
     message, code = told.get("message"), told.get("code")
     known = error_class(httpx.codes.INTERNAL_SERVER_ERROR, code if isinstance(code, str) else None)
@@ -104,10 +102,10 @@ def error_behind(reply: Reply, told: Json) -> ErrorAnswer:
 
 
 def as_arrays(answer: Json) -> Answer:
-    """Turn the numeric, rectangular lists of an answer into arrays: the answer itself, or an object's values.
+    """Convert the numeric, rectangular lists of an answer to arrays: the answer itself, or an object's values.
 
     Returns:
-        int64, uint64, float64 or bool arrays; whatever else came, as it came.
+        int64, uint64, float64 or bool arrays; other values unchanged.
     """
     if isinstance(answer, dict):
         return {name: _as_array(value) for name, value in answer.items()}
@@ -115,14 +113,14 @@ def as_arrays(answer: Json) -> Answer:
 
 
 def join_answers(answers: Sequence[Answer], row_counts: Sequence[int]) -> Answer:
-    """Put the answers of consecutive batches together, as if all rows had gone in one request.
+    """Join the answers of consecutive batches, as if all rows had been sent in one request.
 
     Args:
-        answers: Answers as `as_arrays` gives them, in the order of the batches.
+        answers: Answers by `as_arrays`, in the order of the batches.
         row_counts: The number of rows of each batch.
 
     Raises:
-        UnexpectedAnswer: An answer does not have one entry a row, or the answers have different forms.
+        UnexpectedAnswer: An answer does not have one entry per row, or the answers have different forms.
     """
     if not answers:
         return np.empty(0)
@@ -185,7 +183,7 @@ def _excerpt(reply: Reply) -> str:
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:
-    """What the server asked for; milliseconds count where both are said, as Retry-After is rounded up."""
+    """Return the server's pause; milliseconds take precedence, because Retry-After is rounded up."""
     exact = headers.get("retry-after-ms", "").strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", exact):
         return float(exact) / 1000

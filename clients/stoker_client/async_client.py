@@ -46,14 +46,14 @@ class AsyncClient:
     each; event loops of several threads may use one client at the same time.
 
     Args:
-        scoring_uri: Where rows are posted to; several servers of one service, as for `Client`.
+        scoring_uri: The scoring URI, or those of several servers of one service, as for `Client`.
         key: The service's key, or a token; without one, the variable STOKER_KEY; without that, none is sent.
         use_tokens: Fetch short-lived tokens from the service with the key, and send those instead of it.
-        token_provider: Gives what is to be sent, where it is not the key; it may be a coroutine function.
+        token_provider: Returns the credential instead of the key; may be a coroutine function.
         timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
         retries: How often a request is sent again after the first attempt.
-        deadline_ms: How long after its call an answer is worth something, as for `Client`.
-        tier: The tier that requests ask for.
+        deadline_ms: After which time from its call an answer is useless, as for `Client`.
+        tier: The requested tier.
         throttle: Hold requests back while the server refuses most of them, as for `Client`.
         ca_file: PEM file of the authorities by which servers of https are trusted; see `Client`.
         transport: The httpx transport to send through.
@@ -142,7 +142,7 @@ class AsyncClient:
         tier: Tier | None = None,
         **sequence: Unpack[SequenceOptions],
     ) -> dict[str, npt.NDArray[Any]]:
-        """Send named tensors and return those that the model gives; see `Client.infer`."""
+        """Send named tensors and return the model's outputs; see `Client.infer`."""
         urgency = self._calls.urgency(deadline_ms, tier, **sequence)
         return await self._drive(self._calls.infer(inputs, outputs, urgency))
 
@@ -235,7 +235,7 @@ class AsyncClient:
                 return ended.value  # type: ignore[no-any-return]
 
     async def _run(self, flow: Flow[None]) -> AsyncGenerator[Json, None]:
-        """Drive a flow; yields the pieces that it has."""
+        """Drive a flow, and yield its pieces."""
         with closing(flow):
             async with AsyncOpened() as opened:
                 try:
@@ -250,7 +250,7 @@ class AsyncClient:
                     return
 
     async def _done(self, step: Step, opened: AsyncOpened) -> Outcome | Exception:
-        """Do a step; return what it gives, or what came in the way."""
+        """Do a step; return its result, or the exception that prevented it."""
         if isinstance(step, Pause):
             await self._sleep(step.duration_s)
             return None
@@ -267,7 +267,7 @@ class AsyncClient:
             return error
 
     async def _renew(self, renew: Renew) -> Exception | None:
-        """Renew the credential; return what came in the way."""
+        """Renew the credential; return the exception that prevented it, or None."""
         credential = self._calls.credential
         try:
             async with self._renewing:

@@ -1,4 +1,4 @@
-"""What requests carry in the `Authorization` header: a key, or a token that is renewed."""
+"""The credential in the `Authorization` header: a key, or a token that is renewed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AccessToken:
     """A token, with the time after which another one should be fetched.
 
     Attributes:
-        text: What stands behind `Bearer`.
-        refresh_in_s: Seconds from now; None renews it only when the server refuses it.
+        text: The text after `Bearer`.
+        refresh_in_s: Seconds from now; None to renew it only when the server refuses it.
     """
 
     text: str = field(repr=False)
@@ -45,14 +45,14 @@ AsyncTokenProvider: TypeAlias = Callable[[], "str | AccessToken | Awaitable[str 
 
 
 class Credential:
-    """What is sent, and when it is to be renewed; threads may share it.
+    """The current credential and when to renew it; thread-safe.
 
     Args:
-        text: What is sent behind `Bearer`; None sends no header.
-        renewable: Whether there is somebody who gives another one.
+        text: The text after `Bearer`; None sends no header.
+        renewable: Whether there is a source of further credentials.
 
     Raises:
-        ValueError: The text cannot stand in a header.
+        ValueError: The text cannot be in a header.
     """
 
     def __init__(self, text: str | None = None, *, renewable: bool = False) -> None:
@@ -61,37 +61,33 @@ class Credential:
         self._refresh_at_s: float | None = None
 
     def is_due(self, now_s: float) -> bool:
-        """Whether another one should be had before the next request."""
+        """Return whether to renew the credential before the next request."""
         if not self.renewable:
             return False
         return self.text is None or (self._refresh_at_s is not None and now_s >= self._refresh_at_s)
 
     def replace(self, given: str | AccessToken, now_s: float) -> None:
-        """Send this one from now on.
-
-        Raises:
-            ValueError: It cannot stand in a header.
-        """
+        """Use another credential from now on; raise ValueError if it cannot be in a header."""
         token = given if isinstance(given, AccessToken) else AccessToken(given)
         self.text = _checked(token.text)
         self._refresh_at_s = None if token.refresh_in_s is None else now_s + token.refresh_in_s
 
     def postpone(self, now_s: float, reason: BaseException) -> None:
-        """Go on with the present one: renewing it failed, and it may be good for a while yet."""
+        """Keep the present credential: renewing it failed, and it may still be valid for a while."""
         self._refresh_at_s = now_s + _POSTPONED_S
         _log.warning("the token could not be renewed, trying again in %g s: %s", _POSTPONED_S, reason)
 
 
 def credentials(key: str | None, *, use_tokens: bool, provided: bool) -> tuple[Credential, Credential]:
-    """Return the key, and what scoring requests carry: the key itself, or tokens that are yet to be had.
+    """Return the key, and the credential of scoring requests: the key itself, or tokens to be fetched.
 
     Args:
-        key: The key; without one, what the variable STOKER_KEY has; a blank one counts as none.
+        key: The key; None for the variable STOKER_KEY. A blank one counts as none.
         use_tokens: Whether tokens are fetched with the key.
-        provided: Whether somebody else gives them.
+        provided: Whether a token provider exists.
 
     Raises:
-        ValueError: The key cannot stand in a header, there is none to fetch tokens with, or there are two sources.
+        ValueError: The key cannot be in a header, there is none to fetch tokens with, or there are two sources.
     """
     given = key if key is not None else os.environ.get(KEY_VARIABLE, "")
     of_key = Credential(given.strip() or None)

@@ -46,15 +46,7 @@ def encode_json(body: object) -> bytes:
 
 
 def refuse_masked(value: object, what: str = "the rows are") -> None:
-    """Let pass what is no masked array, or one in which nothing is masked.
-
-    Args:
-        value: What is to be sent.
-        what: How the message names it.
-
-    Raises:
-        InvalidRows: What lies under its mask would be sent.
-    """
+    """Raise InvalidRows, with `what` in the message, for an array with masked values, which would be sent."""
     if _is_masked(value):
         raise InvalidRows(f"{what} {_MASKED}")
 
@@ -69,7 +61,7 @@ def _dumps(body: object) -> bytes:
 
 
 def _with_native_arrays(value: object) -> object:
-    """Bring arrays to this machine's byte order, for orjson refuses others without asking `_plain`."""
+    """Convert arrays to this machine's byte order: orjson refuses others without calling `_plain`."""
     if isinstance(value, Mapping):
         return {name: _with_native_arrays(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -80,7 +72,7 @@ def _with_native_arrays(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Turn what orjson cannot encode into something that it can; it calls this for such values only."""
+    """Convert a value that orjson cannot encode; it calls this only for those."""
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):

@@ -42,28 +42,27 @@ class Client:
     Connections are kept and used again, so make one client and keep it, as a context manager or until `close`.
 
     Args:
-        scoring_uri: Where rows are posted to, such as `http://127.0.0.1:8080/score` or
+        scoring_uri: The scoring URI, such as `http://127.0.0.1:8080/score` or
             `http://127.0.0.1:8080/api/v1/service/NAME/score`; or those of several servers of one service, which
-            differ in host and port alone. Of those each request goes to the one with the fewest in flight, and at
-            once to another one if it cannot be reached or takes nothing now; then that one is left alone for a while.
+            differ in host and port only. Each request goes to the server with the fewest in flight, and at once to
+            another one if it is unreachable or overloaded; that server is then avoided for a while.
         key: The service's primary or secondary key, or a token; None for the variable STOKER_KEY, or else no key.
         use_tokens: Fetch short-lived tokens from the service with the key, and send those instead of it.
-        token_provider: Gives what is to be sent, where it is not the key: a text, or an `AccessToken` with the time
-            after which another one should be had. It is called before the first request, when that time has come,
-            and once after an answer 401, by one thread at a time. What it raises, the call raises; while there is a
-            token that may still be good, that one is used.
-        timeout_s: Seconds within which a call has to be answered, with all attempts and pauses between them.
+        token_provider: Returns the credential instead of the key: a text, or an `AccessToken` with the time of the
+            next renewal. It is called before the first request, at that time, and once after an answer 401, by one
+            thread at a time. Its exceptions are raised by the call, unless there is a token that may still be valid.
+        timeout_s: Seconds for a call, with all attempts and pauses between them.
         retries: How often a request is sent again after the first attempt, when the connection fails or the
             server answers 429 or 503; each further server may be tried once besides. Pauses double from 0.1 s up to
             5 s, vary at random by up to a half, and are never shorter than the server's `retry-after-ms` or
             Retry-After. Scoring changes nothing on the server, so sending again is safe.
-        deadline_ms: How long after its call an answer is worth something, in milliseconds, where a call says nothing
-            else. The server is told with each attempt what is left, and refuses or drops what would be too late; the
-            call ends by then, or by `timeout_s` if that is earlier.
-        tier: The tier that requests ask for, `high`, `normal` or `low`, where a call says nothing else.
-        throttle: Hold requests back while the server refuses most of them as overloaded: by what was asked and what
-            was accepted in the last two minutes, a request is not sent with the probability
-            max(0, (asked - 2 * accepted) / (asked + 1)), and raises `Throttled`.
+        deadline_ms: The default time in milliseconds after which an answer is useless. Each attempt sends the rest to
+            the server, which refuses or drops requests that would be too late; the call ends by then, or by
+            `timeout_s` if that is earlier.
+        tier: The default tier: `high`, `normal` or `low`.
+        throttle: Hold requests back while the server refuses most of them as overloaded: with the probability max(0,
+            (asked - 2 * accepted) / (asked + 1)) over the last two minutes, a request is not sent, and raises
+            `Throttled`.
         ca_file: PEM file of trusted certificate authorities; None for SSL_CERT_FILE, else the public ones.
         transport: The httpx transport to send through, such as a Unix socket or a mock. By default each request in
             flight has a connection, and the environment's proxies are used, except to this machine's own loopback.
@@ -145,8 +144,8 @@ class Client:
                 anything numpy makes such an array of, or a list of rows. A single row still needs that axis:
                 `image[None]`. Arrays of 16 KiB or more are sent as binary data where the server takes them and the
                 answer is the same as for JSON.
-            deadline_ms: How long an answer is worth something; by default what the client was made with.
-            tier: The tier to ask for; by default what the client was made with.
+            deadline_ms: After which time an answer is useless; by default the client's.
+            tier: The requested tier; by default the client's.
             **sequence: For a model with state `sequence_id`, `sequence_start` and `sequence_end`.
 
         Returns:
@@ -175,12 +174,12 @@ class Client:
         """Send named tensors as binary data, by the Open Inference Protocol v2, and return those that come back.
 
         Args:
-            inputs: Arrays by the names of the model's inputs. They become the model's datatypes where that changes
-                no kind: floats and integers become floats, integers become others that hold them. Strings are
-                arrays of `str` or `bytes`. NaN and infinities are sent as they are.
-            outputs: The outputs to answer with; all by default.
-            deadline_ms: How long an answer is worth something; by default what the client was made with.
-            tier: The tier to ask for; by default what the client was made with.
+            inputs: Arrays by input name. They are cast to the model's datatypes if that changes no kind: floats and
+                integers become floats, integers become other integers that hold them. Strings are arrays of `str` or
+                `bytes`. NaN and infinities are sent unchanged.
+            outputs: The requested outputs; all by default.
+            deadline_ms: After which time an answer is useless; by default the client's.
+            tier: The requested tier; by default the client's.
             **sequence: For a model with state `sequence_id`, `sequence_start` and `sequence_end`.
 
         Returns:
@@ -200,9 +199,9 @@ class Client:
         """Post any JSON body, for entry scripts that read more than `data`, and return the plain JSON answer.
 
         Args:
-            body: What JSON can hold, and numpy arrays in it.
-            deadline_ms: How long an answer is worth something; by default what the client was made with.
-            tier: The tier to ask for; by default what the client was made with.
+            body: Any JSON value, which may contain numpy arrays.
+            deadline_ms: After which time an answer is useless; by default the client's.
+            tier: The requested tier; by default the client's.
 
         Raises:
             StokerClientError: As `score`.
@@ -225,10 +224,10 @@ class Client:
                     print(piece["word"])
 
         Args:
-            body: What JSON can hold, and numpy arrays in it.
-            events: Have them sent as server-sent events, which tell an error behind pieces from any last piece.
-            deadline_ms: How long the first piece is worth something; by default what the client was made with.
-            tier: The tier to ask for; by default what the client was made with.
+            body: Any JSON value, which may contain numpy arrays.
+            events: Request server-sent events, which distinguish an error after pieces from any last piece.
+            deadline_ms: After which time the first piece is useless; by default the client's.
+            tier: The requested tier; by default the client's.
             **sequence: As of `score`, for a script with state.
 
         Returns:
@@ -255,10 +254,10 @@ class Client:
 
         Args:
             rows: Shape (rows, ...), as for `score`.
-            batch_rows: Rows a request; the last one may have fewer.
-            concurrency: The most requests in flight, each on a connection and in a thread of its own.
-            progress: Show a progress bar, where standard error is a terminal.
-            deadline_ms: As for `score`, of each request by itself.
+            batch_rows: Rows per request; the last one may have fewer.
+            concurrency: Maximum requests in flight, each on a connection and in a thread of its own.
+            progress: Show a progress bar if standard error is a terminal.
+            deadline_ms: As for `score`, for each request.
             tier: As for `score`.
 
         Returns:
@@ -285,11 +284,11 @@ class Client:
         """Score batches that the caller made, each in a request of its own.
 
         Args:
-            batches: Batches of rows. They are drawn one by one as requests end, so a generator need not hold
-                them all; it is drawn from in several threads, one at a time.
-            concurrency: The most requests in flight.
-            progress: Show a progress bar, where standard error is a terminal.
-            deadline_ms: As for `score`, of each request by itself.
+            batches: Batches of rows, drawn one by one as requests end, so a generator need not hold them all; it is
+                drawn from in several threads, one at a time.
+            concurrency: Maximum requests in flight.
+            progress: Show a progress bar if standard error is a terminal.
+            deadline_ms: As for `score`, for each request.
             tier: As for `score`.
 
         Returns:
@@ -367,7 +366,7 @@ class Client:
                 return ended.value  # type: ignore[no-any-return]
 
     def _done(self, step: Step, stop: threading.Event, opened: Opened) -> Outcome | Exception:
-        """Do a step; return what it gives, or what came in the way."""
+        """Do a step; return its result, or the exception that prevented it."""
         if isinstance(step, Pause):
             (self._sleep or stop.wait)(step.duration_s)
             return None
@@ -384,7 +383,7 @@ class Client:
             return error
 
     def _renew(self, renew: Renew, stop: threading.Event) -> Exception | None:
-        """Renew the credential; return what came in the way."""
+        """Renew the credential; return the exception that prevented it, or None."""
         credential = self._calls.credential
         try:
             with self._renewing:

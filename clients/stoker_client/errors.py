@@ -5,14 +5,14 @@
     ├─ ConnectionFailed         the server cannot be reached, or the connection was lost      retried
     ├─ TimedOut                 the client's own `timeout_s` or `deadline_ms` has passed
     ├─ Throttled                not sent: the server has refused most of the last two minutes' requests
-    ├─ UnexpectedAnswer         the answer is none that a Stoker server gives
+    ├─ UnexpectedAnswer         the answer is not one of a Stoker server
     └─ ErrorAnswer              the server answered with an error
-       ├─ RequestRefused        4xx: the caller can mend it
+       ├─ RequestRefused        4xx: the caller can fix it
        │  ├─ MalformedBody      400 malformed_body
        │  ├─ SequenceRequired   400 sequence_required     the model keeps state: no sequence was named
        │  ├─ UnknownSequence    400 unknown_sequence      none was started, or it has ended
        │  ├─ Unauthorized       401 unauthorized          no key, or a wrong one
-       │  ├─ Forbidden          403 forbidden             no key would help
+       │  ├─ Forbidden          403 forbidden             refused for every key
        │  │  └─ OutOfScope      403 out_of_scope          the key is not for this model
        │  ├─ NotFound           404 not_found
        │  │  └─ UnknownService  404 unknown_service
@@ -21,7 +21,7 @@
        │  ├─ RegionTaken        409 region_taken          a region of shared memory of that name
        │  ├─ BodyTooLarge       413 body_too_large
        │  ├─ ImageTooLarge      413 image_too_large       too many pixels to decode
-       │  ├─ RequestOverQuota   413 request_over_quota    more rows than the caller may ever send at once
+       │  ├─ RequestOverQuota   413 request_over_quota    more rows than the quota ever allows at once
        │  ├─ TargetTooLong      414 target_too_long       path and query
        │  ├─ UnsupportedEncoding 415 unsupported_encoding
        │  ├─ ExpectationFailed  417 expectation_failed
@@ -32,7 +32,7 @@
           ├─ Unavailable        429, 503                                                      retried
           │  ├─ Overloaded      429, 503 overloaded
           │  │  └─ QuotaExceeded 429 quota_exceeded       the caller's own limit
-          │  ├─ TooManySequences 503 too_many_sequences   as many are kept as may be
+          │  ├─ TooManySequences 503 too_many_sequences   the limit is reached
           │  ├─ NotReady        503 not_ready             loading, restarting or draining
           │  ├─ DeviceLost      503 device_lost
           │  └─ DeviceOutOfMemory 503 device_out_of_memory
@@ -40,7 +40,7 @@
           ├─ ModelFailed        500 model_failed          the message holds an error id for the server's log
           ├─ ScoringTimeout     500 scoring_timeout       the entry script took longer than the server's limit
           ├─ OutputTooLarge     500 output_too_large
-          └─ NonFiniteOutput    500 non_finite_output     NaN or infinity, which the server is told to refuse
+          └─ NonFiniteOutput    500 non_finite_output     NaN or infinity, which the server refuses
 
 The class follows from the answer's `code`, and from its status where the code is absent or unknown, so
 answers of a proxy in front of the server are classified too.
@@ -100,12 +100,12 @@ class StokerClientError(Exception):
     """Base of every error that the client raises on purpose.
 
     Attributes:
-        message: What went wrong, in the server's words where it said so.
-        status: HTTP status of the answer; None where there was none.
-        code: The server's stable code of the error; None where it gave none.
+        message: What went wrong, in the server's words if it answered.
+        status: HTTP status of the answer; None without one.
+        code: The server's stable error code; None without one.
         request_id: The answer's `x-ms-request-id`, under which the server logged the request.
-        retry_after_s: Seconds after which the server asked to be tried again, to the millisecond if it said so.
-        attempts: How often the request was sent; 0 where it was not.
+        retry_after_s: The server's Retry-After in seconds, to the millisecond if it was that precise.
+        attempts: How often the request was sent; 0 if it was not.
     """
 
     retried: ClassVar[bool] = False
@@ -161,14 +161,14 @@ class Throttled(StokerClientError):
 
     @classmethod
     def after(cls, attempts: int) -> Self:
-        """The error of a request that was sent so many times before."""
+        """Return the error of a request that was sent `attempts` times before."""
         error = cls("not sent: the server refuses most requests as overloaded, so the client holds some back")
         error.attempts = attempts
         return error
 
 
 class UnexpectedAnswer(StokerClientError):
-    """The answer is none that a Stoker server gives, such as a proxy's page or a redirect."""
+    """The answer is not one of a Stoker server, such as a proxy's page or a redirect."""
 
 
 class ErrorAnswer(StokerClientError):
@@ -176,7 +176,7 @@ class ErrorAnswer(StokerClientError):
 
 
 class RequestRefused(ErrorAnswer):
-    """The caller can mend the request (status 4xx)."""
+    """The caller can fix the request (status 4xx)."""
 
 
 class MalformedBody(RequestRefused):
@@ -184,7 +184,7 @@ class MalformedBody(RequestRefused):
 
 
 class SequenceRequired(RequestRefused):
-    """The model keeps state: `sequence_id` says of which sequence a request is."""
+    """The model keeps state: name the request's sequence with `sequence_id`."""
 
 
 class UnknownSequence(RequestRefused):
@@ -220,7 +220,7 @@ class RequestTimeout(RequestRefused):
 
 
 class RegionTaken(RequestRefused):
-    """A region of shared memory has this name already, or there are as many as there may be."""
+    """A region of shared memory has this name already, or the limit of regions is reached."""
 
 
 class BodyTooLarge(RequestRefused):
@@ -248,7 +248,7 @@ class ExpectationFailed(RequestRefused):
 
 
 class InvalidInput(RequestRefused):
-    """The rows do not fit the model's signature; the message says what was expected and what came."""
+    """The rows do not fit the model's signature; the message has the expected and the actual form."""
 
 
 class HeaderTooLarge(RequestRefused):
@@ -274,11 +274,11 @@ class Overloaded(Unavailable):
 
 
 class QuotaExceeded(Overloaded):
-    """The key has had as many rows, or as much device time, as it may for now (status 429)."""
+    """The key has used up its rows or its device time for now (status 429)."""
 
 
 class TooManySequences(Unavailable):
-    """The server keeps the state of as many sequences as it may."""
+    """The server's limit of sequences with state is reached."""
 
 
 class NotReady(Unavailable):
@@ -290,11 +290,11 @@ class DeviceLost(Unavailable):
 
 
 class DeviceOutOfMemory(Unavailable):
-    """The server's device had no memory for the rows, not even alone; the message holds an error id."""
+    """The server's device had no memory for the rows, even alone; the message holds an error id."""
 
 
 class DeadlineExceeded(ServiceFailed):
-    """The server did not come to an answer within its `timeout_ms`."""
+    """The server did not answer within its `timeout_ms`."""
 
 
 class ModelFailed(ServiceFailed):
@@ -302,7 +302,7 @@ class ModelFailed(ServiceFailed):
 
 
 class ScoringTimeout(ServiceFailed):
-    """The entry script had begun, and took longer than the server's `timeout_ms`."""
+    """The entry script did not return within the server's `timeout_ms`."""
 
 
 class OutputTooLarge(ServiceFailed):
@@ -310,7 +310,7 @@ class OutputTooLarge(ServiceFailed):
 
 
 class NonFiniteOutput(ServiceFailed):
-    """The answer holds NaN or infinity, and the server's setting `non_finite` says that this is an error."""
+    """The answer holds NaN or infinity, and the server's setting `non_finite` is `error`."""
 
 
 _BY_CODE: dict[str, type[ErrorAnswer]] = {

@@ -53,13 +53,7 @@ __all__ = ["ServiceCalls", "read", "sent", "speaks_of_load", "was_lost", "was_ov
 
 
 def sent(send: Send, server: str, limit_s: float) -> Flow[Reply | StokerClientError]:
-    """Send once; failures come back as values with their causes.
-
-    Args:
-        send: The request.
-        server: How messages call the server.
-        limit_s: What the caller allowed.
-    """
+    """Send once; failures are returned with their causes, which call the server `server`."""
     try:
         reply = yield send
     except (TimeoutError, httpx.RequestError) as error:
@@ -70,10 +64,6 @@ def sent(send: Send, server: str, limit_s: float) -> Flow[Reply | StokerClientEr
 
 def read(server: str, limit_s: float) -> Flow[bytes]:
     """Return more of the reply, none at its end.
-
-    Args:
-        server: How messages call the server.
-        limit_s: Seconds within which some has to come.
 
     Raises:
         StokerClientError: None has come.
@@ -110,17 +100,17 @@ def was_lost(failure: StokerClientError) -> bool:
 
 
 def was_refused(failure: StokerClientError) -> bool:
-    """Whether a server cannot be reached, or takes nothing now, so that another one is to be asked."""
+    """Return whether a server is unreachable or refuses requests now, so that another one is asked."""
     return failure.retried and not was_lost(failure)
 
 
 def was_overload(outcome: Reply | StokerClientError) -> bool:
-    """Whether a server had no room: 429, 503 `overloaded`, and 503 of something in front of it that gives no code."""
+    """Return whether a server was overloaded: 429, 503 `overloaded`, or 503 without a code, from a proxy."""
     return isinstance(outcome, Overloaded) or type(outcome) is Unavailable
 
 
 def speaks_of_load(outcome: Reply | StokerClientError) -> bool:
-    """Whether a server took a request or had no room for it, as opposed to one that is away or loads its model."""
+    """Return whether a server accepted a request or was overloaded, rather than away or loading its model."""
     if isinstance(outcome, Reply) or was_overload(outcome):
         return True
     return outcome.status is not None and not isinstance(outcome, Unavailable)
@@ -140,12 +130,11 @@ class ServiceCalls:
     """The calls that a client makes to one service, as flows.
 
     Args:
-        addresses: Those of the service.
         timeout_s: Seconds within which a call has to be answered, all attempts and pauses included.
         retries: How often a call may be sent again after its first attempt.
-        credential: What requests carry.
-        urgency: What requests say of their patience, where a call says nothing else.
-        throttle: Decides which requests are not even sent; None to send all.
+        credential: The credential of requests.
+        urgency: The default urgency of requests.
+        throttle: Decides which requests are not sent; None to send all.
         clock: Monotonic time in seconds.
         jitter: Random numbers in [0, 1).
 
@@ -184,11 +173,7 @@ class ServiceCalls:
     def urgency(
         self, deadline_ms: float | None, tier: Tier | None, **options: Unpack[SequenceOptions]
     ) -> Urgency:
-        """What a call says of itself, and what the client says where the call says nothing.
-
-        Raises:
-            ValueError: The deadline is not above 0, there is no such tier, or the sequence cannot be.
-        """
+        """Return the urgency of a call, with the client's defaults."""
         sequence, urgency = sequence_text(**options), self._urgency.changed(deadline_ms, tier)
         if sequence and len(self._servers) > 1:
             raise ValueError("a sequence is with one server: make the client with one scoring URI")
@@ -206,11 +191,7 @@ class ServiceCalls:
         return decode_json(reply)
 
     def open(self, body: object, urgency: Urgency, accept: str) -> Flow[Reply]:
-        """Post a JSON body to the scoring URI, and return the reply to it when it begins; `read` gives its content.
-
-        Raises:
-            StokerClientError: As `score`.
-        """
+        """Post a JSON body to the scoring URI, and return the reply when it begins; `read` returns its content."""
         limit_s = urgency.within(self._timeout_s)
         send = Send(
             "POST", self._addresses.scoring_url, limit_s, encode_json(body), urgency=urgency, accept=accept
@@ -244,7 +225,7 @@ class ServiceCalls:
     def _score_binary(
         self, rows: npt.NDArray[Any], urgency: Urgency, give_up_at_s: float
     ) -> Flow[Reply | None]:
-        """The reply to rows as binary data; None if they have to go as JSON, which then says what is wrong."""
+        """Return the reply to rows as binary data; None if they must be sent as JSON."""
         try:
             # Asked once only: whoever just wants to score does not wait for what he could do without.
             model = self._model or (yield from self._describe(self._ask_once, give_up_at_s))
@@ -268,11 +249,7 @@ class ServiceCalls:
     def infer(
         self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None, urgency: Urgency
     ) -> Flow[dict[str, npt.NDArray[Any]]]:
-        """Send named tensors as binary data and return those that come back.
-
-        Raises:
-            StokerClientError: As `score`.
-        """
+        """Send named tensors as binary data and return the outputs."""
         give_up_at_s = self._clock() + urgency.within(self._timeout_s)
         model = self._model or (yield from self._describe(self._ask, give_up_at_s))
         send = self._infer_send(model, encode_inputs(model, inputs, outputs), urgency, give_up_at_s)
@@ -337,13 +314,13 @@ class ServiceCalls:
             raise UnexpectedAnswer(f"{url} did not answer with a token") from error
 
     def exchange(self, send: Send, credential: Credential) -> Flow[Reply]:
-        """Send a request until a successful reply comes, as often and as long as the limits allow.
+        """Send a request until a reply is successful, as often and as long as the limits allow.
 
         Sending again is safe because scoring changes nothing on the server; a request of a sequence is not sent again
-        when it may have been run. After 429 and 503 the server's
-        Retry-After is the shortest pause, unless there is another server to ask. The last error is raised at once
-        when the next attempt would come too late. A refused credential is renewed once, if it can be, and the
-        request sent again at once. What the throttle holds back is not sent, nor tried again.
+        if it may have been run. After 429 and 503 the server's Retry-After is the shortest pause, unless there is
+        another server to ask. The last error is raised at once if the next attempt would come too late. A refused
+        credential is renewed once, if possible, and the request sent again at once. A throttled request is neither
+        sent nor tried again.
         """
         give_up_at_s = self._clock() + send.timeout_s
         losses = renewals = 0
@@ -392,11 +369,7 @@ class ServiceCalls:
         return max(give_up_at_s - self._clock(), SHORTEST_ATTEMPT_S)
 
     def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> Flow[StokerClientError | None]:
-        """Ask each server once until one is ready; return what speaks against the last one, None when one is.
-
-        Raises:
-            StokerClientError: The answer is none of a Stoker server's readiness endpoint.
-        """
+        """Ask each server once until one is ready; return the last one's error, None if one is ready."""
         send = Send("GET", self._addresses.v2("health/ready"), timeout_s, bearer=self.credential.text)
         spoke: StokerClientError | None = None
         for _ in range(len(self._servers)):
@@ -430,12 +403,7 @@ class ServiceCalls:
             poll_s = min(2 * poll_s, LAST_POLL_S)
 
     def _attempt(self, send: Send, limit_s: float) -> Flow[Reply | StokerClientError]:
-        """Send once, to one of the servers; failures come back as values with their causes.
-
-        Args:
-            send: The request, whatever server it names.
-            limit_s: What the caller allowed.
-        """
+        """Send once, to one of the servers, within `limit_s`; failures are returned with their causes."""
         server = self._servers.take()
         held = False
         try:

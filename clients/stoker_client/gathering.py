@@ -1,4 +1,4 @@
-"""What `score_many` and `score_batches` share: hand out batches in order, take answers in any order."""
+"""The common part of `score_many` and `score_batches`: hands out batches in order, takes answers in any order."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ class Batch:
     """Rows that go in one request.
 
     Attributes:
-        index: Its place in the order, from 0.
-        rows: The rows.
-        label: How a message names it.
+        label: Its name in messages.
         advance: How far its answer moves the progress bar.
     """
 
@@ -77,7 +75,7 @@ class Gathering:
 
     @classmethod
     def of_batches(cls, batches: Iterable[Rows], *, progress: bool) -> Self:
-        """Take batches as the caller made them, each only when it is about to be sent."""
+        """Use the caller's batches; each is drawn only when it is about to be sent."""
         total = len(batches) if isinstance(batches, Sequence | np.ndarray) else None
         numbered = (Batch(index, rows, f"batch {index}", 1) for index, rows in enumerate(batches))
         return cls(numbered, total=total, unit="batch", progress=progress)

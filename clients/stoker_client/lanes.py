@@ -36,8 +36,7 @@ class _Home(Generic[Http]):
     """The httpx clients whose connections can be used in one place.
 
     Attributes:
-        idle: Those that are not lent.
-        all: All of them.
+        idle: The ones that are not in use.
     """
 
     __slots__ = ("_end", "all", "idle")
@@ -73,9 +72,9 @@ class Lanes(Generic[Http]):
     """The httpx clients of a `Client` or `AsyncClient`; threads may share them, and so may their event loops.
 
     Args:
-        make: Makes one more, when all are lent.
-        home: Tells in which event loop connections can be used; each has its own. None: anywhere.
-        is_shared: Whether `make` gives the same one each time, which cannot be made anew.
+        make: Makes another one when all are in use.
+        home: Returns the event loop in which connections can be used; each loop has its own. None for anywhere.
+        is_shared: Whether `make` always returns the same one, which cannot be recreated.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def event_loop() -> object:
-    """What connections of asynchronous code belong to: the loop that runs now."""
+    """Return the running event loop, to which connections of asynchronous code belong."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -177,7 +176,7 @@ _mark: Final[anyio.lowlevel.RunVar[object]] = anyio.lowlevel.RunVar("stoker_clie
 
 
 def _is_over(loop: object) -> bool:
-    """Whether an event loop has ended, without having closed what was begun in it."""
+    """Return whether an event loop has ended without closing what was opened in it."""
     return isinstance(loop, asyncio.AbstractEventLoop) and loop.is_closed()
 
 
@@ -201,11 +200,10 @@ def lanes_of(
 
     Args:
         kind: `httpx.Client` or `httpx.AsyncClient`.
-        transport: What all requests are sent through, with connections of its own; None for a connection each.
-        home: As of `Lanes`, for connections that are made here.
+        transport: The transport of all requests, with its own connections; None for one connection each.
+        home: As for `Lanes`.
         ca_file: The authorities that servers are trusted by; None for those of httpx, or of SSL_CERT_FILE.
-        on_loopback: Whether the server is reached through this machine's loopback, where no proxy that the
-            environment names can be of use.
+        on_loopback: Whether the server is on this machine's loopback, where a proxy from the environment is useless.
 
     Raises:
         ValueError: There are authorities, and a transport, which has its own.

@@ -1,4 +1,4 @@
-"""Replies whose content is read step by step: each holds its connection until its end, or until it is given up."""
+"""Replies whose content is read step by step: each holds its connection until it ends or is abandoned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exchanged(send: Send, lanes: Lanes[httpx.Client], clock: Callable[[], float]
 
 
 class Opened:
-    """The reply that a flow reads, if it reads one; what is left of it goes with the context."""
+    """The reply that a flow reads; the context closes what is left of it."""
 
     def __init__(self) -> None:
         self._held = ExitStack()
@@ -50,7 +50,7 @@ class Opened:
         self._held.close()
 
     def begin(self, send: Send, lanes: Lanes[httpx.Client]) -> Reply:
-        """Send a request; return its reply, without the content if it is a success."""
+        """Send a request; return its reply, without the content for a success."""
         with ExitStack() as held:
             http = held.enter_context(lanes.lane())
             response = held.enter_context(closing(http.send(send.request(http), stream=True)))
@@ -100,6 +100,6 @@ class AsyncOpened:
 
 
 def _wait(response: httpx.Response | None, timeout_s: float) -> None:
-    """Let reading wait so long; before the content is begun it was what the request had left."""
+    """Set the read timeout; before the content begins it is the rest of the request's."""
     if response is not None:
         response.request.extensions["timeout"] = httpx.Timeout(timeout_s).as_dict()

@@ -1,4 +1,4 @@
-"""Answers that come piece by piece: how they are read, without I/O, and what callers iterate over."""
+"""Answers in pieces: reading them, without I/O, and the iterators for callers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ _EVENTS: Final = "text/event-stream"
 
 
 def pieces_of(calls: ServiceCalls, body: object, urgency: Urgency, *, events: bool) -> Flow[None]:
-    """Post a JSON body, and yield a `Piece` for each piece of the answer when it is there.
+    """Post a JSON body, and yield a `Piece` for each piece of the answer as it arrives.
 
-    A connection that is lost behind the beginning of the answer is not tried again: its caller has had pieces.
+    A connection that is lost after the beginning of the answer is not tried again: the caller already has pieces.
 
     Args:
         calls: The calls to the service.
         body: The body.
-        urgency: What the request says of its patience, which holds for the first piece.
-        events: Whether pieces are to come as server-sent events, not as lines of JSON.
-
-    Raises:
-        StokerClientError: There is no answer, or the server has put an error behind the pieces.
+        urgency: The request's urgency, which applies to the first piece.
+        events: Whether pieces are sent as server-sent events instead of lines of JSON.
     """
     reply = yield from calls.open(body, urgency, _EVENTS if events else _LINES)
     try:
@@ -47,7 +44,7 @@ def pieces_of(calls: ServiceCalls, body: object, urgency: Urgency, *, events: bo
 
 
 class _Reader(ABC):
-    """Reads the content of a reply; `feed` and `rest` give the pieces that are whole, and raise `ErrorAnswer`."""
+    """Reads the content of a reply; `feed` and `rest` return complete pieces, and raise `ErrorAnswer`."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -99,7 +96,7 @@ class _LineReader(_Reader):
             raise error_behind(self._reply, self._last["error"])
 
     def _held(self) -> Iterator[Json]:
-        """What looked like an error, and is a piece: something comes behind it."""
+        """Return a piece that looked like an error, now that something follows it."""
         held, self._last = self._last, None
         if held is not None:
             yield held
@@ -114,7 +111,7 @@ def _is_error(told: Json) -> bool:
 
 
 class _EventReader(_Reader):
-    """Server-sent events (HTML Living Standard, section 9.2.6), of which `error` is what went wrong."""
+    """Reads server-sent events (HTML Living Standard, section 9.2.6); the event `error` is a failure."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -138,7 +135,7 @@ class _EventReader(_Reader):
 
 
 class _WholeReader(_Reader):
-    """An answer that does not come in pieces, of a script that returns: it is the only one."""
+    """Reads an answer that is a single piece, of a script that returns."""
 
     def feed(self, content: bytes) -> Iterator[Json]:
         self._part += content
@@ -154,9 +151,9 @@ def _reader_of(reply: Reply) -> _Reader:
 
 
 class Pieces(Iterator[Json]):
-    """The pieces of an answer, each when it is there; the request is sent when the first one is asked for.
+    """The pieces of an answer as they arrive; the request is sent for the first one.
 
-    Use it as a context manager, or call `close`, where it is left before its end: the server then closes the script's
+    Use it as a context manager, or call `close`, if you leave it before its end: the server then closes the script's
     generator.
     """
 

@@ -13,12 +13,12 @@ _MOST = (1 << 64) - 1
 
 
 class SequenceOptions(TypedDict, total=False):
-    """What a call says of its sequence.
+    """The sequence of a call.
 
     Attributes:
-        sequence_id: Of which sequence the row is: a number from 1 on, or a text; None for no sequence.
-        sequence_start: Whether it begins the sequence.
-        sequence_end: Whether it is the last one.
+        sequence_id: The sequence: a number from 1 on, or a text; None for no sequence.
+        sequence_start: Whether the request begins the sequence.
+        sequence_end: Whether the request is the last one.
     """
 
     sequence_id: int | str | None
@@ -27,11 +27,7 @@ class SequenceOptions(TypedDict, total=False):
 
 
 def sequence_text(**options: Unpack[SequenceOptions]) -> str:
-    """What the header of a request says of its sequence; empty if it has none.
-
-    Raises:
-        ValueError: The id is none, or there is none and yet the request begins or ends a sequence.
-    """
+    """Return the value of a request's sequence header; empty without a sequence."""
     name = options.get("sequence_id")
     flags = [word for word in ("start", "end") if options.get(f"sequence_{word}")]
     if name is None:

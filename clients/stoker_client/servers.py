@@ -19,11 +19,10 @@ class Server:
     """One server, as this client knows it.
 
     Attributes:
-        url: Its scoring URI.
-        in_flight: Requests that it has not answered yet.
+        in_flight: Requests without an answer yet.
         failures: Failures since its last answer.
-        aside_until_s: Until when others are asked instead of it.
-        turn: When it was chosen last, as a running number.
+        aside_until_s: Until when other servers are preferred.
+        turn: When it was last chosen, as a running number.
     """
 
     url: httpx.URL
@@ -71,10 +70,9 @@ class Servers:
         return len(self._servers)
 
     def take(self) -> Server:
-        """Choose a server for one request: of those that are not set aside the one with the fewest in flight.
+        """Choose a server for one request: the one with the fewest requests in flight among those not set aside.
 
-        Of equals it is the one that was chosen longest ago; where all are set aside, the one that is so for the
-        shortest time.
+        Among equals it is the one chosen longest ago; if all are set aside, the one that is available first.
         """
         with self._lock:
             now_s = self._clock()
@@ -93,7 +91,7 @@ class Servers:
             server.in_flight -= 1
 
     def answered(self, server: Server) -> None:
-        """Say that a server has answered what it was asked."""
+        """Record that a server has answered a request."""
         # Without the lock: nobody is misled by a moment.
         server.failures = 0
         server.aside_until_s = 0.0
@@ -102,8 +100,7 @@ class Servers:
         """Ask others for a while, longer each time: this one cannot be reached, or takes nothing now.
 
         Args:
-            server: The server.
-            at_least_s: What it has said itself, if it has.
+            at_least_s: The server's own Retry-After, if any.
         """
         with self._lock:
             aside_s = min(FIRST_ASIDE_S * 2.0 ** min(server.failures, 30), LAST_ASIDE_S)

@@ -1,11 +1,11 @@
-"""The steps of a flow: what a call without I/O asks of whoever drives it.
+"""The steps of a flow: the I/O that a call without I/O asks its driver for.
 
-A flow is a generator. It yields `Send` and is sent the `Reply` (or has the httpx exception, or TimeoutError,
-thrown into it), yields `Pause` and is resumed after that time, yields `Renew` and is resumed with another credential
-(or has the exception of whoever gives those thrown into it), and returns its result. A flow whose answer comes piece
-by piece sends with `accept`, then yields `Read` and is sent what has come (or has thrown in what was in the way), and
-yields `Piece` for each one that its caller is to have. `Client` and `AsyncClient` drive the same flows; they only
-differ in how they wait.
+A flow is a generator that yields steps and returns its result. `Send` is answered with the `Reply`; `Pause` is
+resumed after its time; `Renew` is resumed with another credential. Instead, the driver may throw in the exception
+that
+prevented the step: the httpx exception, TimeoutError, or the token provider's exception. A flow whose answer comes in
+pieces sends with `accept`, then yields `Read` for further content, and `Piece` for each piece for the caller.
+`Client` and `AsyncClient` drive the same flows; they only differ in how they wait.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ class Send:
     """Send this request now.
 
     Attributes:
-        method: HTTP method.
-        url: Absolute URL.
-        timeout_s: Seconds within which the whole reply has to be there.
-        body: A JSON body, or None for no body.
-        json_bytes: How many bytes of the body are JSON, if binary tensors follow it; else None.
-        bearer: The key or token, or None for none.
-        urgency: What a request that scores says of its patience; None for one that does not score.
-        accept: What is to come in the place of JSON: the reply is empty then where it is a success, and its content
-            is for `Read`; None for JSON, all of it.
+        timeout_s: Seconds until the whole reply must be there.
+        body: A JSON body, or None.
+        json_bytes: How many bytes of the body are JSON, if binary tensors follow; else None.
+        bearer: The key or token, or None.
+        urgency: The urgency of a scoring request; None for other requests.
+        accept: The accepted content type instead of JSON: a successful reply is empty then, and `Read` returns its
+            content; None for JSON.
     """
 
     method: str
@@ -84,11 +82,11 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Have another credential, unless somebody else has had one meanwhile.
+    """Replace the credential, unless another request has done so meanwhile.
 
     Attributes:
-        stale: The one that is to be replaced; None if there is none yet.
-        timeout_s: Seconds that are left for it.
+        stale: The credential to replace; None if there is none yet.
+        timeout_s: Seconds left for it.
     """
 
     stale: str | None = field(repr=False)
@@ -100,7 +98,7 @@ class Read:
     """Read more of the reply to the last `Send`: some bytes, or none at its end.
 
     Attributes:
-        timeout_s: Seconds within which some have to come.
+        timeout_s: Seconds until some content must arrive.
     """
 
     timeout_s: float
@@ -108,11 +106,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Hand this to the caller before the next step.
-
-    Attributes:
-        value: It.
-    """
+    """A piece of the answer, for the caller."""
 
     value: Json
 
@@ -125,10 +119,5 @@ Flow: TypeAlias = Generator[Step, Outcome, Result]
 
 
 def resumed(flow: Flow[Result], outcome: Outcome | Exception) -> Step:
-    """Go on with a flow, given what its last step has given, or what was in the way of it; return its next step.
-
-    Raises:
-        StopIteration: It has ended; the value is its result.
-        Exception: It has failed.
-    """
+    """Resume a flow with the result of its last step, or the exception that prevented it; return the next step."""
     return flow.throw(outcome) if isinstance(outcome, Exception) else flow.send(outcome)

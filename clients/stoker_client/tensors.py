@@ -61,13 +61,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelTensors:
-    """What a model takes and gives, as its metadata say; nothing for entry scripts that take whole bodies.
-
-    Attributes:
-        model: The model's name.
-        inputs: Its inputs.
-        outputs: Its outputs.
-    """
+    """The inputs and outputs of a model from its metadata; none for entry scripts that take whole bodies."""
 
     model: str
     inputs: tuple[TensorInfo, ...]
@@ -100,9 +94,7 @@ def encode_inputs(
     """Encode an infer request whose tensors are binary in both directions.
 
     Args:
-        model: What the model takes.
-        inputs: Arrays by the names of the inputs.
-        outputs: The outputs to answer with; None for all.
+        outputs: The requested outputs; None for all.
 
     Returns:
         The body, and how many of its bytes are JSON.

@@ -1,6 +1,6 @@
-"""Refusing here what a server would refuse: adaptive throttling, as the book "Site Reliability Engineering" has it.
+"""Client-side throttling: refusing requests that an overloaded server would refuse.
 
-Google's book, chapter 21, "Handling Overload", section "Client-Side Throttling".
+Source: the book "Site Reliability Engineering" by Google, chapter 21, "Handling Overload".
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ _STEP_S = 1.0
 
 
 class Throttle:
-    """What became of the last two minutes' requests of one client; threads may share it.
+    """The results of one client's requests of the last two minutes; thread-safe.
 
-    A request counts when its answer is there. One in flight is not yet refused: if it were counted, the first
-    requests of a client that sends many at once would be refused here.
-
-    Args:
-        clock: Monotonic time in seconds.
-        chance: Random numbers in [0, 1).
+    A request counts when it is answered. One in flight is not yet refused: if it were counted, the first requests of
+    a client that sends many at once would be refused here.
     """
 
     def __init__(self, clock: Callable[[], float], chance: Callable[[], float]) -> None:

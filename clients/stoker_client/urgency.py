@@ -1,4 +1,4 @@
-"""What requests say of themselves: how long an answer is worth something, a tier, and their sequence."""
+"""The urgency of requests: deadline, tier, and sequence."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SHORTEST_MS = 1
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What requests say of their patience, and one of its sequence.
+    """The deadline and tier of requests, and the sequence of one.
 
     Attributes:
-        deadline_s: Seconds from the call on within which an answer is worth something; None if nothing is said.
-        tier: The tier that is asked for; None for the model's `default_tier`.
-        sequence: Of which sequence a request is, as its header says it; empty for none.
+        deadline_s: Seconds from the call after which an answer is useless; None without a deadline.
+        tier: The requested tier; None for the model's `default_tier`.
+        sequence: The value of the sequence header; empty for none.
     """
 
     deadline_s: float | None = None
@@ -31,11 +31,7 @@ class Urgency:
     sequence: str = ""
 
     def changed(self, deadline_ms: float | None, tier: Tier | None) -> Self:
-        """The same where nothing else is said.
-
-        Raises:
-            ValueError: The deadline is not above 0, or there is no such tier.
-        """
+        """Return the urgency with these changes."""
         if deadline_ms is not None and not deadline_ms > 0:
             raise ValueError(f"deadline_ms has to be above 0, not {deadline_ms}")
         if tier is not None and tier not in get_args(Tier):
@@ -50,7 +46,7 @@ class Urgency:
         return timeout_s if self.deadline_s is None else min(timeout_s, self.deadline_s)
 
     def headers(self, left_s: float) -> dict[str, str]:
-        """What a request says with so many seconds left: the server is told what is left, not what there was."""
+        """Return the headers of a request with `left_s` seconds left, which is the deadline sent to the server."""
         headers = {}
         if self.deadline_s is not None:
             headers[DEADLINE] = str(max(round(left_s * 1000), _SHORTEST_MS))
