@@ -96,8 +96,7 @@ def run_in_turns(
     """Give each contestant one slice per round; entry i of every list is of the same round.
 
     Each slice begins after a second of the same load that does not count: during the turns of others, the system may
-        have
-    reclaimed pages of an idle server, which should not count as load.
+    have reclaimed pages of an idle server, which should not count as load.
     """
     slices: dict[str, list[Slice]] = {contestant.name: [] for contestant in contestants}
     for _ in range(rounds):

@@ -68,8 +68,7 @@ class H2Load:
 
     It counts HTTP statuses, which are 200 for failed calls too; it does not report gRPC's status in the trailers. So
     answers are counted by their bytes: a failed call has no message, and a successful one has as many bytes as the
-        answer
-    to the same call by gRPC's own client before the load.
+    answer to the same call by gRPC's own client before the load.
     """
 
     def __init__(self, program: str) -> None:

@@ -553,8 +553,7 @@ def exact(requests: Requests, curve: Curve, step_ns: int | None = None) -> float
     """The share of rows answered in time by the optimal sequence of batches.
 
     Dynamic programming over the time at which the device is free and the number of leading rows that are gone: a
-        batch of
-    *n* takes *n* consecutive rows that have arrived and are in time; rows before them are lost.
+    batch of *n* takes *n* consecutive rows that have arrived and are in time; rows before them are lost.
 
     Args:
         step_ns: The step of the time grid, by default a two hundredth of a full batch. Times are rounded in favour of

@@ -90,8 +90,7 @@ class KeyVerifier:
         """Return the caller whose key the value of an `Authorization` header carries; None if it is not valid.
 
         The time taken does not reveal how much of a wrong key is right: every comparison covers the whole value, and
-            both keys
-        are always compared. The value is `Bearer KEY` with the scheme in any case; empty if absent.
+        both keys are always compared. The value is `Bearer KEY` with the scheme in any case; empty if absent.
         """
         if self._generation[0] != self._loaded_generation:
             self._reload()

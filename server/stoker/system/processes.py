@@ -89,8 +89,7 @@ def write_stacks_when_asked() -> None:
     """Write the stacks of all threads when `STACKS_SIGNAL` or `LAST_STACKS_SIGNAL` comes; called on the main thread.
 
     Python handles the first signal, holding the interpreter lock: a handler in C would walk the frames while threads
-        run
-    on, and might crash the process. Only a main thread that hangs in C code or gets no lock needs the second signal.
+    run on, and might crash the process. Only a main thread that hangs in C code or gets no lock needs the second one.
     """
 
     def write_stacks(*_: object) -> None:

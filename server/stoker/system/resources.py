@@ -68,8 +68,7 @@ def own_groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of the groups around it, in both versions.
 
     A container that sees only its own groups has them at the root, whatever their path outside: so some of the
-        folders
-    may not exist.
+    folders may not exist.
 
     Args:
         root: Where the kernel's file systems are.
@@ -147,8 +146,7 @@ class MemoryKills:
     """Tells whether the kernel killed a process because memory ran out, or somebody else did.
 
     The kernel counts the kills in a control group or in the machine, but not whose they were: each explains one end
-        by
-    SIGKILL. `count` returns the number of kills; by default it asks the kernel.
+    by SIGKILL. `count` returns the number of kills; by default it asks the kernel.
     """
 
     def __init__(self, count: Callable[[], int] | None = None) -> None:

@@ -1,9 +1,8 @@
 """Nested lists of numbers in JSON as arrays: of parsed JSON, of what simdjson flattens, and of the native reader.
 
 There may be millions of elements, and no other request is served meanwhile, so C code processes each level as a
-whole.
-numpy never converts lists of lists itself: it would take texts and booleans for numbers, and pad each text to the
-longest one, so that a few kilobytes become gigabytes.
+whole. numpy never converts lists of lists itself: it would take texts and booleans for numbers, and pad each text to
+the longest one, so that a few kilobytes become gigabytes.
 """
 
 from __future__ import annotations

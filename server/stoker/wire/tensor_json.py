@@ -218,9 +218,9 @@ class TensorDecoder:
     """Decodes the bodies of one model as `decode_tensors` does, but lists of numbers faster.
 
     As for rows of numbers there are two paths with the same result: simdjson flattens the numbers of each input, and
-        the
-    brackets prove their shape. Anything else goes to `decode_tensors`, which also reports what is wrong. Not
-    thread-safe: it reuses its parser's memory.
+    the brackets prove their shape. Anything else goes to `decode_tensors`, which also reports what is wrong.
+
+    Not thread-safe: it reuses its parser's memory.
     """
 
     def __init__(self, tensors: ModelTensors) -> None:

@@ -5,8 +5,7 @@ alone, and costs a limited amount of memory and time:
 
 - The sizes of frames, header blocks, open streams and unread content are limited.
 - Frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, tiny DATA, unknown ones) are counted: `patience`
-is
-  the number of further ones. Sent answers earn some more, and the owner restores it from time to time.
+  is the number of further ones. Sent answers earn some more, and the owner restores it from time to time.
 - Streams that the client resets ("rapid reset", CVE-2023-44487) are counted too: `resets`. Only answers with content
   earn more of these, so a client whose requests are refused cannot begin streams for ever.
 - Each turn of the event loop reads a limited part; `more` tells the owner to come back.
