@@ -3,7 +3,8 @@
 A flow is a generator that yields steps and returns its result. `Send` is answered with the `Reply`; `Pause` is
 resumed after its time; `Renew` is resumed with another credential. Instead, the driver may throw in the exception
 that prevented the step: the httpx exception, TimeoutError, or the token provider's exception. A flow whose answer
-comes in pieces sends with `accept`, then yields `Read` for further content, and `Piece` for each piece for the caller.
+comes in pieces sends with `accept`, then yields `Read` for further content, and `Piece` for each piece.
+
 `Client` and `AsyncClient` drive the same flows; they only differ in how they wait.
 """
 
