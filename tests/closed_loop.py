@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stoker.device.planner import BatchPolicy, Plan, RowQueue, ServiceTimes, plan
+from stoker.device.batching import BatchDecision, BatchPolicy
+from stoker.device.row_queue import RowQueue
+from stoker.device.scheduler import schedule
+from stoker.device.service_times import ServiceTimes
 from stoker.gateway.rows.admission import retry_after_ms
 from stoker.simulation.scheduler import AdmissionControl
 from stoker.simulation.workload import Curve, Jitter
@@ -81,7 +84,7 @@ class ClosedLoop:
         now_ns = 0
         while now_ns < seconds * 1e9:
             self._let_come(now_ns, admission, queue, target_ns)
-            planned = plan(queue, now_ns, policy, times)
+            planned = schedule(queue, now_ns, policy, times)
             rows = sum(lot.rows for lot in planned.batch)
             admission.tell(queue, now_ns, times, rows)
             self._give_up(planned, now_ns, admission, target_ns, chance)
@@ -92,7 +95,7 @@ class ClosedLoop:
                 admission.ended()
                 self._answer(planned, now_ns, chance)
             else:
-                nexts = [time for time in (planned.look_again_ns, *self._first()) if time is not None]
+                nexts = [time for time in (planned.check_again_ns, *self._first()) if time is not None]
                 now_ns = max(now_ns + 1, min(nexts))
         return self.counts
 
@@ -123,7 +126,12 @@ class ClosedLoop:
             queue.push(0, numbers, np.zeros_like(at), at, at + (1 << 40), target_ns=at + target_ns)
 
     def _give_up(
-        self, planned: Plan, now_ns: int, admission: AdmissionControl, target_ns: int, chance: random.Random
+        self,
+        planned: BatchDecision,
+        now_ns: int,
+        admission: AdmissionControl,
+        target_ns: int,
+        chance: random.Random,
     ) -> None:
         """Those who were taken and will be late are told when to come back too."""
         board = admission.board
@@ -133,7 +141,7 @@ class ClosedLoop:
                 wait_ms = retry_after_ms(max(0, takes_ns - target_ns), board, chance.random)
                 heapq.heappush(self._coming, (now_ns + wait_ms * _MS_NS, caller, 1))
 
-    def _answer(self, planned: Plan, now_ns: int, chance: random.Random) -> None:
+    def _answer(self, planned: BatchDecision, now_ns: int, chance: random.Random) -> None:
         for lot in planned.batch:
             assert lot.target_ns is not None, "pushed with targets"
             if self._counts(now_ns):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stoker.control.asks import Ask, Refusal, Reply
+from stoker.control.frontend_messages import Ask, Refusal, Reply
 from stoker.gateway.administration import AdminAccess, Administration, admin_key
 from stoker.gateway.gateway import Gateway
 from stoker.keys.keyring import Keys

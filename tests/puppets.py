@@ -23,11 +23,11 @@ from tests.patience import PATIENCE_S
 from stoker.arena import Arena
 from stoker.device.auditor import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.canary import Canary
+from stoker.device.batching import BatchPolicy
+from stoker.device.device_sharing import Turn
 from stoker.device.lanes import Lane
-from stoker.device.planner import BatchPolicy
+from stoker.device.loading import Canary
 from stoker.device.sequence_worker import SequenceWorker
-from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.errors import StokerError
 from stoker.gateway.pipelines.service import PipelineService

@@ -23,11 +23,11 @@ from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory, puppet_pipeline, puppet_service
 
 from stoker.arena import Arena
+from stoker.device.batching import BatchPolicy
+from stoker.device.device_sharing import Turn
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
-from stoker.device.plans import BatchPolicy
 from stoker.device.sequence_worker import SequenceWorker
-from stoker.device.turns import Turn
 from stoker.device.worker import Worker
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.gateway import Gateway, Traffic

@@ -11,7 +11,7 @@ from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 from tests.puppet_supervisor import Entries, PuppetSupervisor, with_admin_key
 
-from stoker.control.asks import Ask, AskLogs, AskTraces
+from stoker.control.frontend_messages import Ask, AskLogs, AskTraces
 
 KEY = "the-admin-key-of-the-tests"
 TRACED = {"on": True, "rate": 100, "left": -1}

@@ -16,8 +16,7 @@ from tests.puppets import PuppetRuntime
 from stoker.deployment import Deployment
 from stoker.runtimes.packed import PackedRuntime
 from stoker.settings.pipelines import Pipeline, Step
-from stoker.tensors import ModelTensors, TensorInfo
-from stoker.verdict import Verdict
+from stoker.tensors import ModelTensors, TensorInfo, Verdict
 
 CHAIN = Pipeline(
     "chain",

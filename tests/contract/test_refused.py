@@ -12,7 +12,7 @@ import pytest
 from tests.contract.in_process import DOORS, InProcessServer
 from tests.puppets import PuppetRuntime
 
-from stoker.board import LATER_BATCHES, BoardWriter
+from stoker.arena import LATER_BATCHES, BoardWriter
 
 _LONG_NS = 3600 * 10**9
 """What was said is believed for as long as that, however slow the machine is."""

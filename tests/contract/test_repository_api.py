@@ -12,8 +12,16 @@ from tests.contract.in_process import InProcessServer, script
 from tests.http.raw_http import Answer, bearer
 from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 
-from stoker.control.asks import Ask, AskEvents, AskIndex, AskLoad, AskShift, AskUnload, Refusal
-from stoker.control.frontend_rules import AdminRules
+from stoker.control.frontend_messages import (
+    AdminRules,
+    Ask,
+    AskEvents,
+    AskIndex,
+    AskLoad,
+    AskShift,
+    AskUnload,
+    Refusal,
+)
 from stoker.gateway.administration import AdminAccess, admin_access
 from stoker.keys.keyring import AdminKey
 from stoker.settings.choices import Adjustments

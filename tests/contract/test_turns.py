@@ -13,8 +13,8 @@ from tests.live_server import wait_until
 from tests.patience import PATIENCE_S
 from tests.puppets import PuppetRuntime
 
-from stoker.device.turn_page import DevicePage, SlotFacts
-from stoker.device.turns import Turns
+from stoker.device.device_page import DevicePage, SlotFacts
+from stoker.device.device_sharing import Turns
 
 
 def _stages(answer: Answer) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.gpu.libraries import library_folders
+from stoker.gpu.facts import library_folders
 
 __all__ = ["built_puppet"]
 

@@ -4,8 +4,7 @@ import pytest
 
 from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable
-from stoker.gpu.device_survey import probe_in_child
-from stoker.gpu.devices import choose_device
+from stoker.gpu.devices import choose_device, probe_in_child
 from stoker.gpu.probes import preload_cuda
 
 

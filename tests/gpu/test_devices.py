@@ -11,7 +11,7 @@ import pytest
 from tests.live_server import LiveServer, wait_until
 
 from stoker.deployment import Device
-from stoker.gpu.device_survey import find_devices
+from stoker.gpu.devices import find_devices
 from stoker.gpu.nvml import GpuReader, gpus
 
 pytestmark = [pytest.mark.gpu]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from stoker.board import BOARD_WORDS, Board, BoardPage, BoardWriter
+from stoker.arena import BOARD_WORDS, Board, BoardPage, BoardWriter
 
 LATER = [300, 200, 100, 50, 20, 10, 5, 0]
 

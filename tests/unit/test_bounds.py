@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
 from stoker.simulation.scheduler import PlannedScheduler
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import RowTable, Scheduler, row_tables, run

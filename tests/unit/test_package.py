@@ -61,7 +61,7 @@ def test_the_gateway_and_the_supervisor_import_no_framework() -> None:
 def test_the_device_process_imports_no_http_server() -> None:
     """Nor a framework before it knows which one its models need."""
     imported = imported_by(
-        "stoker.device.process", "stoker.device.worker", "stoker.device.lifecycle", "stoker.runtimes.script"
+        "stoker.device.process", "stoker.device.worker", "stoker.device.loading", "stoker.runtimes.script"
     )
     assert "numpy" in imported
     assert not imported & (HTTP | FRAMEWORKS)

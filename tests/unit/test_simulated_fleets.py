@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.cli import main
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
 from stoker.errors import InvalidSettings
 from stoker.gateway.rows.routing import Routing
 from stoker.simulation.workload import CURVES, Stream, joined

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.commands.terminal import number_option
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
 from stoker.errors import InvalidSettings
 from stoker.settings.choices import Admission
 from stoker.simulation.workload import Curve, Requests
@@ -324,7 +324,7 @@ def _neighbours(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def _policy(args: argparse.Namespace, curve: Curve) -> BatchPolicy:
-    from stoker.device.planner import BatchPolicy
+    from stoker.device.batching import BatchPolicy
 
     return BatchPolicy(curve.max_batch_rows, buckets=curve.buckets, late=args.late, hold=args.hold)
 

@@ -14,9 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from stoker.device.arbiter import Arbiter
-from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, offer, plan
-from stoker.device.service_times import filled
+from stoker.device.batching import BatchPolicy
+from stoker.device.device_sharing import Arbiter
+from stoker.device.row_queue import RowQueue
+from stoker.device.scheduler import propose, schedule
+from stoker.device.service_times import ServiceTimes, filled
 from stoker.gateway.rows.routing import CHOICES, Routing, State, route
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, Outcome
@@ -200,7 +202,7 @@ class _Run:
                     size=self.size[rows],
                 )
             if queue.rows:
-                offered = offer(queue, now_ns, policy, server.times)
+                offered = propose(queue, now_ns, policy, server.times)
                 if offered is None:
                     self._take(server, model, now_ns)
                 else:
@@ -220,7 +222,7 @@ class _Run:
         heapq.heappush(self.ends, (server.free_ns, number))
 
     def _take(self, server: _Server, model: int, now_ns: int) -> np.ndarray:
-        planned = plan(server.queues[model], now_ns, self.fleet.policy, server.times)
+        planned = schedule(server.queues[model], now_ns, self.fleet.policy, server.times)
         server.waiting -= sum(lot.rows for lot in (*planned.batch, *planned.expired))
         return np.concatenate([np.empty(0, np.int64), *(lot.numbers for lot in planned.batch)]).astype(
             np.int64

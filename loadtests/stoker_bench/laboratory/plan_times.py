@@ -28,7 +28,7 @@ _LANES: Final = 2
 
 
 def _taught(cap: int) -> Any:
-    from stoker.device.planner import ServiceTimes
+    from stoker.device.service_times import ServiceTimes
 
     times = ServiceTimes()
     for _ in range(16):
@@ -40,7 +40,7 @@ def _taught(cap: int) -> Any:
 
 def _filled(rows: int, lots: int, first_ms: float, last_ms: float, *, targets: bool, named: bool) -> Any:
     """A queue of rows of one request each, whose targets lie between two times from now."""
-    from stoker.device.planner import RowQueue
+    from stoker.device.row_queue import RowQueue
 
     queue = RowQueue()
     each = rows // lots
@@ -60,7 +60,7 @@ def _filled(rows: int, lots: int, first_ms: float, last_ms: float, *, targets: b
 
 def _plans() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object], int]]:
     """Return what is timed: name, factory of a queue, the operation, and how many at once."""
-    from stoker.device.planner import BatchPolicy
+    from stoker.device.batching import BatchPolicy
 
     for rows, lots in _SHAPES:
         count = 64 if rows <= 256 else 8
@@ -84,9 +84,9 @@ def _plans() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object], 
 
 
 def _planned(queue: Any, policy: Any, times: Any) -> object:
-    from stoker.device.planner import plan
+    from stoker.device.scheduler import schedule
 
-    return plan(queue, _NOW_NS, policy, times)
+    return schedule(queue, _NOW_NS, policy, times)
 
 
 def _times_us(repeats: int) -> dict[str, float]:
@@ -107,14 +107,14 @@ def _times_us(repeats: int) -> dict[str, float]:
 
 
 def _choices() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], object], int]]:
-    from stoker.device.arbiter import Arbiter
-    from stoker.device.planner import Offer
+    from stoker.device.batching import Proposal
+    from stoker.device.device_sharing import Arbiter
 
     kinds = {"at ease": (100, False), "in conflict": (2, False), "the first loses rows": (100, True)}
     for kind, (latest_ms, losing) in kinds.items():
         arbiter = Arbiter({str(model): 1.0 for model in range(8)})
         offers = {
-            str(model): Offer(
+            str(model): Proposal(
                 20, 4 * _MS, _NOW_NS + (latest_ms + model % 5) * _MS, 1, losing and not model, None
             )
             for model in range(8)

@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from stoker.device.arbiter import Arbiter
-from stoker.device.planner import BatchPolicy, Offer
+from stoker.device.batching import BatchPolicy, Proposal
+from stoker.device.device_sharing import Arbiter
 from stoker.keys.buckets import Bucket
 from stoker.settings import choices
 from stoker.settings.choices import Admission
@@ -76,25 +76,25 @@ class Shared:
 
     def next_batch(self, now_ns: int) -> Batch:
         """The batch that the planner of the model chosen by the arbiter dispatches."""
-        offers: dict[str, Offer] = {}
+        proposals: dict[str, Proposal] = {}
         look_again: list[int] = []
         for number, model in enumerate(self._models):
-            offer = model.offer(now_ns)
-            if offer is None:
+            proposal = model.propose(now_ns)
+            if proposal is None:
                 # Rows that have timed out are dropped all the same.
                 model.next_batch(now_ns)
                 continue
-            offers[str(number)] = offer
-            if offer.look_again_ns is not None:
-                look_again.append(offer.look_again_ns)
-        chosen = self._arbiter.choose(now_ns, offers)
+            proposals[str(number)] = proposal
+            if proposal.check_again_ns is not None:
+                look_again.append(proposal.check_again_ns)
+        chosen = self._arbiter.choose(now_ns, proposals)
         if chosen is None:
-            self._tell(now_ns, now_ns, offers)
+            self._tell(now_ns, now_ns, proposals)
             return Batch(0, np.empty(0, np.int32), min(look_again, default=None))
-        cost_ns = offers.pop(chosen).cost_ns
+        cost_ns = proposals.pop(chosen).cost_ns
         self._arbiter.charge(chosen, cost_ns)
         rows = self._models[int(chosen)].next_batch(now_ns).rows
-        self._tell(now_ns, now_ns + cost_ns, offers)
+        self._tell(now_ns, now_ns + cost_ns, proposals)
         return Batch(int(chosen), rows)
 
     @property
@@ -102,9 +102,9 @@ class Shared:
         """Number of refused rows."""
         return sum(model.refused_rows for model in self._models)
 
-    def _tell(self, now_ns: int, free_ns: int, offers: Mapping[str, Offer]) -> None:
+    def _tell(self, now_ns: int, free_ns: int, proposals: Mapping[str, Proposal]) -> None:
         for number, model in enumerate(self._models):
-            others = (offer.cost_ns for name, offer in offers.items() if name != str(number))
+            others = (offer.cost_ns for name, offer in proposals.items() if name != str(number))
             model.tell(now_ns, free_ns, max(others, default=0))
 
     def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
@@ -136,9 +136,9 @@ class Fifo:
 
     def next_batch(self, now_ns: int) -> Batch:
         """Return the next batch."""
-        rows, look_again_ns = self.batch_rows(now_ns)
+        rows, check_again_ns = self.batch_rows(now_ns)
         start, self.head = self.head, self.head + rows
-        return Batch(0, np.arange(start, self.head), look_again_ns)
+        return Batch(0, np.arange(start, self.head), check_again_ns)
 
     def batch_rows(self, now_ns: int) -> tuple[int, int | None]:
         """Drop late rows; returns the number of rows to dispatch, and when to look again if that is 0."""

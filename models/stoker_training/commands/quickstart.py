@@ -72,9 +72,8 @@ def _check_server(settings: ServerSettings) -> None:
     Raises:
         OperatorError: The port or a device cannot be used.
     """
-    from stoker.gpu.device_survey import probe_in_child
-    from stoker.gpu.devices import choose_device
-    from stoker.supervisor.binding import bind
+    from stoker.gpu.devices import choose_device, probe_in_child
+    from stoker.supervisor.ports import bind
 
     for sock in bind(settings.host, settings.port, 1):
         sock.close()

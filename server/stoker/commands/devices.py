@@ -12,7 +12,7 @@ from stoker.gpu.probes import RUNTIMES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker.gpu.device_survey import FoundDevice, Survey
+    from stoker.gpu.devices import FoundDevice, Survey
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the devices; a machine without a GPU is no failure."""
-    from stoker.gpu.device_survey import survey
+    from stoker.gpu.devices import survey
 
     found = survey(note)
     if args.json:

@@ -25,17 +25,14 @@ from packaging.requirements import Requirement
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
-from stoker.gpu.device_survey import FoundDevice, find_devices, probe_in_child
-from stoker.gpu.devices import choose_device
+from stoker.gpu.devices import FoundDevice, choose_device, find_devices, probe_in_child
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.binding import bind
-from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.grpc_port import reserve_grpc_port
-from stoker.supervisor.tls_ports import tls_ports
+from stoker.supervisor.frontend_processes import body_memory
+from stoker.supervisor.ports import bind, reserve_grpc_port, tls_ports
 from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
 from stoker.system.resources import main_memory
 from stoker.wire.nested_lists import native_rows_note

@@ -14,18 +14,86 @@ import os
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, cast, get_args
 
-from stoker.control.message_codec import Codec
+import msgspec
+
 from stoker.system.fd_passing import memory_with, receive_packet
 from stoker.system.forks import CHILDREN
 
-__all__ = ["ControlChannel"]
+__all__ = ["Codec", "ControlChannel", "HandedConnection", "receive_connection", "send_connection"]
 
 logger = logging.getLogger(__name__)
 
+
 _Sent = TypeVar("_Sent")
 _Received = TypeVar("_Received")
+
+_FORMATS: Final[dict[str, Any]] = {"msgpack": msgspec.msgpack, "json": msgspec.json}
+
+
+class Codec(Generic[_Sent, _Received]):
+    """Encodes the messages that one end of a channel sends, and decodes those that it receives."""
+
+    def __init__(self, sends: Any, receives: Any, form: Literal["msgpack", "json"] = "msgpack") -> None:
+        """Create a codec; messages are frozen dataclasses.
+
+        Args:
+            sends: The class of messages that this end sends, or the union of the classes.
+            receives: Likewise for messages that it receives.
+            form: MessagePack between processes of one version, which have infinities; JSON between versions.
+        """
+        self._sends: frozenset[type] = frozenset(_members(sends))
+        format_ = _FORMATS[form]
+        self._encoder = format_.Encoder(enc_hook=_encode_path)
+        self._envelope = format_.Decoder(tuple[str, msgspec.Raw])
+        self._decoders = {
+            message.__name__: format_.Decoder(message, dec_hook=_decode_path)
+            for message in _members(receives)
+        }
+
+    def encode(self, message: _Sent) -> bytes:
+        """Encode a message.
+
+        Raises:
+            TypeError: This end does not send such messages, or a value cannot be encoded.
+        """
+        if type(message) not in self._sends:
+            raise TypeError(f"{type(message).__name__} is not a message that this process sends")
+        return cast("bytes", self._encoder.encode((type(message).__name__, message)))
+
+    def decode(self, packet: bytes) -> _Received:
+        """Decode a message; the inverse of `encode` at the other end.
+
+        Raises:
+            ValueError: This end does not know such a message, or a field has another type.
+        """
+        kind, content = self._envelope.decode(packet)
+        decoder = self._decoders.get(kind)
+        if decoder is None:
+            raise ValueError(
+                f"a message {kind!r} is not one of {', '.join(sorted(self._decoders))}: the process that has sent it "
+                "is not of this version of Stoker"
+            )
+        return cast("_Received", decoder.decode(content))
+
+
+def _members(union: Any) -> tuple[type, ...]:
+    return get_args(union) or (union,)
+
+
+def _encode_path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"messages cannot hold {type(value)}")
+
+
+def _decode_path(declared: type, value: Any) -> Path:
+    if declared is Path:
+        return Path(value)
+    raise TypeError(f"messages cannot hold {declared}")
+
 
 # A packet must fit into the socket's buffer, by default 208 KiB.
 _PACKET_BYTES: Final = 1 << 16
@@ -153,3 +221,40 @@ class ControlChannel(Generic[_Sent, _Received]):
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+_NAME_BYTES: Final = 16
+"""Longest name of a protocol."""
+
+
+class HandedConnection(NamedTuple):
+    """A connection that was handed on.
+
+    Attributes:
+        protocol: What is spoken on it, of `stoker.metrics.layout.PROTOCOLS`.
+        descriptor: Its descriptor, which the receiver owns; None if there was none left for it in this process, so
+            that the kernel has closed the connection.
+    """
+
+    protocol: str
+    descriptor: int | None
+
+
+def send_connection(door: socket.socket, protocol: str, descriptor: int) -> None:
+    """Send a copy of a connection's descriptor to a mailbox.
+
+    Raises:
+        OSError: The mailbox is full, or the system has no room.
+    """
+    socket.send_fds(door, [protocol.encode()], [descriptor])
+
+
+def receive_connection(inbox: socket.socket) -> HandedConnection:
+    """Take the next connection out of a mailbox.
+
+    Raises:
+        BlockingIOError: There is none.
+        OSError: The mailbox cannot be read.
+    """
+    kind, descriptors, *_ = socket.recv_fds(inbox, _NAME_BYTES, 1)
+    return HandedConnection(kind.decode(), descriptors[0] if descriptors else None)

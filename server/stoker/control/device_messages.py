@@ -1,4 +1,4 @@
-"""Messages between the supervisor and a device process; see `stoker.control.message_codec` for the encoding.
+"""Messages between the supervisor and a device process; see `stoker.control.channel` for the encoding.
 
 Models are identified by numbers that the supervisor assigns for its lifetime.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec
 from stoker.deployment import Deployment
 from stoker.system.logs import LogSettings
-from stoker.tensors import Signature
-from stoker.verdict import Verdict
+from stoker.tensors import Signature, Verdict
 
 __all__ = [
     "DEVICE_END",

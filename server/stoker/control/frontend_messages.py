@@ -1,4 +1,4 @@
-"""Messages between the supervisor and a frontend; see `stoker.control.message_codec` for the encoding.
+"""Messages between the supervisor and a frontend; see `stoker.control.channel` for the encoding.
 
 Loaded versions of models are identified by numbers that the supervisor assigns, and each load of a replica by its
 generation; neither is reused while the supervisor runs.
@@ -9,28 +9,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from stoker.control.asks import Ask, Refusal, Reply
-from stoker.control.frontend_rules import (
-    AdminRules,
-    GrpcRules,
-    PipelineRules,
-    Sampling,
-    ServerRules,
-    SharedMemoryRules,
-)
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec
 from stoker.deployment import Deployment
-from stoker.settings.names import VersionStatus
+from stoker.keys.keyring import Keys
+from stoker.settings.choices import Adjustments, NonFinite
+from stoker.settings.names import VersionPolicy, VersionStatus
+from stoker.settings.pipelines import Pipeline
+from stoker.settings.traffic import Canary, Endpoint
+from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison
-from stoker.tensors import Signature
-from stoker.verdict import Verdict
+from stoker.tensors import Signature, Verdict
 
 __all__ = [
     "FRONTEND_END",
     "SUPERVISOR_END",
+    "AdminRules",
+    "Ask",
+    "AskEvents",
+    "AskIndex",
+    "AskLoad",
+    "AskLogs",
+    "AskReload",
+    "AskShift",
+    "AskTraces",
+    "AskUnload",
     "AttachFailed",
     "AttachReplica",
     "Attached",
@@ -39,15 +44,22 @@ __all__ = [
     "DetachReplica",
     "Drain",
     "FromFrontend",
+    "GrpcRules",
     "Listen",
     "Listening",
     "News",
     "Outgrown",
+    "PipelineRules",
+    "Refusal",
+    "Reply",
     "Retire",
     "Retired",
     "Route",
     "RoutedVersion",
+    "Sampling",
     "Serve",
+    "ServerRules",
+    "SharedMemoryRules",
     "StartFrontend",
     "Started",
     "Stop",
@@ -55,6 +67,273 @@ __all__ = [
     "ToFrontend",
     "VerdictChanged",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which requests are traced; sent as a message, it applies from then on.
+
+    Attributes:
+        ratio: The share of traces beginning here that is sampled, 0 to 1; None if tracing is off.
+        models: Ratio by model name, for models with one of their own.
+    """
+
+    ratio: float | None
+    models: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """Settings that apply to all services of a server.
+
+    Attributes:
+        auth: Whether callers need a key.
+        token_auth: Whether callers need a token.
+        keys_dir: The folder of the keys.
+        max_body_bytes: Limit of a request's body.
+        max_image_pixels: Limit of an image in a request.
+        frontends: Number of frontends.
+        large_bodies_bytes: Limit of the sum of a frontend's large bodies.
+        endpoint: The endpoint whose deployments the services are; None without an endpoint.
+        connection_age_s: Age at which a connection is closed with its next answer; 0 for no limit.
+        trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
+        access_log_sample: The share of scoring requests that have a line in the log.
+        sampling: Which requests are traced; None if traces are sent nowhere.
+        tls: What HTTP is spoken over TLS with; None serves without.
+        hosts: The names in `Host` that are answered; None answers all.
+        keys: The keys of all services that the operator has given; None to use those of the keys folder.
+    """
+
+    auth: bool
+    token_auth: bool
+    keys_dir: Path
+    max_body_bytes: int
+    max_image_pixels: int
+    frontends: int
+    large_bodies_bytes: int
+    endpoint: Endpoint | None = None
+    connection_age_s: float = 0.0
+    trusts_proxy: bool = False
+    access_log_sample: float = 0.0
+    sampling: Sampling | None = None
+    tls: TlsFiles | None = None
+    hosts: tuple[str, ...] | None = None
+    keys: Keys | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRules:
+    """Who may load and unload models through the API; see `stoker.gateway.administration.admin_access`.
+
+    Attributes:
+        polls: Whether the server polls the model repository.
+        needs_key: Whether a key is needed.
+        key: The key given by the operator, if any.
+        local: Whether the server is reachable from this machine only.
+    """
+
+    polls: bool
+    needs_key: bool
+    key: str | None = field(repr=False)
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcRules:
+    """Where and how a frontend serves gRPC.
+
+    Attributes:
+        address: `HOST:PORT`.
+        max_message_bytes: Longest message that is received.
+        tls: What it is spoken over TLS with; None serves without.
+        connection_age_s: How old connections become; 0 for any age.
+    """
+
+    address: str
+    max_message_bytes: int
+    tls: TlsFiles | None
+    connection_age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryRules:
+    """Who may use tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
+
+    Attributes:
+        needs_admin: Whether registering shared memory requires the admin key.
+        anywhere: Whether callers on other machines may use it too.
+    """
+
+    needs_admin: bool
+    anywhere: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRules:
+    """Settings of a pipeline, as passed to a frontend.
+
+    Attributes:
+        pipeline: The pipeline's steps.
+        slot: Its slot in the metrics.
+        timeout_ms: Requests that are not answered within this time get 504.
+        non_finite: How NaN and infinities are written in JSON answers.
+    """
+
+    pipeline: Pipeline
+    slot: int
+    timeout_ms: int
+    non_finite: NonFinite
+
+
+@dataclass(frozen=True, slots=True)
+class AskIndex:
+    """A frontend requests the list of models.
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+        ready: List only models that are ready.
+    """
+
+    ticket: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskEvents:
+    """A frontend requests the events of versions.
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+        model: Return events of this model only; None for all.
+    """
+
+    ticket: int
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskLoad:
+    """A frontend requests a model to be loaded.
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+        model: Name of the model.
+        version: A single version to load in addition to the served ones.
+        policy: The versions to serve instead of those in the model's settings.
+        adjustments: Changes to the model's batching settings; ignored if `version` is given.
+    """
+
+    ticket: int
+    model: str
+    version: int | None = None
+    policy: VersionPolicy | None = None
+    adjustments: Adjustments = field(default_factory=Adjustments)
+
+
+@dataclass(frozen=True, slots=True)
+class AskShift:
+    """A frontend requests new canary weights for the versions of a model.
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+        model: Name of the model.
+        canary: The weights by label.
+    """
+
+    ticket: int
+    model: str
+    canary: Canary
+
+
+@dataclass(frozen=True, slots=True)
+class AskUnload:
+    """A frontend requests a model to be unloaded.
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+        model: Name of the model.
+        version: The version to unload; None for all.
+    """
+
+    ticket: int
+    model: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskReload:
+    """A frontend requests the server to be replaced by a new one (reload).
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+    """
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskTraces:
+    """A frontend requests the trace settings, or changes to them.
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+        model: Name of the model; empty for the settings of all models without their own.
+        changes: The changes, see `stoker.supervisor.tracing.TraceSettings.change`.
+    """
+
+    ticket: int
+    model: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AskLogs:
+    """A frontend requests the log settings of all processes, or changes to them.
+
+    Attributes:
+        ticket: Identifies the request in the answer.
+        changes: Fields of `stoker.system.logs.LogSettings` with their new values; without a format, the one
+            that the server was started with.
+    """
+
+    ticket: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload | AskTraces | AskLogs
+"""Requests of a frontend to the supervisor; answered by `Reply` or `Refusal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The supervisor has carried out a request.
+
+    Attributes:
+        ticket: The ticket of the request.
+        entries: The index, the events, or the settings; empty for other requests.
+    """
+
+    ticket: int
+    entries: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The supervisor has refused a request, or failed to carry it out.
+
+    Attributes:
+        ticket: The ticket of the request.
+        status: The HTTP status of the answer.
+        code: The error code.
+        error: The error message for the caller.
+        retry_after_s: When to retry, in whole seconds, or None.
+    """
+
+    ticket: int
+    status: int
+    code: str
+    error: str
+    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec
 
 __all__ = [
     "PREDECESSOR_END",

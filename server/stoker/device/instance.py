@@ -16,11 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.arena import Arena, Outcome
-from stoker.device.batch_cap import BatchCap
-from stoker.device.batch_sizes import BatchSizes
-from stoker.device.canary import Canary
+from stoker.device.batch_sizes import BatchCap, BatchSizes
 from stoker.device.lanes import Batch, Lane
-from stoker.device.planner import Lot
+from stoker.device.loading import Canary
+from stoker.device.row_blocks import Lot
 from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import BatchWatch, Finding, Taken, audit
 from stoker.isolation.difference import all_finite, finite_rows

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from stoker.arena import Arena, Outcome, push_numbers
-from stoker.device.planner import Lot
+from stoker.device.row_blocks import Lot
 from stoker.system.forks import CHILDREN, OWN
 
 __all__ = ["Batch", "Lane", "SecondConsumer"]

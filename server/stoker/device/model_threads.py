@@ -5,92 +5,32 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Final
 
 from stoker.deployment import Deployment, Device
-from stoker.device.audit_schedule import AuditSchedule
-from stoker.device.auditor import AuditPolicy
-from stoker.device.first_times import first_times, full_batch
+from stoker.device.auditor import AuditPolicy, AuditSchedule
+from stoker.device.batching import BatchPolicy
+from stoker.device.device_page import SlotFacts
+from stoker.device.device_sharing import Turn, Turns
 from stoker.device.lanes import Lane
-from stoker.device.lifecycle import LoadedModel, fork, load
-from stoker.device.planner import BatchPolicy
+from stoker.device.loading import LoadedModel, first_times, fork, full_batch, load
 from stoker.device.sequence_worker import SequenceWorker
-from stoker.device.turn_page import SlotFacts
-from stoker.device.turns import Turn, Turns
+from stoker.device.watchdogs import HangWatch
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
-from stoker.system.processes import GRACE_MS, ExitCode, end_process
-from stoker.verdict import Verdict
+from stoker.system.processes import ExitCode, end_process
+from stoker.tensors import Verdict
 
-__all__ = ["HangWatch", "ModelThreads"]
+__all__ = ["ModelThreads"]
 
 
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 #
 # Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.guards`.
-
-
-_PAUSE_S: Final = 0.5
-
-
-class HangWatch:
-    """Watches for runs of one model that hang."""
-
-    def __init__(
-        self,
-        name: str,
-        timeout_ms: int,
-        runs_began_ns: Callable[[], Iterable[int]],
-        *,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-        end_process: Callable[[ExitCode], None] = end_process,
-    ) -> None:
-        """Create it; nothing is watched before `start`.
-
-        Args:
-            name: The model's name, for the log.
-            timeout_ms: After this time callers have been told that they get no answer.
-            runs_began_ns: Returns when the present runs started; 0 for an instance that is not running.
-            clock_ns: The time.
-            end_process: Ends this process, which the supervisor then restarts.
-        """
-        self._name = name
-        self._limit_ms = timeout_ms + GRACE_MS
-        self._runs_began_ns = runs_began_ns
-        self._clock_ns = clock_ns
-        self._end_process = end_process
-        self._stopped = threading.Event()
-
-    def start(self) -> None:
-        """Watch on a thread of its own, until `stop`."""
-
-        def live() -> None:
-            while not self._stopped.wait(_PAUSE_S):
-                self.look()
-
-        threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._stopped.set()
-
-    def look(self) -> None:
-        """End the process if a run has lasted too long."""
-        now_ns = self._clock_ns()
-        for began_ns in self._runs_began_ns():
-            if began_ns and now_ns - began_ns > self._limit_ms * 1_000_000:
-                logger.critical(
-                    "%s: a run has not returned within %d ms: the device process exits",
-                    self._name,
-                    self._limit_ms,
-                )
-                self._end_process(ExitCode.STUCK)
-                return
 
 
 logger = logging.getLogger(__name__)

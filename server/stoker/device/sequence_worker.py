@@ -219,7 +219,7 @@ class SequenceWorker(Worker):
     def _let_pass(self) -> None:
         """Queue the rows whose turn has come, and end idle sequences."""
         if self._take_back():
-            self._look_again_ns = 0
+            self._check_again_ns = 0
         self._states.expire(self._gate.busy)
         counts, before = self._states.counts, self._counted
         if counts != before:

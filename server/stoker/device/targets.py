@@ -19,9 +19,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from stoker.device.lots import DUE, LANE, POSITION, SIZE
+from stoker.device.row_blocks import (
+    DUE,
+    LANE,
+    POSITION,
+    SIZE,
+)
 
 __all__ = ["Choice", "choose", "hopeless", "largest_feasible", "largest_within", "numbers_of"]
+
 
 _WORTH: Final = 0.75
 """Price of device time when batches are compared: this part of the rows that the largest batches would run in it."""

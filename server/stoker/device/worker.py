@@ -19,21 +19,20 @@ from typing import Final
 
 import numpy as np
 
-from stoker.arena import AWAKE_NS, LONE_ROWS, Outcome
+from stoker.arena import AWAKE_NS, CALLER_BITS, LONE_ROWS, NORMAL_TIER, Outcome
 from stoker.device.auditor import Auditor, AuditPolicy
-from stoker.device.batch_cap import BatchCap
-from stoker.device.batch_sizes import BatchSizes
-from stoker.device.canary import Canary
+from stoker.device.batch_sizes import BatchCap, BatchSizes
+from stoker.device.batching import BatchPolicy
+from stoker.device.device_sharing import Turn, TurnTaking
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
-from stoker.device.lots import placed_of
-from stoker.device.notice import Notice
-from stoker.device.planner import BatchPolicy, RowQueue, ServiceTimes, plan
-from stoker.device.told_rows import callers_of, push_rows
-from stoker.device.turn_taking import TurnTaking
-from stoker.device.turns import Turn
+from stoker.device.loading import Canary
+from stoker.device.queue_report import Notice
+from stoker.device.row_blocks import placed_of
+from stoker.device.row_queue import RowQueue, callers_of, push_rows
+from stoker.device.scheduler import schedule
+from stoker.device.service_times import ServiceTimes
 from stoker.metrics.counters import ModelMetrics
-from stoker.placed import CALLER_BITS, NORMAL_TIER
 from stoker.runtimes.base import Runtime
 from stoker.system.forks import CHILDREN
 
@@ -191,7 +190,7 @@ class Worker:
         self._poller = select.epoll() if turn is None else turn.poller()
         # Replaced and never changed: a batch keeps the lanes of the moment when it left.
         self._lanes: dict[int, Lane] = {}
-        self._look_again_ns: int | None = None
+        self._check_again_ns: int | None = None
         self._lone_rows = self._left = 0
         # Used by all threads.
         self._counting = threading.Lock()
@@ -292,14 +291,14 @@ class Worker:
             self._run(instance, todo)
         elif todo is not None:
             instance.check_device()
-        return self._look_again_ns
+        return self._check_again_ns
 
     def _wait_s(self, most_s: float | None) -> float | None:
         """How long the leader may sleep if no row arrives."""
         if self._turn is not None and self._turn.given:
             return 0
-        if self._look_again_ns is not None:
-            wait_s = max(0, self._look_again_ns - self._clock_ns()) / 1e9
+        if self._check_again_ns is not None:
+            wait_s = max(0, self._check_again_ns - self._clock_ns()) / 1e9
         elif self._metrics.notes:
             wait_s = _FLUSH_S
         elif self._canary is not None:
@@ -313,7 +312,7 @@ class Worker:
         if self._stopped:
             return None
         wait_s = self._wait_s(most_s)
-        if most_s is None and self._lone_rows >= LONE_ROWS and self._look_again_ns is None:
+        if most_s is None and self._lone_rows >= LONE_ROWS and self._check_again_ns is None:
             self._linger()
         events = self._poller.poll(wait_s)
         if not events:
@@ -326,9 +325,9 @@ class Worker:
         self._times.running = self._occupancy.running
         turn, number = self._turn, None
         if turn is not None and turn.needed:
-            todo, number = turn.plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
+            todo, number = turn.schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
         else:
-            todo = plan(self._queue, self._clock_ns(), self._cap.policy, self._times)
+            todo = schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
         for lot in todo.expired:
             self._lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
         if self._notice is not None:
@@ -336,7 +335,7 @@ class Worker:
         left_rows = self._queue.rows
         self._metrics.set_queued_rows(left_rows)
         lots = todo.batch
-        self._look_again_ns = 0 if lots and left_rows else todo.look_again_ns
+        self._check_again_ns = 0 if lots and left_rows else todo.check_again_ns
         if lots:
             rows = lots[0].rows if len(lots) == 1 else sum(lot.rows for lot in lots)
             if turn is None or number is None:

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.asks import (
+from stoker.control.frontend_messages import (
     Ask,
     AskEvents,
     AskIndex,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from stoker.control.frontend_rules import AdminRules
+    from stoker.control.frontend_messages import AdminRules
     from stoker.keys.generation import Generation
     from stoker.settings.traffic import Canary
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from stoker.control.frontend_rules import PipelineRules, ServerRules
+    from stoker.control.frontend_messages import PipelineRules, ServerRules
     from stoker.deployment import Deployment
     from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.collector import Collector

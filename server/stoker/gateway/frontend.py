@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, assert_never
 import numpy as np
 import uvloop
 
-from stoker.control.asks import Refusal, Reply
 from stoker.control.channel import ControlChannel
 from stoker.control.frontend_messages import (
     FRONTEND_END,
@@ -34,9 +33,12 @@ from stoker.control.frontend_messages import (
     Listen,
     Listening,
     Outgrown,
+    Refusal,
+    Reply,
     Retire,
     Retired,
     Route,
+    Sampling,
     Serve,
     Started,
     StartFrontend,
@@ -45,7 +47,6 @@ from stoker.control.frontend_messages import (
     ToFrontend,
     VerdictChanged,
 )
-from stoker.control.frontend_rules import Sampling
 from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.gateway import Gateway, Traffic
@@ -70,7 +71,7 @@ from stoker.system.processes import write_stacks_when_asked
 from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:
-    from stoker.control.frontend_rules import GrpcRules, ServerRules
+    from stoker.control.frontend_messages import GrpcRules, ServerRules
     from stoker.gateway.grpc.server import GrpcServer
 
 __all__ = ["main"]

@@ -31,14 +31,13 @@ from stoker.takeover.comparison import Comparison
 from stoker.takeover.traffic_split import Split
 
 if TYPE_CHECKING:
-    from stoker.control.frontend_messages import AttachReplica, Compare, Route
-    from stoker.control.frontend_rules import PipelineRules, ServerRules
+    from stoker.control.frontend_messages import AttachReplica, Compare, PipelineRules, Route, ServerRules
     from stoker.deployment import Deployment
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.pipelines.service import PipelineService
     from stoker.gateway.scoring.service import Service
     from stoker.metrics.memory import MetricPage
-    from stoker.verdict import Verdict
+    from stoker.tensors import Verdict
 
 __all__ = ["ServiceManager"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from stoker.gpu.libraries import library_folders
+from stoker.gpu.facts import library_folders
 
 __all__ = ["HANDLE_BYTES", "CudaFailure", "CudaIpc", "CudaSharing", "CudaUnusable", "load_cuda_ipc"]
 

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import platform
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable, InvalidSettings
-from stoker.gpu.facts import Gpu, MigDevice
-from stoker.gpu.nvml import gpus
-from stoker.gpu.probes import probe
-from stoker.gpu.visible import Visible, visible_devices
+from stoker.gpu import probes
+from stoker.gpu.facts import Driver, Gpu, MigDevice, Visible, visible_devices
+from stoker.gpu.nvml import describe_driver, gpus
+from stoker.gpu.probes import RUNTIMES, probe
 from stoker.settings.readers import DEVICE_SEPARATOR, read_device
-from stoker.system.resources import usable_cores
+from stoker.system.extras import how_to_install, onnx_missing
+from stoker.system.resources import main_memory, usable_cores
 
-__all__ = ["choose_device", "confine", "cpu_device", "enter_device", "mig_hint"]
+__all__ = [
+    "FoundDevice",
+    "Survey",
+    "choose_device",
+    "confine",
+    "cpu_device",
+    "enter_device",
+    "find_devices",
+    "mig_hint",
+    "probe_in_child",
+    "survey",
+]
+
 
 _DRIVER_HINT: Final = "is the NVIDIA driver installed, and the container started with --gpus?"
 
@@ -193,3 +214,202 @@ def _uuids(found: Sequence[Gpu]) -> Iterator[str]:
     for gpu in found:
         yield gpu.uuid
         yield from (part.uuid for part in gpu.mig_devices)
+
+
+_PROBE_TIMEOUT_S: Final = 180.0
+_MOST_PROBES: Final = 8
+_TENSORFLOW_LOG: Final = {
+    # TensorFlow counts its GPUs without a word of what it misses, unless its loader of libraries is asked to talk.
+    "TF_CPP_MIN_LOG_LEVEL": "0",
+    "TF_CPP_VMODULE": "dso_loader=1",
+}
+_MISSING_LIBRARY: Final = re.compile(r"Could not load dynamic library '([^']+)'")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """A device of this machine; what its driver does not say is None.
+
+    Attributes:
+        setting: What the setting `device` calls it; empty if it cannot be used as it is.
+        kind: `cpu`, `gpu`, or `mig` for a part of the GPU before it.
+        name: Product name.
+        uuid: Its UUID; empty for the CPU.
+        compute_capability: For instance `9.0`.
+        pci_bus: PCI bus id.
+        memory_total_bytes: Size of its memory.
+        memory_free_bytes: Memory that can be had.
+        note: Why it cannot be used as it is; empty if it can.
+        problems: By runtime why that cannot use it, None if it can.
+    """
+
+    setting: str
+    kind: Literal["cpu", "gpu", "mig"]
+    name: str
+    uuid: str = ""
+    compute_capability: str | None = None
+    pci_bus: str | None = None
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    note: str = ""
+    problems: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All devices of this machine.
+
+    Attributes:
+        driver: The NVIDIA driver; None if there is none.
+        no_gpu: Why there is no GPU; empty if there is one.
+        devices: The GPUs, each followed by its MIG devices, and the CPU.
+    """
+
+    driver: Driver | None
+    no_gpu: str
+    devices: tuple[FoundDevice, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return dataclasses.asdict(self)
+
+
+def find_devices(environ: Mapping[str, str] = os.environ) -> Survey:
+    """Look for the devices, and ask no runtime.
+
+    Args:
+        environ: The environment, whose CUDA_VISIBLE_DEVICES is heeded.
+    """
+    try:
+        driver, found = describe_driver(), gpus()
+    except OSError as error:
+        return Survey(None, str(error), (_cpu(),))
+    no_gpu = "" if found else "the NVIDIA driver sees no GPU"
+    return Survey(driver, no_gpu, (*_found_gpus(found, environ), _cpu()))
+
+
+def survey(
+    say: Callable[[str], None] = lambda _: None,
+    problem: Callable[[str, str], str | None] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Survey:
+    """Look for the devices, and ask each runtime about each of them.
+
+    Args:
+        say: Is told in a line what takes time.
+        problem: Says why the GPU with a UUID cannot be used by a runtime; by default `probe_in_child` does.
+        environ: The environment, whose CUDA_VISIBLE_DEVICES is heeded.
+    """
+    ask, found = problem or probe_in_child, find_devices(environ)
+    asked = [
+        (device, runtime)
+        for device in found.devices
+        for runtime in RUNTIMES
+        if device.setting and device.kind != "cpu"
+    ]
+    if not asked:
+        return found
+    say(f"asking {', '.join(RUNTIMES.values())} about {len(asked) // len(RUNTIMES)} device(s)")
+    with ThreadPoolExecutor(min(_MOST_PROBES, len(os.sched_getaffinity(0)))) as threads:
+        answers = list(threads.map(lambda pair: ask(pair[0].uuid, pair[1]), asked))
+    problems: dict[str, dict[str, str | None]] = {}
+    for (device, runtime), answer in zip(asked, answers, strict=True):
+        problems.setdefault(device.uuid, {})[runtime] = answer
+    devices = tuple(
+        dataclasses.replace(device, problems=problems.get(device.uuid, device.problems))
+        for device in found.devices
+    )
+    return dataclasses.replace(found, devices=devices)
+
+
+def probe_in_child(uuid: str, runtime: str) -> str | None:
+    """Why a runtime cannot use a GPU, or None; found out in a process of its own, which may crash.
+
+    Args:
+        uuid: UUID of the GPU or MIG device.
+        runtime: One of `probes.RUNTIMES`; others have no problem.
+    """
+    if runtime not in RUNTIMES:
+        return None
+    environ = {**os.environ, **_TENSORFLOW_LOG}
+    confine(uuid, environ)
+    command = [sys.executable, "-P", "-m", probes.__name__, runtime]
+    try:
+        child = subprocess.run(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{RUNTIMES[runtime]} did not answer within {_PROBE_TIMEOUT_S:g} s"
+    last_line = (child.stdout.strip().splitlines() or [""])[-1]
+    try:
+        problem: str | None = json.loads(last_line)["problem"]
+    except (ValueError, KeyError, TypeError):
+        reason = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return f"{RUNTIMES[runtime]} {_ended(child.returncode)}: {reason}"
+    missing = dict.fromkeys(_MISSING_LIBRARY.findall(child.stderr))
+    if problem is not None and missing and runtime == "tensorflow":
+        return f"{problem}; it did not find {', '.join(missing)}"
+    return problem
+
+
+def _ended(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _cpu() -> FoundDevice:
+    total, available = main_memory()
+    problems: dict[str, str | None] = {"onnx": None, "tensorflow": None}
+    if find_spec("onnxruntime") is None:
+        problems["onnx"] = f"it is not installed; {onnx_missing()}"
+    if find_spec("tensorflow") is None:
+        problems["tensorflow"] = f"it is not installed; {how_to_install('tensorflow')}"
+    return FoundDevice(
+        "cpu",
+        "cpu",
+        cpu_device().description,
+        memory_total_bytes=total,
+        memory_free_bytes=available,
+        problems=problems,
+    )
+
+
+def _found_gpus(found: Sequence[Gpu], environ: Mapping[str, str]) -> Iterator[FoundDevice]:
+    visible = visible_devices(found, environ)
+    named = f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')} hides it"
+    for gpu in found:
+        whole = Visible(gpu) in visible
+        note = mig_hint(gpu) if gpu.mig_mode else "" if whole else named
+        yield FoundDevice(
+            "" if note else f"cuda:{visible.index(Visible(gpu))}",
+            "gpu",
+            gpu.name,
+            gpu.uuid,
+            gpu.compute_capability,
+            gpu.pci_bus,
+            gpu.memory_total_bytes,
+            gpu.memory_free_bytes,
+            note,
+        )
+        for part in gpu.mig_devices:
+            yield _mig(gpu, part, "" if whole or Visible(gpu, part) in visible else named)
+
+
+def _mig(gpu: Gpu, part: MigDevice, note: str) -> FoundDevice:
+    return FoundDevice(
+        "" if note else part.uuid,
+        "mig",
+        part.name,
+        part.uuid,
+        gpu.compute_capability,
+        gpu.pci_bus,
+        part.memory_total_bytes,
+        part.memory_free_bytes,
+        note,
+    )

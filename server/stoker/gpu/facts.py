@@ -1,11 +1,26 @@
-"""What is known of GPUs: facts that stay, and readings of one moment."""
+"""What is known of GPUs: facts that stay, and readings of one moment.
+
+CUDA_VISIBLE_DEVICES says which GPUs this server may use, and in which order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import ClassVar, Final, Self
 
-__all__ = ["THROTTLE_REASONS", "Driver", "Gpu", "GpuReading", "MigDevice"]
+__all__ = [
+    "THROTTLE_REASONS",
+    "Driver",
+    "Gpu",
+    "GpuReading",
+    "MigDevice",
+    "Visible",
+    "library_folders",
+    "visible_devices",
+]
+
 
 THROTTLE_REASONS: Final = (
     "gpu_idle",
@@ -134,3 +149,53 @@ class GpuReading:
         if bits is None:
             return {}
         return {reason: bool(bits >> bit & 1) for bit, reason in enumerate(THROTTLE_REASONS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """A device that CUDA_VISIBLE_DEVICES leaves to this server.
+
+    Attributes:
+        gpu: The GPU.
+        part: The MIG device of it, where that alone was named.
+    """
+
+    gpu: Gpu
+    part: MigDevice | None = None
+
+
+def visible_devices(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Visible]:
+    """What CUDA_VISIBLE_DEVICES leaves of the GPUs, in its order; all where it is not set.
+
+    As CUDA reads it: numbers in the order of the PCI bus, UUIDs of GPUs or their beginnings, UUIDs of MIG devices;
+    the first entry that is none of these ends the list.
+    """
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return [Visible(gpu) for gpu in found]
+    visible: list[Visible] = []
+    for entry in named.split(","):
+        device = _named(entry.strip(), found)
+        if device is None:
+            break
+        if device not in visible:
+            visible.append(device)
+    return visible
+
+
+def _named(entry: str, found: Sequence[Gpu]) -> Visible | None:
+    if entry.startswith("MIG-"):
+        parts = [Visible(gpu, part) for gpu in found for part in gpu.mig_devices]
+        return next((visible for visible in parts if visible.part and visible.part.uuid == entry), None)
+    if entry.startswith("GPU-"):
+        begun = [gpu for gpu in found if gpu.uuid.startswith(entry)]
+        return Visible(begun[0]) if len(begun) == 1 else None
+    return next((Visible(gpu) for gpu in found if entry.isdecimal() and gpu.index == int(entry)), None)
+
+
+def library_folders(folders: Sequence[str]) -> list[Path]:
+    """Return the folders of libraries below folders of packages, in the same order.
+
+    Since CUDA 13 one folder has all but cuDNN; before, each package had one.
+    """
+    return [place for folder in folders for place in sorted(Path(folder, "nvidia").glob("*/lib"))]

@@ -18,7 +18,7 @@ from importlib import util
 from pathlib import Path
 from typing import Final
 
-from stoker.gpu.libraries import library_folders
+from stoker.gpu.facts import library_folders
 from stoker.system.extras import how_to_install, installed_onnx_builds
 
 __all__ = ["RUNTIMES", "cuda_libraries", "preload_cuda", "probe"]

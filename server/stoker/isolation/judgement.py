@@ -11,8 +11,7 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.isolation.row_test import Evidence, Run, try_rows
-from stoker.tensors import ModelTensors
-from stoker.verdict import Verdict
+from stoker.tensors import ModelTensors, Verdict
 
 __all__ = ["Reading", "judge"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.deployment import Deployment, Device
-from stoker.device.lifecycle import LoadedModel, load
+from stoker.device.loading import LoadedModel, load
 from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
 from stoker.gpu.devices import cpu_device, enter_device
 from stoker.models.deployments import deploy, environment_of

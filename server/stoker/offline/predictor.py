@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 
 from stoker.deployment import Deployment
-from stoker.device.lifecycle import LoadedModel
+from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, quoted_names
 from stoker.isolation.difference import finite_rows
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model

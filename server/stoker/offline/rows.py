@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import simdjson
 
-from stoker.device.lifecycle import LoadedModel
+from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, StokerError
 from stoker.isolation.difference import finite_rows
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, RowFailure

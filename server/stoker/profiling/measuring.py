@@ -25,8 +25,7 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.device.batch_sizes import powers_of_two
-from stoker.device.first_times import batch_inputs
-from stoker.device.lifecycle import LoadedModel, fork
+from stoker.device.loading import LoadedModel, batch_inputs, fork
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model

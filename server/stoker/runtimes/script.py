@@ -52,10 +52,10 @@ from stoker.tensors import (
     Signature,
     TensorInfo,
     TensorSpec,
+    Verdict,
     check_batch,
     sequence_id_of,
 )
-from stoker.verdict import Verdict
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptRequest
 
 __all__ = [

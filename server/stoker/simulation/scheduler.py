@@ -9,10 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from stoker.board import Board
-from stoker.device.notice import classes_on_board, later_on_board, tiers_on_board
-from stoker.device.planner import BatchPolicy, Offer, RowQueue, ServiceTimes, offer, plan
-from stoker.device.service_times import filled
+from stoker.arena import Board
+from stoker.device.batching import BatchPolicy, Proposal
+from stoker.device.queue_report import classes_on_board, later_on_board, tiers_on_board
+from stoker.device.row_queue import RowQueue
+from stoker.device.scheduler import propose, schedule
+from stoker.device.service_times import ServiceTimes, filled
 from stoker.errors import Refusal
 from stoker.gateway.rows.admission import check_target
 from stoker.keys.callers import CallerTerms
@@ -190,18 +192,18 @@ class PlannedScheduler:
         if self._admission is not None:
             self._admission.tell(self._queue, now_ns, self.times, 0, free_ns=free_ns, other_ns=other_ns)
 
-    def offer(self, now_ns: int) -> Offer | None:
+    def propose(self, now_ns: int) -> Proposal | None:
         """The batch that the planner would dispatch."""
-        return offer(self._queue, now_ns, self._policy, self.times)
+        return propose(self._queue, now_ns, self._policy, self.times)
 
     def next_batch(self, now_ns: int) -> Batch:
         """The batch that the planner dispatches."""
-        planned = plan(self._queue, now_ns, self._policy, self.times)
+        planned = schedule(self._queue, now_ns, self._policy, self.times)
         lots = planned.batch
         if self._admission is not None:
             self._admission.tell(self._queue, now_ns, self.times, sum(lot.rows for lot in lots))
         if not lots:
-            return Batch(0, self._numbers[:0], planned.look_again_ns)
+            return Batch(0, self._numbers[:0], planned.check_again_ns)
         return Batch(0, lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
 
     def ran(self, model: int, rows: int, elapsed_ns: int, beside: int = 0) -> None:
@@ -291,9 +293,9 @@ def _begin(device: _Device, planned: PlannedScheduler, most: int, now_ns: int) -
     """Start the batches that the planner dispatches; returns when to look again if nothing arrives before."""
     while len(device.running) < most:
         planned.times.running = len(device.running)
-        _, rows, look_again_ns = planned.next_batch(now_ns)
+        _, rows, check_again_ns = planned.next_batch(now_ns)
         if not len(rows):
-            return NEVER_NS if look_again_ns is None else look_again_ns
+            return NEVER_NS if check_again_ns is None else check_again_ns
         device.begin(rows, now_ns)
     return NEVER_NS
 

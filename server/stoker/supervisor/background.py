@@ -13,15 +13,38 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.metrics.memory import MetricPage
-from stoker.supervisor.changes import Changes
 
 if TYPE_CHECKING:
     from stoker.supervisor.children import Backoff, Child
-    from stoker.supervisor.trace_settings import TraceSettings
+    from stoker.supervisor.tracing import TraceSettings
 
-__all__ = ["Background", "Supervision", "in_thread"]
+__all__ = ["Background", "Changes", "Supervision", "in_thread"]
 
 logger = logging.getLogger(__name__)
+
+
+class Changes:
+    """A condition variable of the supervisor: whoever changes state calls `tell`, and waiters check again."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def tell(self) -> None:
+        """Wake all waiters, to check again."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def until(self, look: Callable[[], object]) -> None:
+        """Wait until `look` returns a true value; it is called again after each change."""
+        while not look():
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+
 
 _T = TypeVar("_T")
 

@@ -6,24 +6,135 @@ Pure bookkeeping: `rollout` changes the states, and frontends are told the resul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from stoker.control.frontend_messages import Route, RoutedVersion
-from stoker.errors import InvalidSettings, OperatorError
+from stoker.control.frontend_messages import PipelineRules, Route, RoutedVersion
+from stoker.deployment import Deployment
+from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
+from stoker.models.pipelines import join
 from stoker.settings.names import DEFAULT_LABEL, State, VersionStatus
 from stoker.settings.pipelines import VERSION
+from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Canary
+from stoker.tensors import Signature
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.models.offers import Offer
-    from stoker.settings.pipelines import Pipeline
+    from stoker.settings.pipelines import Pipeline, Step
+    from stoker.settings.server import ServerSettings
+    from stoker.tensors import Signature
 
-__all__ = ["Catalogue", "Model", "Slots", "Version", "shown_reason"]
+__all__ = [
+    "Catalogue",
+    "DeviceReport",
+    "Events",
+    "Model",
+    "ModelReport",
+    "Slots",
+    "StartUp",
+    "Version",
+    "check_models",
+    "join_pipelines",
+    "rules_of_pipelines",
+    "shown_reason",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A model that has been loaded, with all its replicas.
+
+    Attributes:
+        deployed: The model.
+        signature: What it takes and gives.
+        devices: The device of each replica.
+        load_s, warm_up_s: Seconds of the slowest replica.
+    """
+
+    deployed: Deployment
+    signature: Signature
+    devices: list[str]
+    load_s: float
+    warm_up_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """The device that a process chose, and why."""
+
+    device: str
+    description: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """The whole server.
+
+    Attributes:
+        devices: The device of each device process.
+        models: The models in the order of the settings.
+        elapsed_s: Seconds since the supervisor began.
+        broken: By name and version why other versions of the settings are not served.
+        pipelines: The signatures of the pipelines by name.
+    """
+
+    devices: list[DeviceReport]
+    models: list[ModelReport]
+    elapsed_s: float
+    broken: Mapping[tuple[str, int], OperatorError] = field(default_factory=dict)
+    pipelines: Mapping[str, Signature] = field(default_factory=dict)
+
+
+_KEPT: Final = 1000
+
+
+class Events:
+    """The last thousand events, for as long as the server runs."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.time) -> None:
+        """Create it empty; `clock_s` returns seconds since 1970."""
+        self._clock_s = clock_s
+        self._kept: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+
+    def note(self, model: str, version: int | None, event: str, text: str = "", **details: Any) -> None:
+        """Add an event.
+
+        Args:
+            model: Name of the model.
+            version: The version; None if the event concerns no single version.
+            event: The kind of event, one word.
+            text: A description for people.
+            details: Further details, serialisable as JSON.
+        """
+        moment = datetime.fromtimestamp(self._clock_s(), UTC).isoformat(timespec="milliseconds")
+        entry: dict[str, Any] = {"time": moment.replace("+00:00", "Z"), "model": model, "event": event}
+        if version is not None:
+            entry["version"] = str(version)
+        if text:
+            entry["text"] = text
+        self._kept.append({**entry, **details})
+
+    def tell(self, level: int, model: str, version: int, event: str, text: str, **details: Any) -> None:
+        """Add an event, and log it with this level."""
+        logger.log(level, "%s version %d: %s", model, version, text)
+        self.note(model, version, event, text, **details)
+
+    def listed(self, model: str | None = None) -> list[Mapping[str, Any]]:
+        """Return the events of one model or of all, the oldest first."""
+        return [entry for entry in self._kept if model in (None, entry["model"])]
+
 
 _REASON_CHARS: Final = 500
 _READY_STATES: Final = {
@@ -381,3 +492,98 @@ class Catalogue:
     def release_slot(self, name: str, version: int) -> None:
         """Record that a version was unloaded, or could not be loaded."""
         self._slots.give_back(name, version)
+
+
+def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None:
+    """Refuse pipelines that have the name of a model, and steps whose models are not served.
+
+    Optional pipelines may name models that are not served: requests to them get an error that says so.
+
+    Args:
+        pipelines: The pipelines.
+        models: The names of the models that are to be served.
+
+    Raises:
+        InvalidSettings: There is one.
+    """
+    names = Counter(pipeline.name for pipeline in pipelines)
+    for pipeline in pipelines:
+        if names[pipeline.name] > 1:
+            raise InvalidSettings(f"two pipelines have the name {pipeline.name!r}; give them different names")
+        if pipeline.name in models:
+            raise InvalidSettings(
+                f"a model and a pipeline would be served as {pipeline.name!r}; give them different names"
+            )
+        for step in pipeline.steps:
+            if step.model in names:
+                raise pipeline.wrong(
+                    f"{step.model} is a pipeline, and steps are models; name its steps instead"
+                )
+            if step.model not in models and not pipeline.optional:
+                raise pipeline.wrong(
+                    f"no model {step.model!r} is served, which the step {step.name} names; there are: "
+                    f"{', '.join(models)}"
+                )
+
+
+def rules_of_pipelines(settings: ServerSettings, catalogue: Catalogue) -> tuple[PipelineRules, ...]:
+    """Return what frontends are told of a server's pipelines."""
+    return tuple(
+        PipelineRules(
+            pipeline,
+            catalogue.pipelines[pipeline.name],
+            settings.timeout_ms if pipeline.timeout_ms is None else pipeline.timeout_ms,
+            settings.non_finite,
+        )
+        for pipeline in settings.pipelines
+    )
+
+
+def join_pipelines(
+    pipelines: Sequence[Pipeline], catalogue: Catalogue, reports: Sequence[ModelReport]
+) -> tuple[dict[str, Signature], dict[tuple[str, int], OperatorError]]:
+    """Join the pipelines of a server with its models, after these have been loaded.
+
+    Returns:
+        What callers see of each pipeline, and why others cannot be asked: a model of theirs could not be loaded.
+
+    Raises:
+        InvalidSettings: The tensors of a pipeline that is not optional do not match.
+    """
+    signatures = {(report.deployed.name, report.deployed.version): report.signature for report in reports}
+    joined: dict[str, Signature] = {}
+    broken: dict[tuple[str, int], OperatorError] = {}
+    for pipeline in pipelines:
+        try:
+            models = [_signature(pipeline, step, catalogue, signatures) for step in pipeline.steps]
+            joined[pipeline.name] = join(pipeline, models).signature
+        except LoadFailed as error:
+            broken[pipeline.name, VERSION] = error
+        except InvalidSettings as error:
+            if not pipeline.optional:
+                raise
+            broken[pipeline.name, VERSION] = error
+    return joined, broken
+
+
+def _signature(
+    pipeline: Pipeline, step: Step, catalogue: Catalogue, signatures: Mapping[tuple[str, int], Signature]
+) -> Signature:
+    model = catalogue.models.get(step.model)
+    if model is None:
+        raise LoadFailed(f"step {step.name}: the model {step.model} is not served")
+    number = model.named(step.version, step.label)
+    if number is None and step.label is not None:
+        labels = ", ".join(model.labels) or "none"
+        raise pipeline.wrong(
+            f"{step.model} has no label {step.label!r}, which the step {step.name} names; it has: {labels}"
+        )
+    if step.version is not None and number not in model.versions:
+        raise pipeline.wrong(
+            f"version {number} of {step.model}, which the step {step.name} names, is not served; there are: "
+            f"{', '.join(map(str, sorted(model.versions)))}"
+        )
+    signature = None if number is None else signatures.get((step.model, number))
+    if signature is None:
+        raise LoadFailed(f"step {step.name}: the model {step.model} could not be loaded")
+    return signature

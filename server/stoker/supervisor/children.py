@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
-from stoker.control.channel import ControlChannel
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec, ControlChannel
 from stoker.environments.interpreters import variables_for
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, assert_never
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, assert_never
 
 from stoker.control.device_messages import (
     SUPERVISOR_END,
@@ -18,29 +22,360 @@ from stoker.control.device_messages import (
     Loaded,
     StartDevice,
     StopBatching,
+    ToDevice,
     Unloaded,
     UnloadModel,
 )
+from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
-from stoker.supervisor.children import Child
-from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
-from stoker.supervisor.groups import group
-from stoker.supervisor.load_timer import LoadTimer
-from stoker.supervisor.replicas import Replica, Replicas
-from stoker.supervisor.start_up import DeviceReport
+from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
+from stoker.supervisor.catalogue import DeviceReport, ModelReport
+from stoker.supervisor.children import Backoff, Child
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
+from stoker.tensors import Signature, Verdict
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.supervisor.background import Supervision
-    from stoker.tensors import Signature
-    from stoker.verdict import Verdict
+    from stoker.tensors import Signature, Verdict
 
-__all__ = ["DeviceProcesses"]
+__all__ = [
+    "DeviceChild",
+    "DeviceProcess",
+    "DeviceProcesses",
+    "Group",
+    "LoadTimer",
+    "Replica",
+    "Replicas",
+    "ReportedFailure",
+    "group",
+]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A model that one device process has loaded.
+
+    Attributes:
+        model: The model.
+        signature: Its signature.
+        device: Where it runs.
+        generation: A number that is unique to this load.
+        load_s: Seconds until it was loaded.
+        warm_up_s: Seconds that its first batches took.
+    """
+
+    model: Deployment
+    signature: Signature
+    device: str
+    generation: int
+    load_s: float
+    warm_up_s: float
+
+
+class Replicas:
+    """The loaded replicas, over all restarts of device processes."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._loaded: dict[Group, list[Replica]] = {group: [] for group in groups}
+        self._generation = 0
+
+    def join(self, group: Group) -> None:
+        """Add the group of a new device process."""
+        self._loaded[group] = []
+
+    def leave(self, group: Group) -> None:
+        """Remove a device process that will not be restarted."""
+        del self._loaded[group]
+
+    def add(
+        self,
+        group: Group,
+        number: int,
+        signature: Signature,
+        device: str,
+        *,
+        load_s: float,
+        warm_up_s: float,
+    ) -> Replica:
+        """Record that a group's device process has loaded the model with this number.
+
+        Raises:
+            LoadFailed: Its tensors differ from those of the replicas that are loaded already.
+        """
+        model = group.model(number)
+        for other in self.of(model):
+            if _callers_view(other.signature) != _callers_view(signature):
+                raise LoadFailed(
+                    f"the replicas of {model.name} differ: {signature} on {device}, but "
+                    f"{other.signature} on {other.device}; if the model has changed, start the server anew"
+                )
+        self._generation += 1
+        replica = Replica(model, signature, device, self._generation, load_s, warm_up_s)
+        self._loaded[group].append(replica)
+        return replica
+
+    def change_verdict(self, model: Deployment, verdict: Verdict) -> None:
+        """Record a new verdict on whether a model's rows may share batches."""
+        for group, loaded in self._loaded.items():
+            self._loaded[group] = [
+                dataclasses.replace(
+                    replica, signature=dataclasses.replace(replica.signature, verdict=verdict)
+                )
+                if replica.model.number == model.number
+                else replica
+                for replica in loaded
+            ]
+
+    def remove(self, group: Group) -> list[Replica]:
+        """Record that a group's device process has ended; returns its replicas."""
+        lost, self._loaded[group] = self._loaded[group], []
+        return lost
+
+    def unload(self, group: Group, model: Deployment) -> None:
+        """Record that a group's device process does not serve a model any more."""
+        self._loaded[group] = [
+            replica for replica in self._loaded[group] if replica.model.number != model.number
+        ]
+
+    def is_complete(self, model: Deployment) -> bool:
+        """Whether every replica of a model is loaded."""
+        return len(self.of(model)) == len(model.devices)
+
+    def in_group(self, group: Group) -> list[Replica]:
+        """The replicas in a group's device process."""
+        return list(self._loaded[group])
+
+    def of(self, model: Deployment) -> list[Replica]:
+        """The replicas of one model."""
+        return [replica for replica in self.all() if replica.model.number == model.number]
+
+    def report(self, model: Deployment) -> ModelReport:
+        """The report for the operator on a model that is loaded."""
+        replicas = self.of(model)
+        return ModelReport(
+            model,
+            replicas[0].signature,
+            [replica.device for replica in replicas],
+            max(replica.load_s for replica in replicas),
+            max(replica.warm_up_s for replica in replicas),
+        )
+
+    def all(self) -> list[Replica]:
+        """All loaded replicas."""
+        return [replica for replicas in self._loaded.values() for replica in replicas]
+
+
+def _callers_view(signature: Signature) -> Signature:
+    """The signature as callers see it: replicas may differ in what only the device process uses for batching."""
+    if signature.script is None:
+        return signature
+    script = dataclasses.replace(signature.script, batching="none", batching_reason="")
+    return dataclasses.replace(signature, script=script)
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """The models of one device process.
+
+    Attributes:
+        page: Its page of the metrics.
+        device: The device setting of the process.
+        members: Its models in the order of the settings, each with the number of its replica, from 0.
+    """
+
+    page: int
+    device: str
+    members: list[tuple[Deployment, int]] = field(default_factory=list)
+
+    @property
+    def models(self) -> list[Deployment]:
+        """Its models."""
+        return [model for model, _ in self.members]
+
+    @property
+    def short_name(self) -> str:
+        """The name of its process in the log: its model, or the device if it has several models."""
+        return str(self) if len(self.members) == 1 else self.device
+
+    def model(self, number: int) -> Deployment:
+        """Its model with this number."""
+        return next(model for model in self.models if model.number == number)
+
+    def has(self, number: int) -> bool:
+        """Whether a model with this number is among them."""
+        return any(model.number == number for model in self.models)
+
+    def remove(self, model: Deployment) -> None:
+        """Remove a model."""
+        self.members = [member for member in self.members if member[0].number != model.number]
+
+    def __str__(self) -> str:
+        return ", ".join(_named(model, replica) for model, replica in self.members)
+
+
+def group(models: Sequence[Deployment], taken: Collection[int] = ()) -> list[Group]:
+    """Divide models that are loaded together into device processes.
+
+    The replicas of a model run in different processes. ONNX models and SavedModels share the first process of a
+    device, those that have a second replica there its second one, and so on. An entry script gets processes of its
+    own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name), and its Python code
+    must not hold the interpreter lock while other models need it. The same is true of a model of scikit-learn, whose
+    file is code too, of a model with a virtual environment, and of a SavedModel with process-wide settings of
+    TensorFlow.
+
+    Args:
+        models: The models.
+        taken: Pages of the metrics that other device processes use.
+
+    Raises:
+        InvalidSettings: There would be more processes than the metrics have pages for.
+    """
+    pages = [page for page in range(FIRST_DEVICE_PAGE, SUPERVISOR_PAGE) if page not in taken]
+    groups: dict[Hashable, Group] = {}
+    for model in models:
+        devices = model.devices
+        owner = model.number if _alone(model) else None
+        for replica, device in enumerate(devices):
+            key = (owner, device, devices[:replica].count(device))
+            groups.setdefault(key, Group(0, device)).members.append((model, replica))
+    if len(groups) > len(pages):
+        raise InvalidSettings(
+            f"at most {len(pages) + len(taken)} device processes can run, these models ask for "
+            f"{len(groups) + len(taken)}; lower replicas, or spread the models over several servers"
+        )
+    for formed, page in zip(groups.values(), pages, strict=False):
+        formed.page = page
+    return list(groups.values())
+
+
+def _alone(model: Deployment) -> bool:
+    framework, acceleration = model.framework, model.acceleration
+    if framework in ("script", "sklearn") or model.interpreter != Path(sys.executable):
+        return True
+    return framework == "tensorflow" and (acceleration.memory_mb, acceleration.precision) != (None, "tf32")
+
+
+def _named(model: Deployment, replica: int) -> str:
+    count = len(model.devices)
+    return model.name if count == 1 else f"{model.name} (replica {replica + 1} of {count})"
+
+
+_FIRST_SIGN_S: Final = 10
+
+
+class _Timer(Protocol):
+    def cancel(self) -> None:
+        """Let it not run out."""
+
+
+class LoadTimer:
+    """Reports when a device process takes too long to load a model.
+
+    Models are loaded one after the other. The time of each begins when the previous one is loaded, that of the
+    first when the process is started, so it includes imports. While a load takes long, the log says so at growing
+    intervals.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Deployment],
+        on_late: Callable[[Deployment], None],
+        call_later: Callable[[float, Callable[[], None]], _Timer],
+    ) -> None:
+        """Start with the first model.
+
+        Args:
+            models: The models of the process, in loading order.
+            on_late: Called with the model that takes too long.
+            call_later: Calls a function after some seconds, like that of an event loop.
+        """
+        self._left = deque(models)
+        self._on_late = on_late
+        self._call_later = call_later
+        self._timers: list[_Timer] = []
+        self._begin()
+
+    @property
+    def current(self) -> Deployment | None:
+        """The model that is being loaded; None when all are."""
+        return self._left[0] if self._left else None
+
+    def next(self) -> None:
+        """Record that a model is loaded or has failed, and continue with the next one."""
+        self._left.popleft()
+        self._begin()
+
+    def stop(self) -> None:
+        """Stop; nothing is being loaded any more."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+    def _begin(self) -> None:
+        self.stop()
+        if self._left:
+            model = self._left[0]
+            self._timers = [self._call_later(model.load_timeout_s, lambda: self._on_late(model))]
+            self._tell_later(model, 0, _FIRST_SIGN_S)
+
+    def _tell_later(self, model: Deployment, elapsed_s: int, then_s: int) -> None:
+        """Log after `then_s` seconds of loading that it is still in progress."""
+
+        def tell() -> None:
+            logger.info("%s version %d has been loading for %d s", model.name, model.version, then_s)
+            self._tell_later(model, then_s, 2 * then_s)
+
+        if then_s < model.load_timeout_s:
+            # The delay that was waited for has passed.
+            self._timers[1:] = [self._call_later(then_s - elapsed_s, tell)]
+
+
+DeviceChild = Child[ToDevice, FromDevice]
+
+
+@dataclass(eq=False)
+class DeviceProcess:
+    """One device process, over all its restarts.
+
+    Attributes:
+        group: Its models.
+        quiet: Whether it loads its models at low priority.
+        child: The process, while it runs.
+        timer: The time limit of the model that it is loading.
+        report: The device that it chose.
+        failure: Why it ended or could not be started.
+        failed: By number the models that it could not load at first, and has removed.
+        loaded: Whether it has loaded all its models once; only then it is restarted with all of them when it ends.
+        ended: Whether it will not be restarted.
+        unloading: Numbers of the models that it was told to unload.
+    """
+
+    group: Group
+    quiet: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
+    child: DeviceChild | None = None
+    timer: LoadTimer | None = None
+    report: DeviceReport | None = None
+    failure: OperatorError | None = None
+    failed: dict[int, OperatorError] = field(default_factory=dict)
+    loaded: bool = False
+    ended: bool = False
+    unloading: set[int] = field(default_factory=set)
+
+
+class ReportedFailure(OperatorError):
+    """A failure that a device process reported, with its error code and exit code."""
+
+    def __init__(self, message: str, code: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]  # the class attribute is the default
+        self.exit_code = exit_code  # type: ignore[misc]  # the class attribute is the default
+
 
 _END_TIMEOUT_S = 5.0
 

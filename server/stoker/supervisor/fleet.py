@@ -13,31 +13,32 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane
 from stoker.control.frontend_messages import AttachReplica, VerdictChanged
-from stoker.supervisor.device_process import DeviceProcess
-from stoker.supervisor.device_processes import DeviceProcesses
-from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
-from stoker.supervisor.frontend_processes import FrontendProcesses
-from stoker.supervisor.parity import Comparing
+from stoker.deployment import Deployment
+from stoker.supervisor.catalogue import ModelReport
+from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses, Replica
+from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+from stoker.supervisor.version_manager import Comparing
+from stoker.tensors import Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.control.asks import Ask
-    from stoker.control.frontend_messages import Route
+    from stoker.control.frontend_messages import Ask, Route
     from stoker.deployment import Deployment
     from stoker.errors import OperatorError
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
-    from stoker.supervisor.catalogue import Catalogue
+    from stoker.supervisor.catalogue import Catalogue, ModelReport
     from stoker.supervisor.children import Child
-    from stoker.supervisor.replicas import Replica
-    from stoker.supervisor.start_up import ModelReport
     from stoker.takeover.comparison import Comparison
-    from stoker.verdict import Verdict
+    from stoker.tensors import Verdict
 
-__all__ = ["Fleet"]
+__all__ = [
+    "Fleet",
+]
 
 logger = logging.getLogger(__name__)
+
 
 _ATTACH_AGAIN_S: Final = 1.0
 _END_TIMEOUT_S: Final = 5.0

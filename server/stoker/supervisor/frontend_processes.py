@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
-from stoker.control.asks import Ask, Refusal, Reply
+from stoker.control.channel import receive_connection, send_connection
 from stoker.control.frontend_messages import (
     SUPERVISOR_END,
+    AdminRules,
+    Ask,
     Attached,
     AttachFailed,
     AttachReplica,
@@ -19,43 +23,213 @@ from stoker.control.frontend_messages import (
     Compared,
     DetachReplica,
     FromFrontend,
+    GrpcRules,
     Listen,
     Listening,
     News,
     Outgrown,
+    Refusal,
+    Reply,
     Retire,
     Retired,
     Serve,
+    ServerRules,
+    SharedMemoryRules,
     Started,
     StartFrontend,
     Stopped,
     ToFrontend,
 )
-from stoker.control.frontend_rules import (
-    AdminRules,
-    GrpcRules,
-    ServerRules,
-    SharedMemoryRules,
-)
 from stoker.keys.keyring import Keys
-from stoker.metrics.memory import MetricMemory
-from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.children import Child
-from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
-from stoker.supervisor.grpc_port import address_of
-from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
-from stoker.supervisor.pipelines import rules_of_pipelines
+from stoker.metrics.memory import MetricMemory, MetricPage
+from stoker.supervisor.catalogue import rules_of_pipelines
+from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.ports import address_of
 from stoker.system.logs import log_settings
+from stoker.system.resources import main_memory
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
+    from stoker.takeover.comparison import Comparison
 
-__all__ = ["FrontendProcesses", "answered_hosts"]
+__all__ = [
+    "BodyMemory",
+    "FrontendChild",
+    "FrontendProcess",
+    "FrontendProcesses",
+    "Mailbox",
+    "Receiver",
+    "answered_hosts",
+    "body_memory",
+    "forward",
+]
 
 logger = logging.getLogger(__name__)
+
+
+_ENOUGH_BYTES: Final = 1 << 30
+_ENOUGH_BODIES: Final = 8
+_LEAST_BODIES: Final = 2
+_STEP_BYTES: Final = 1 << 20
+_PART: Final = 4
+"""Decoding a body takes up to three times its length, so bodies that fill this part of the memory leave enough for
+the device processes, whatever they contain."""
+
+
+class BodyMemory(NamedTuple):
+    """The result.
+
+    Attributes:
+        budget_bytes: The budget of each frontend for large bodies.
+        memory_bytes: The memory that the server may use.
+        frontends: How many frontends there are.
+        scarce: Whether that could leave too little memory for everything else.
+    """
+
+    budget_bytes: int
+    memory_bytes: int
+    frontends: int
+    scarce: bool
+
+    def __str__(self) -> str:
+        return (
+            f"bodies above 1 MiB may add up to {self.budget_bytes >> 20} MiB a frontend, and there are "
+            f"{self.frontends}; the server may use {self.memory_bytes >> 20} MiB of memory"
+        )
+
+    @property
+    def advice(self) -> str:
+        """What the operator can do if memory is scarce."""
+        return "lower max_body_mb or the number of frontends, or give the server more memory"
+
+
+def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> BodyMemory:
+    """Divide the memory: a quarter of it for the bodies of all frontends.
+
+    A frontend gets no more than 1 GiB or eight bodies of the largest size, whichever is more, and always room for
+    two of these, so that one can be received.
+
+    Args:
+        settings: The server's settings.
+        memory_bytes: How much the server may use; None to find out.
+    """
+    memory = main_memory()[0] if memory_bytes is None else memory_bytes
+    frontends, largest = settings.frontend_count, settings.max_body_bytes
+    part = memory // _PART // frontends
+    least = _LEAST_BODIES * -(-largest // _STEP_BYTES) * _STEP_BYTES
+    budget = max(least, min(part, max(_ENOUGH_BYTES, _ENOUGH_BODIES * largest)))
+    return BodyMemory(budget, memory, frontends, scarce=budget > part)
+
+
+class Mailbox(NamedTuple):
+    """The two ends of a datagram socket pair; each datagram is a protocol's name with one connection's descriptor.
+
+    Attributes:
+        inbox: Where the frontend receives connections.
+        door: Where other frontends send them.
+    """
+
+    inbox: socket.socket
+    door: socket.socket
+
+    @classmethod
+    def new(cls) -> Mailbox:
+        """An empty one, which blocks nobody."""
+        inbox, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        inbox.setblocking(False)
+        door.setblocking(False)
+        return cls(inbox, door)
+
+
+class Receiver(NamedTuple):
+    """A frontend that can be handed connections: its mailbox, and its page of the metrics, which counts them."""
+
+    mailbox: Mailbox
+    page: MetricPage
+
+
+def forward(mailbox: Mailbox, receivers: Sequence[Receiver], lost: Callable[[], None] = lambda: None) -> int:
+    """Hand the connections in the mailbox of a frontend that has ended to others, in turns.
+
+    When a receiver has no room, the rest stays in the mailbox, for the frontend's successor.
+
+    Args:
+        mailbox: That of the frontend that has ended.
+        receivers: The others.
+        lost: Called for a connection that could neither be handed on nor put back.
+
+    Returns:
+        How many connections were handed on.
+    """
+    forwarded = 0
+    while receivers:
+        try:
+            handed = receive_connection(mailbox.inbox)
+        except OSError:
+            # The mailbox is empty.
+            break
+        if handed.descriptor is None:
+            lost()
+            break
+        receiver = receivers[forwarded % len(receivers)]
+        receiver.page.add_connections(handed.protocol, 1)
+        try:
+            send_connection(receiver.mailbox.door, handed.protocol, handed.descriptor)
+        except OSError:
+            receiver.page.add_connections(handed.protocol, -1)
+            _put_back(mailbox, handed.protocol, handed.descriptor, lost)
+            break
+        finally:
+            os.close(handed.descriptor)
+        forwarded += 1
+    return forwarded
+
+
+def _put_back(mailbox: Mailbox, protocol: str, descriptor: int, lost: Callable[[], None]) -> None:
+    try:
+        send_connection(mailbox.door, protocol, descriptor)
+    except OSError:
+        # Other frontends have filled it meanwhile.
+        lost()
+
+
+FrontendChild = Child[ToFrontend, FromFrontend]
+
+
+@dataclass(eq=False)
+class FrontendProcess:
+    """One frontend, over all its restarts.
+
+    Attributes:
+        page: Its page of the metrics.
+        sockets: Its listening sockets.
+        mailbox: Where it receives connections from other frontends; None if there is only one frontend.
+        child: The process, while it runs.
+        beats: The last count of turns of its event loop that was seen.
+        still_looks: How many checks in a row have found no progress of that count.
+        started: Whether it can be attached to replicas.
+        listening: Whether it accepts connections.
+        attached: The generations of the replicas that are attached.
+        serving: The numbers of its models.
+        compared: By ticket the results of comparisons that it was asked for.
+    """
+
+    page: int
+    sockets: list[socket.socket]
+    mailbox: Mailbox | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    child: FrontendChild | None = None
+    beats: int = 0
+    still_looks: int = 0
+    started: bool = False
+    listening: bool = False
+    attached: set[int] = field(default_factory=set)
+    serving: set[int] = field(default_factory=set)
+    compared: dict[int, Comparison] = field(default_factory=dict)
+
 
 _HUNG_LOOKS: Final = 30
 _EXPENDABLE: Final = 300

@@ -19,7 +19,7 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from stoker import __version__
 from stoker.settings.server import OtlpProtocol
-from stoker.supervisor.spans import Span
+from stoker.supervisor.tracing import Span
 
 __all__ = ["OtlpExporter"]
 

@@ -27,16 +27,12 @@ from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import keys_owner
 from stoker.settings.workspace import Workspace, foreign_writers
-from stoker.supervisor.binding import bind
-from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.grpc_port import reserve_grpc_port
-from stoker.supervisor.guardian import Guardian
-from stoker.supervisor.handover import Predecessor, Succession
-from stoker.supervisor.pipelines import check_models
-from stoker.supervisor.start_up import StartUp
+from stoker.supervisor.catalogue import StartUp, check_models
+from stoker.supervisor.frontend_processes import body_memory
+from stoker.supervisor.handover import Guardian, Predecessor, Succession
+from stoker.supervisor.ports import TlsPort, bind, reserve_grpc_port, tls_ports, warn_of_expiry
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
-from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging, escaped
 from stoker.system.processes import keep_memory_out_of_cores

@@ -23,8 +23,8 @@ from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.settings.traffic import keys_owner
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
-from stoker.supervisor.tls_ports import TlsPort, http_address
+from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
+from stoker.supervisor.ports import TlsPort, http_address
 from stoker.system.resources import usable_cores
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
@@ -42,6 +42,7 @@ __all__ = [
     "service_lines",
     "summary",
 ]
+
 
 _NPY: Final = "application/x-npy"
 

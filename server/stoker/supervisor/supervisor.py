@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
-from stoker.control.asks import (
+from stoker.control.frontend_messages import (
     Ask,
     AskEvents,
     AskIndex,
@@ -30,10 +30,11 @@ from stoker.control.asks import (
     AskShift,
     AskTraces,
     AskUnload,
+    Drain,
     Refusal,
     Reply,
+    Stop,
 )
-from stoker.control.frontend_messages import Drain, Stop
 from stoker.control.handover_messages import Labels
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, NotReady, RequestError, StokerError
@@ -44,17 +45,12 @@ from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
 from stoker.supervisor.background import Supervision, in_thread
-from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.catalogue import Catalogue, StartUp, join_pipelines
 from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.live_settings import LiveSettings
-from stoker.supervisor.pipelines import join_pipelines
-from stoker.supervisor.recorder import Recorder
-from stoker.supervisor.rollout import Rollout
-from stoker.supervisor.spans import SpanMaker
-from stoker.supervisor.start_up import StartUp
-from stoker.supervisor.trace_settings import TraceSettings
-from stoker.supervisor.trials import Trials
+from stoker.supervisor.rollout import Rollout, Trials
+from stoker.supervisor.tracing import Recorder, SpanMaker, TraceSettings
 from stoker.supervisor.watch import Watch
 from stoker.system.extras import how_to_install
 
@@ -64,9 +60,8 @@ if TYPE_CHECKING:
     from stoker.errors import OperatorError
     from stoker.models.offers import Offer
     from stoker.supervisor.background import Background
-    from stoker.supervisor.frontend_process import FrontendChild
-    from stoker.supervisor.frontend_processes import FrontendProcesses
-    from stoker.supervisor.spans import Span
+    from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
+    from stoker.supervisor.tracing import Span
     from stoker.supervisor.version_manager import Stock
 
 __all__ = ["Exporter", "Requests", "Supervisor", "TraceSender", "trace_sender"]

@@ -17,12 +17,12 @@ from tests.tiny_models import saved_model_bytes, write_mlp
 
 from stoker.commands import diagnosis, doctor
 from stoker.commands.diagnosis import Check, diagnose
-from stoker.gpu import device_survey, devices
+from stoker.gpu import devices
 from stoker.gpu.facts import Driver, Gpu
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
-from stoker.supervisor import grpc_port
+from stoker.supervisor import ports
 from stoker.system.extras import how_to_install, onnx_missing
 
 SCRIPT = "def init(): ...\ndef run(raw_data): ...\n"
@@ -41,7 +41,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no NVIDIA driver is usable here (NVML: Driver Not Loaded)")
 
     monkeypatch.setattr(devices, "gpus", none)
-    monkeypatch.setattr(device_survey, "describe_driver", none)
+    monkeypatch.setattr(devices, "describe_driver", none)
 
 
 def script(tmp_path: Path, **files: str) -> Path:
@@ -159,7 +159,7 @@ def test_the_grpc_port_and_its_packages_are_looked_at(
     assert "grpc port" not in checks_of(workspace)
     with socket.create_server(("127.0.0.1", port)):
         assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "wrong"
-    monkeypatch.setattr(grpc_port, "_installed", lambda _: False)
+    monkeypatch.setattr(ports, "_installed", lambda _: False)
     check = checks_of(workspace, grpc_port=port)["grpc port"]
     assert (check.outcome, how_to_install("grpc") in check.text) == ("wrong", True)
 
@@ -249,9 +249,9 @@ def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
         asked.append(framework)
         return problems.get(framework)
 
-    for module in (devices, device_survey):
+    for module in (devices,):
         monkeypatch.setattr(module, "gpus", lambda: [gpu])
-    monkeypatch.setattr(device_survey, "describe_driver", lambda: Driver("580.95.05", "13.0"))
+    monkeypatch.setattr(devices, "describe_driver", lambda: Driver("580.95.05", "13.0"))
     monkeypatch.setattr(diagnosis, "probe_in_child", problem)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     check = checks_of(workspace)["device"]

@@ -19,7 +19,7 @@ from stoker.commands import models as model_events
 from stoker.commands.running_server import server_here
 from stoker.deployment import Deployment, Device
 from stoker.device import signature_probe
-from stoker.device.lifecycle import load
+from stoker.device.loading import load
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, ModelInUse, OperatorError, RepositoryError
 from stoker.keys.keyring import AdminKey
 from stoker.models.labels import stored_canary, stored_labels

@@ -14,8 +14,7 @@ from typing import Final
 import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
 
-from stoker.control.channel import ControlChannel
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec, ControlChannel
 
 
 @dataclass(frozen=True, slots=True)

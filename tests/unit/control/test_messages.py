@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.control import device_messages, frontend_messages, handover_messages
-from stoker.control.frontend_rules import AdminRules
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec
+from stoker.control.frontend_messages import AdminRules
 from stoker.keys.keyring import Keys
 from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec
 
@@ -50,7 +50,7 @@ SENT = [
     for direction, (sender, receiver, messages) in DIRECTIONS.items()
     for message in get_args(messages)
 ]
-PARTS = {"RoutedVersion"}
+PARTS = {"AdminRules", "GrpcRules", "PipelineRules", "RoutedVersion", "ServerRules", "SharedMemoryRules"}
 """Dataclasses that are in messages and are none."""
 
 texts = st.text(max_size=8)

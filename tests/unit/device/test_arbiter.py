@@ -8,30 +8,32 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device import planner
-from stoker.device.arbiter import Arbiter, pick
-from stoker.device.planner import BatchPolicy, Offer, RowQueue, ServiceTimes
+from stoker.device import scheduler
+from stoker.device.batching import BatchPolicy, Proposal
+from stoker.device.device_sharing import Arbiter, pick
+from stoker.device.row_queue import RowQueue
+from stoker.device.service_times import ServiceTimes
 
 MS = 1_000_000
 CAP = 64
 
 
-def offer(cost_ns: int, latest_ns: int, rows: int = 1, tier: int = 1) -> Offer:
+def propose(cost_ns: int, latest_ns: int, rows: int = 1, tier: int = 1) -> Proposal:
     """What a model would run."""
-    return Offer(rows, cost_ns, latest_ns, tier, losing=False, look_again_ns=None)
+    return Proposal(rows, cost_ns, latest_ns, tier, losing=False, check_again_ns=None)
 
 
 def test_the_batch_that_has_to_begin_first_runs() -> None:
     """Who can wait waits, and grows."""
     arbiter = Arbiter({"a": 1, "b": 1})
-    assert arbiter.choose(0, {"a": offer(5, 40), "b": offer(5, 20)}) == "b"
+    assert arbiter.choose(0, {"a": propose(5, 40), "b": propose(5, 20)}) == "b"
 
 
 def test_who_has_nothing_or_waits_for_company_does_not_run() -> None:
     """If that is all of them, nobody does."""
     arbiter = Arbiter({"a": 1, "b": 1})
-    assert arbiter.choose(0, {"a": offer(5, 0, rows=0), "b": offer(5, 20)}) == "b"
-    assert arbiter.choose(0, {"a": offer(5, 0, rows=0)}) is None
+    assert arbiter.choose(0, {"a": propose(5, 0, rows=0), "b": propose(5, 20)}) == "b"
+    assert arbiter.choose(0, {"a": propose(5, 0, rows=0)}) is None
     assert arbiter.choose(0, {}) is None
 
 
@@ -39,36 +41,36 @@ def test_a_short_batch_goes_before_one_that_would_make_it_late() -> None:
     """If that can still begin in time behind it, whatever each has used."""
     arbiter = Arbiter({"a": 1, "b": 1})
     arbiter.charge("b", 10**9)
-    assert arbiter.choose(0, {"a": offer(50, 10), "b": offer(5, 20)}) == "b"
+    assert arbiter.choose(0, {"a": propose(50, 10), "b": propose(5, 20)}) == "b"
 
 
 def test_in_a_conflict_the_one_that_has_used_less_runs() -> None:
     """By its share."""
-    offers = {"a": offer(50, 10), "b": offer(50, 20)}
+    proposals = {"a": propose(50, 10), "b": propose(50, 20)}
     arbiter = Arbiter({"a": 1, "b": 1})
-    arbiter.choose(0, offers)
+    arbiter.choose(0, proposals)
     arbiter.charge("a", 50)
-    assert arbiter.choose(0, offers) == "b"
+    assert arbiter.choose(0, proposals) == "b"
     arbiter = Arbiter({"a": 3, "b": 1})
-    arbiter.choose(0, offers)
+    arbiter.choose(0, proposals)
     arbiter.charge("a", 50)
     arbiter.charge("b", 50)
-    assert arbiter.choose(0, offers) == "a"
+    assert arbiter.choose(0, proposals) == "a"
 
 
 def test_late_rows_run_behind_all_others() -> None:
     """Whenever these would have to begin."""
     arbiter = Arbiter({"a": 1, "b": 1})
-    assert arbiter.choose(0, {"a": offer(5, 1, tier=3), "b": offer(5, 10**9)}) == "b"
+    assert arbiter.choose(0, {"a": propose(5, 1, tier=3), "b": propose(5, 10**9)}) == "b"
 
 
 def test_a_pause_earns_no_credit() -> None:
     """A model that did not want the device begins where the others stand."""
     arbiter = Arbiter({"a": 1, "b": 1})
     for _ in range(100):
-        assert arbiter.choose(0, {"a": offer(50, 10)}) == "a"
+        assert arbiter.choose(0, {"a": propose(50, 10)}) == "a"
         arbiter.charge("a", 50)
-    both = {"a": offer(50, 10), "b": offer(50, 10)}
+    both = {"a": propose(50, 10), "b": propose(50, 10)}
     runs = Counter[str]()
     for _ in range(20):
         chosen = arbiter.choose(0, both)
@@ -88,22 +90,24 @@ def test_models_in_conflict_get_device_time_by_their_shares(
 ) -> None:
     """Whatever was before, times over shares of those that always want differ by two of the dearest at most."""
     shares = {str(number): float(share) for number, (share, _) in enumerate(models)}
-    offers = {str(number): offer(cost_ns, 0) for number, (_, cost_ns) in enumerate(models)}
+    proposals = {str(number): propose(cost_ns, 0) for number, (_, cost_ns) in enumerate(models)}
     arbiter = Arbiter(shares)
     for absent in pauses:
-        chosen = arbiter.choose(0, {name: said for name, said in offers.items() if int(name) not in absent})
+        chosen = arbiter.choose(
+            0, {name: said for name, said in proposals.items() if int(name) not in absent}
+        )
         if chosen is not None:
-            arbiter.charge(chosen, offers[chosen].cost_ns)
+            arbiter.charge(chosen, proposals[chosen].cost_ns)
     used: Counter[str] = Counter()
-    dearest = max(said.cost_ns for said in offers.values()) / min(shares.values())
+    dearest = max(said.cost_ns for said in proposals.values()) / min(shares.values())
     # What is left of the time before is made up for first.
     for turn in range(400):
-        chosen = arbiter.choose(0, offers)
+        chosen = arbiter.choose(0, proposals)
         assert chosen is not None
-        arbiter.charge(chosen, offers[chosen].cost_ns)
+        arbiter.charge(chosen, proposals[chosen].cost_ns)
         if turn >= 200:
-            used[chosen] += offers[chosen].cost_ns
-    by_share = [used[name] / shares[name] for name in offers]
+            used[chosen] += proposals[chosen].cost_ns
+    by_share = [used[name] / shares[name] for name in proposals]
     assert max(by_share) - min(by_share) <= 2 * dearest
 
 
@@ -116,13 +120,13 @@ OFFERS = st.lists(
 )
 
 
-def chosen_of(offers: list[tuple[int, int, int, int]], names: list[str], times: int = 1) -> int:
-    """The place of the offer that is picked: cost, latest start, tier and what the model has used of each."""
+def chosen_of(proposals: list[tuple[int, int, int, int]], names: list[str], times: int = 1) -> int:
+    """The place of the proposal that is picked: cost, latest start, tier and what the model has used of each."""
     said = {
-        name: offer(cost * times, latest * times, tier=tier)
-        for name, (cost, latest, tier, _) in zip(names, offers, strict=True)
+        name: propose(cost * times, latest * times, tier=tier)
+        for name, (cost, latest, tier, _) in zip(names, proposals, strict=True)
     }
-    used = {name: of * times for name, (_, _, _, of) in zip(names, offers, strict=True)}
+    used = {name: of * times for name, (_, _, _, of) in zip(names, proposals, strict=True)}
     picked = pick(0, said, used)
     assert picked is not None
     return names.index(picked)
@@ -130,26 +134,28 @@ def chosen_of(offers: list[tuple[int, int, int, int]], names: list[str], times: 
 
 @STEADY
 @given(OFFERS, st.integers(2, 1000))
-def test_names_and_units_of_time_do_not_matter(offers: list[tuple[int, int, int, int]], times: int) -> None:
+def test_names_and_units_of_time_do_not_matter(
+    proposals: list[tuple[int, int, int, int]], times: int
+) -> None:
     """Who is picked is the same for a slower device, and whatever models are called and in which order they come."""
-    names = [str(number) for number in range(len(offers))]
-    place = chosen_of(offers, names)
-    assert chosen_of(offers, names, times) == place
-    assert chosen_of(offers, names[::-1]) == place
-    assert offers[::-1][chosen_of(offers[::-1], names)] == offers[place]
+    names = [str(number) for number in range(len(proposals))]
+    place = chosen_of(proposals, names)
+    assert chosen_of(proposals, names, times) == place
+    assert chosen_of(proposals, names[::-1]) == place
+    assert proposals[::-1][chosen_of(proposals[::-1], names)] == proposals[place]
 
 
 def test_a_model_that_loses_rows_anyway_lets_others_go_ahead() -> None:
     """Those that have used less, and would have to begin at its end, when more of their rows may wait."""
-    offers = {"flood": offer(50, 1)._replace(losing=True), "b": offer(5, 59), "c": offer(5, 100)}
-    assert pick(0, offers, {"flood": 100, "b": 0, "c": 0}) == "b"
+    proposals = {"flood": propose(50, 1)._replace(losing=True), "b": propose(5, 59), "c": propose(5, 100)}
+    assert pick(0, proposals, {"flood": 100, "b": 0, "c": 0}) == "b"
     # Who loses nothing is in nobody's way, and who has used as much has no more right.
-    assert pick(0, offers | {"flood": offer(50, 1)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
-    assert pick(0, offers, {"flood": 100, "b": 60, "c": 0}) == "flood"
-    assert pick(0, offers | {"b": offer(5, 60)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
+    assert pick(0, proposals | {"flood": propose(50, 1)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
+    assert pick(0, proposals, {"flood": 100, "b": 60, "c": 0}) == "flood"
+    assert pick(0, proposals | {"b": propose(5, 60)}, {"flood": 100, "b": 0, "c": 0}) == "flood"
     # Behind one another, as large as they may be by then, they would begin too late, though each could alone.
-    beside = {"b": offer(10, 75), "c": offer(10, 85)}
-    assert pick(0, offers | beside, {"flood": 100, "b": 0, "c": 0}) == "c"
+    beside = {"b": propose(10, 75), "c": propose(10, 85)}
+    assert pick(0, proposals | beside, {"flood": 100, "b": 0, "c": 0}) == "c"
 
 
 def taught(batch_ms: float, row_ms: float) -> ServiceTimes:
@@ -205,22 +211,22 @@ class Shared:
 
     def run_one(self, arbiter: Arbiter, now_ns: int) -> int:
         """Let the batch run that is chosen; returns how long it takes."""
-        offers = {}
+        proposals = {}
         for model, queue in enumerate(self.queues):
-            said = planner.offer(queue, now_ns, self.policy, self.times)
+            said = scheduler.propose(queue, now_ns, self.policy, self.times)
             if said is not None:
-                offers[str(model)] = said
+                proposals[str(model)] = said
             elif queue.rows:
                 self.take(model, now_ns)
-        chosen = arbiter.choose(now_ns, offers)
+        chosen = arbiter.choose(now_ns, proposals)
         assert chosen is not None
-        arbiter.charge(chosen, offers[chosen].cost_ns)
+        arbiter.charge(chosen, proposals[chosen].cost_ns)
         self.take(int(chosen), now_ns)
-        return offers[chosen].cost_ns
+        return proposals[chosen].cost_ns
 
     def take(self, model: int, now_ns: int) -> None:
         """Let the planner have its way; count what the others lose."""
-        planned = planner.plan(self.queues[model], now_ns, self.policy, self.times)
+        planned = scheduler.schedule(self.queues[model], now_ns, self.policy, self.times)
         if model:
             self.lost += sum(lot.rows for lot in planned.expired)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.puppets import ROWS, STEADY, TEXTS, Joined, PuppetRuntime, PuppetTicket, rows_of
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
 from stoker.errors import ModelFailed
 from stoker.runtimes.base import Outputs
 from stoker.tensors import Signature, TensorSpec

@@ -6,8 +6,7 @@ import pytest
 from tests.puppets import BODIES, HandClock, PuppetRuntime
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.first_times import first_times
-from stoker.device.lifecycle import LoadedModel
+from stoker.device.loading import LoadedModel, first_times
 
 
 def loaded(runtime: PuppetRuntime, **changes: object) -> LoadedModel:

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.lots import split_into_lots
-from stoker.device.planner import BatchPolicy, Lot, Offer, Plan, RowQueue, ServiceTimes, offer, plan
+from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
+from stoker.device.row_blocks import Lot, split_into_lots
+from stoker.device.row_queue import RowQueue
+from stoker.device.scheduler import propose, schedule
+from stoker.device.service_times import ServiceTimes
 from stoker.metrics.layout import REASONS, TARGET_REASONS
 
 MS = 1_000_000
@@ -96,13 +99,13 @@ class World:
                     size=np.full(count, request.rows),
                 )
 
-    def look(self) -> Plan:
-        """Plan, and check what holds of every plan; the device is busy with its batch then."""
-        said = offer(self.queue, self.now_ns, self.policy, self.times)
-        assert offer(self.queue, self.now_ns, self.policy, self.times) == said
+    def look(self) -> BatchDecision:
+        """BatchDecision, and check what holds of every plan; the device is busy with its batch then."""
+        said = propose(self.queue, self.now_ns, self.policy, self.times)
+        assert propose(self.queue, self.now_ns, self.policy, self.times) == said
         costs = self.times.costs_ns(self.policy.max_batch_rows, self.policy.buckets)
         feasible = self._feasible(costs)
-        planned = plan(self.queue, self.now_ns, self.policy, self.times)
+        planned = schedule(self.queue, self.now_ns, self.policy, self.times)
         batch, expired = rows_of(planned.batch), rows_of(planned.expired)
         self._check_rows(batch, expired, planned.reason)
         self._check_offer(said, batch, planned)
@@ -110,7 +113,7 @@ class World:
             self._check_batch(batch, feasible, costs, said)
             self.now_ns += costs[len(batch)]
         else:
-            assert not feasible or planned.look_again_ns is not None
+            assert not feasible or planned.check_again_ns is not None
         self.batches += [sorted(batch)] if batch else []
         self.expired += expired
         return planned
@@ -124,14 +127,14 @@ class World:
         assert len(batch) <= self.policy.max_batch_rows
         assert reason in ({*REASONS, *TARGET_REASONS} if batch else {""})
 
-    def _check_offer(self, said: Offer | None, batch: list[Row], planned: Plan) -> None:
+    def _check_offer(self, said: Proposal | None, batch: list[Row], planned: BatchDecision) -> None:
         """Property 4: a plan takes what was offered."""
         assert len(batch) == (0 if said is None else said.rows)
-        assert planned.look_again_ns == (None if said is None else said.look_again_ns)
-        assert planned.look_again_ns is None or planned.look_again_ns > self.now_ns
+        assert planned.check_again_ns == (None if said is None else said.check_again_ns)
+        assert planned.check_again_ns is None or planned.check_again_ns > self.now_ns
 
     def _check_batch(
-        self, batch: list[Row], feasible: set[Row], costs: list[int], said: Offer | None
+        self, batch: list[Row], feasible: set[Row], costs: list[int], said: Proposal | None
     ) -> None:
         """Properties 2 and 3: what runs is in time, and all that fits and is feasible runs."""
         assert said is not None
@@ -173,9 +176,9 @@ class World:
         for _ in range(3 * len(self.due) + 3):
             planned = self.look()
             if not planned.batch:
-                if planned.look_again_ns is None:
+                if planned.check_again_ns is None:
                     break
-                self.now_ns = planned.look_again_ns
+                self.now_ns = planned.check_again_ns
         assert not self.waiting
 
 
@@ -271,7 +274,7 @@ def queue_of(*targets_ms: int, deadline_ns: int = NEVER) -> RowQueue:
 def test_a_batch_is_as_large_as_can_be_in_time() -> None:
     """Of many that all wait equally long, as many run as are done by then; today all would run, and all be late."""
     times = taught(1, 1, 64)
-    planned = plan(queue_of(*[20] * 60), 0, BatchPolicy(64), times)
+    planned = schedule(queue_of(*[20] * 60), 0, BatchPolicy(64), times)
     assert (len(rows_of(planned.batch)), planned.reason) == (19, "largest")
 
 
@@ -279,7 +282,7 @@ def test_the_few_in_a_hurry_are_lost_where_many_gain() -> None:
     """One row would make a batch of nine of all, and twenty are lost then."""
     times = taught(9, 1, 64)
     queue = queue_of(11, *[40] * 30)
-    planned = plan(queue, 0, BatchPolicy(64, late="refuse"), times)
+    planned = schedule(queue, 0, BatchPolicy(64, late="refuse"), times)
     assert len(rows_of(planned.batch)) == 30
     assert rows_of(planned.expired) == [(0, 0)]
 
@@ -287,7 +290,7 @@ def test_the_few_in_a_hurry_are_lost_where_many_gain() -> None:
 def test_the_first_are_not_lost_where_they_are_many() -> None:
     """The batch that its target allows leaves, for all others are in time behind it."""
     times = taught(1, 1, 64)
-    planned = plan(queue_of(*[41] * 10, *[100] * 54), 0, BatchPolicy(64), times)
+    planned = schedule(queue_of(*[41] * 10, *[100] * 54), 0, BatchPolicy(64), times)
     assert (rows_of(planned.batch), planned.reason) == ([(0, number) for number in range(40)], "order")
 
 
@@ -303,7 +306,7 @@ def test_a_request_that_cannot_be_done_as_a_whole_does_not_begin() -> None:
         target_ns=np.full(12, 14 * MS),
         size=np.full(12, 12),
     )
-    planned = plan(queue, 0, BatchPolicy(4, late="refuse"), taught(1, 1, 4))
+    planned = schedule(queue, 0, BatchPolicy(4, late="refuse"), taught(1, 1, 4))
     assert (len(rows_of(planned.expired)), planned.batch) == (12, [])
 
 
@@ -315,11 +318,11 @@ def test_late_rows_are_answered_when_nothing_else_is_to_do() -> None:
         queue.push(
             0, np.array([number], np.uint32), np.zeros(1, np.int64), np.full(1, 5 * MS), np.full(1, NEVER)
         )
-    assert rows_of(plan(queue, 5 * MS, policy, times).batch) == [(0, 30), (0, 31)]
-    said = offer(queue, 7 * MS, policy, times)
+    assert rows_of(schedule(queue, 5 * MS, policy, times).batch) == [(0, 30), (0, 31)]
+    said = propose(queue, 7 * MS, policy, times)
     assert said is not None
     assert (said.rows, said.tier) == (10, 3)
-    assert [len(rows_of(plan(queue, 7 * MS, policy, times).batch)) for _ in range(4)] == [10, 10, 10, 0]
+    assert [len(rows_of(schedule(queue, 7 * MS, policy, times).batch)) for _ in range(4)] == [10, 10, 10, 0]
 
 
 def test_late_rows_fill_buckets_up() -> None:
@@ -332,14 +335,14 @@ def test_late_rows_fill_buckets_up() -> None:
     queue.push(
         0, np.array([7, 8, 9], np.uint32), np.zeros(3, np.int64), np.full(3, 2 * MS), np.full(3, NEVER)
     )
-    assert sorted(rows_of(plan(queue, 2 * MS, policy, times).batch)) == [(0, 0), (0, 7), (0, 8), (0, 9)]
+    assert sorted(rows_of(schedule(queue, 2 * MS, policy, times).batch)) == [(0, 0), (0, 7), (0, 8), (0, 9)]
 
 
 def test_of_too_many_late_rows_the_oldest_are_given_up() -> None:
     """Arenas have room for those that can be in time."""
     queue = queue_of(*[1] * 30)
     queue.late_limit_rows = 10
-    planned = plan(queue, 5 * MS, BatchPolicy(4, target_ms=20), taught(0, 1, 4))
+    planned = schedule(queue, 5 * MS, BatchPolicy(4, target_ms=20), taught(0, 1, 4))
     assert rows_of(planned.expired) == [(0, number) for number in range(20)]
 
 
@@ -347,15 +350,15 @@ def test_cancelled_rows_are_handed_back_wherever_they_wait() -> None:
     """In lots, among those that are sorted, and among the late ones."""
     times, policy = taught(0, 1, 4), BatchPolicy(4, target_ms=20)
     queue = queue_of(*[1] * 3, *[100] * 20)
-    plan(queue, 2 * MS, policy, times)
+    schedule(queue, 2 * MS, policy, times)
     queue.refresh(lambda _, numbers: np.where(np.isin(numbers, [0, 22]), 0, NEVER))
-    assert sorted(rows_of(plan(queue, 3 * MS, policy, times).expired)) == [(0, 0), (0, 22)]
+    assert sorted(rows_of(schedule(queue, 3 * MS, policy, times).expired)) == [(0, 0), (0, 22)]
 
 
 def test_the_rows_of_a_dead_frontend_are_forgotten() -> None:
     """Sorted and late ones too."""
     queue = queue_of(*[1] * 3, *[100] * 20)
-    plan(queue, 2 * MS, BatchPolicy(4, target_ms=20), taught(0, 1, 4))
+    schedule(queue, 2 * MS, BatchPolicy(4, target_ms=20), taught(0, 1, 4))
     assert queue.drop_lane(0) == queue.rows + 19
     assert queue.rows == 0
 
@@ -364,11 +367,11 @@ def test_a_batch_that_may_wait_is_held() -> None:
     """For half of what it could wait, if `hold` is a half."""
     times, policy = taught(0, 10, 4), BatchPolicy(4, hold=0.5)
     queue = queue_of(50)
-    assert plan(queue, 0, policy, times) == Plan([], [], "", 20 * MS)
-    assert offer(queue, 0, policy, times) == Offer(
-        0, 10 * MS, 40 * MS, 1, losing=False, look_again_ns=20 * MS
+    assert schedule(queue, 0, policy, times) == BatchDecision([], [], "", 20 * MS)
+    assert propose(queue, 0, policy, times) == Proposal(
+        0, 10 * MS, 40 * MS, 1, losing=False, check_again_ns=20 * MS
     )
-    assert plan(queue, 20 * MS, policy, times).reason == "deadline"
+    assert schedule(queue, 20 * MS, policy, times).reason == "deadline"
 
 
 def test_times_that_nothing_could_meet_are_doubted() -> None:
@@ -376,7 +379,7 @@ def test_times_that_nothing_could_meet_are_doubted() -> None:
     times = taught(100, 1, 4)
     policy = BatchPolicy(4, late="refuse")
     looks = 0
-    while not plan(queue_of(50), 0, policy, times).batch:
+    while not schedule(queue_of(50), 0, policy, times).batch:
         looks += 1
         assert looks < 20
     assert looks > 1
@@ -385,8 +388,8 @@ def test_times_that_nothing_could_meet_are_doubted() -> None:
 def test_a_batch_for_a_device_that_is_still_busy_is_planned_for_later() -> None:
     """What is in time now may not be when the device is free."""
     times = taught(0, 1, 64)
-    now = plan(queue_of(*[20] * 30), 0, BatchPolicy(64), times)
-    later = plan(queue_of(*[20] * 30), 0, BatchPolicy(64), times, free_ns=8 * MS)
+    now = schedule(queue_of(*[20] * 30), 0, BatchPolicy(64), times)
+    later = schedule(queue_of(*[20] * 30), 0, BatchPolicy(64), times, free_ns=8 * MS)
     assert [len(rows_of(planned.batch)) for planned in (now, later)] == [20, 12]
 
 

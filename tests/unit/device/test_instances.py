@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 from tests.puppets import STEADY, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
+from stoker.device.batching import BatchPolicy
 from stoker.device.lanes import Batch
-from stoker.device.planner import BatchPolicy, Lot
+from stoker.device.row_blocks import Lot
 from stoker.errors import ModelFailed
 
 

@@ -13,18 +13,16 @@ from tests.patience import PATIENCE_S
 from tests.puppets import BODIES, ROWS, PuppetRuntime, double, metric_memory
 
 from stoker.deployment import Deployment, Device
-from stoker.device import lifecycle
-from stoker.device.canary import Canary
+from stoker.device import loading
 from stoker.device.instance import Instance
-from stoker.device.lifecycle import fork, load
+from stoker.device.loading import Canary, fork, load
 from stoker.device.model_threads import ModelThreads
 from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import Runtime
-from stoker.tensors import Signature
-from stoker.verdict import Verdict
+from stoker.tensors import Signature, Verdict
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")
@@ -59,9 +57,9 @@ class ForkingPuppet(PuppetRuntime):
         return another
 
 
-def loading(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
+def let_load_find(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     """Let `load` find this runtime."""
-    monkeypatch.setattr(lifecycle, "load_runtime", lambda *_: runtime)
+    monkeypatch.setattr(loading, "load_runtime", lambda *_: runtime)
 
 
 def sizes_of(runtime: PuppetRuntime) -> list[int]:
@@ -83,7 +81,7 @@ def test_every_size_is_run_once_the_largest_first(
 ) -> None:
     """No caller pays for the first batch of a size; a full one is timed once warm; on a GPU the canary follows."""
     runtime = ForkingPuppet()
-    loading(monkeypatch, runtime)
+    let_load_find(monkeypatch, runtime)
     loaded = load(dataclasses.replace(MODEL, batch_buckets=buckets), device)
     assert sizes_of(runtime) == sizes
     assert loaded.max_batch_rows == 8
@@ -95,7 +93,7 @@ def test_a_device_without_memory_for_the_largest_batch_gets_smaller_ones(
     """The server starts with what fits, and says so; a fork for which even less is left lowers it for all."""
     runtime = ForkingPuppet()
     runtime.fits_rows = 5
-    loading(monkeypatch, runtime)
+    let_load_find(monkeypatch, runtime)
     loaded = load(MODEL, GPU)
     assert loaded.max_batch_rows == 4
     assert "no memory for a batch of 8 rows; max_batch_rows is 4" in caplog.text
@@ -108,7 +106,7 @@ def test_a_model_that_does_not_fit_at_all_cannot_be_loaded(monkeypatch: pytest.M
     """The message says that it is the memory."""
     runtime = ForkingPuppet()
     runtime.fits_rows = 0
-    loading(monkeypatch, runtime)
+    let_load_find(monkeypatch, runtime)
     with pytest.raises(LoadFailed, match="no memory for one row of digits"):
         load(MODEL, GPU)
 
@@ -117,7 +115,7 @@ def test_a_model_that_fails_on_zeros_cannot_be_loaded(monkeypatch: pytest.Monkey
     """The message says at which size."""
     runtime = ForkingPuppet()
     runtime.fails_for = {0}
-    loading(monkeypatch, runtime)
+    let_load_find(monkeypatch, runtime)
     with pytest.raises(LoadFailed, match="digits fails on a batch of 8 rows of zeros"):
         load(MODEL, CPU)
 
@@ -141,13 +139,13 @@ def test_how_many_instances_a_model_gets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two on a GPU, one on the CPU, and what is asked for where it can be had."""
-    loading(monkeypatch, runtime())
+    let_load_find(monkeypatch, runtime())
     assert load(dataclasses.replace(MODEL, instances=wanted), device).instances == instances
 
 
 def test_a_script_cannot_have_several_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what to do instead."""
-    loading(monkeypatch, PuppetRuntime(BODIES))
+    let_load_find(monkeypatch, PuppetRuntime(BODIES))
     script = dataclasses.replace(MODEL, framework="script", instances=2)
     with pytest.raises(LoadFailed, match=r"cannot have 2 instances: .* set replicas"):
         load(script, CPU)
@@ -160,7 +158,7 @@ def test_who_gets_a_canary(
     framework: str, device: Device, has_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frameworks on a GPU; nobody knows what else a script's `run` does with a made-up row."""
-    loading(monkeypatch, ForkingPuppet())
+    let_load_find(monkeypatch, ForkingPuppet())
     loaded = load(dataclasses.replace(MODEL, framework=framework), device)
     assert isinstance(loaded.canary, Canary) is has_one
 
@@ -185,7 +183,7 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
         made.append(ForkingPuppet())
         return made[0]
 
-    monkeypatch.setattr(lifecycle, "load_runtime", load_runtime)
+    monkeypatch.setattr(loading, "load_runtime", load_runtime)
     with threads_of(dataclasses.replace(MODEL, instances=3)) as (model, memory):
         loaded = model.start(CPU)
         runtimes = [made[0], *made[0].forks]
@@ -203,7 +201,7 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it can fill them instead of padding."""
-    loading(monkeypatch, ForkingPuppet())
+    let_load_find(monkeypatch, ForkingPuppet())
     with threads_of(MODEL) as (model, _):
         model.start(GPU)
         assert model._worker is not None
@@ -213,7 +211,7 @@ def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its planner knows the terms, and what batches take; of one without a target nothing is asked."""
     runtime = ForkingPuppet()
-    loading(monkeypatch, runtime)
+    let_load_find(monkeypatch, runtime)
     deployment = dataclasses.replace(MODEL, target_ms=20, late="refuse", hold=0.5)
     with threads_of(deployment) as (model, _):
         model.start(CPU)
@@ -238,7 +236,7 @@ def test_who_is_audited(
 ) -> None:
     """Models that are batched; a script's `run` may do more than compute, even if it keeps rows apart."""
     verdict = Verdict(batched, "declared", "it says so")
-    loading(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, verdict=verdict)))
+    let_load_find(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, verdict=verdict)))
     with threads_of(dataclasses.replace(MODEL, framework=framework), rate) as (model, memory):
         model.start(CPU)
         assert model._worker is not None
@@ -257,7 +255,7 @@ def test_nobody_serves_before_he_is_told_to(monkeypatch: pytest.MonkeyPatch) -> 
         served.wait(PATIENCE_S)
 
     monkeypatch.setattr(Worker, "serve", serve)
-    loading(monkeypatch, ForkingPuppet())
+    let_load_find(monkeypatch, ForkingPuppet())
     with threads_of(dataclasses.replace(MODEL, instances=2)) as (model, _):
         model.start(GPU)
         begins.set()
@@ -270,7 +268,7 @@ def test_a_fork_that_fails_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> No
     """And no thread is left behind."""
     runtime = ForkingPuppet()
     runtime.forks_fail = True
-    loading(monkeypatch, runtime)
+    let_load_find(monkeypatch, runtime)
     model = ModelThreads(dataclasses.replace(MODEL, instances=2), metric_memory().page(64).model(0))
     with pytest.raises(LoadFailed, match="fails on a batch of 8 rows"):
         model.start(CPU)

@@ -9,10 +9,10 @@ import pytest
 from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
 
 from stoker.deployment import Deployment, Device
-from stoker.device import lifecycle
+from stoker.device import loading
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.canary import Canary, first_row
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
+from stoker.device.loading import Canary, first_row
 from stoker.errors import DeviceOutOfMemory, LoadFailed
 from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime
 from stoker.system.processes import ExitCode
@@ -139,7 +139,7 @@ def test_a_packed_request_that_fits_nowhere_is_told_so() -> None:
 
 def model_of(monkeypatch: pytest.MonkeyPatch, runtime: PuppetRuntime) -> Deployment:
     """A model that is loaded as this runtime."""
-    monkeypatch.setattr(lifecycle, "_loader", lambda _: lambda *_: runtime)
+    monkeypatch.setattr(loading, "_loader", lambda _: lambda *_: runtime)
     return Deployment("vast", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
 
 
@@ -155,15 +155,15 @@ def test_a_row_that_no_memory_holds_is_refused_before_it_is_made(
     with pytest.raises(
         LoadFailed, match=r"no memory for one row of vast: a batch of 1 rows would take 131,072\.0 GiB"
     ):
-        lifecycle.load(deployment, Device("cpu", 0, "CPU"))
+        loading.load(deployment, Device("cpu", 0, "CPU"))
     assert not runtime.batches
 
 
 def test_batches_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batches are smaller where the largest would not fit, as on a device."""
-    monkeypatch.setattr(lifecycle, "require_memory", refuse_beyond(4 * 16))
+    monkeypatch.setattr(loading, "require_memory", refuse_beyond(4 * 16))
     runtime = PuppetRuntime()
-    assert lifecycle.load(model_of(monkeypatch, runtime), Device("cpu", 0, "CPU")).max_batch_rows == 4
+    assert loading.load(model_of(monkeypatch, runtime), Device("cpu", 0, "CPU")).max_batch_rows == 4
     assert max(len(batch) for batch in runtime.batches) == 4
 
 
@@ -183,8 +183,6 @@ def test_what_a_framework_has_no_memory_for_is_said_with_the_model(monkeypatch: 
     def fails(*_: object) -> Runtime:
         raise MemoryError("two rows would take 9 GiB")
 
-    monkeypatch.setattr(lifecycle, "_loader", lambda _: fails)
+    monkeypatch.setattr(loading, "_loader", lambda _: fails)
     with pytest.raises(LoadFailed, match="vast: two rows would take 9 GiB; give its inputs smaller sizes"):
-        lifecycle.load_runtime(
-            Deployment("vast", 1, "onnx", Path(), Path(), 8, 1000), Device("cpu", 0, "CPU")
-        )
+        loading.load_runtime(Deployment("vast", 1, "onnx", Path(), Path(), 8, 1000), Device("cpu", 0, "CPU"))

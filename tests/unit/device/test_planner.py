@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device.batch_sizes import powers_of_two
-from stoker.device.planner import BatchPolicy, Lot, Plan, RowQueue, ServiceTimes, plan
+from stoker.device.batching import BatchDecision, BatchPolicy
+from stoker.device.row_blocks import Lot
+from stoker.device.row_queue import RowQueue
+from stoker.device.scheduler import schedule
+from stoker.device.service_times import ServiceTimes
 from stoker.metrics.layout import REASONS
 
 MS = 1_000_000
@@ -46,9 +50,9 @@ def rows(lots: list[Lot]) -> list[Row]:
     return [(lot.lane, number) for lot in lots for number in lot.numbers.tolist()]
 
 
-def look(queue: RowQueue, now_ns: int = 0, max_batch_rows: int = 4, max_delay_ms: float = 0) -> Plan:
-    """Plan with nothing learned."""
-    return plan(queue, now_ns, BatchPolicy(max_batch_rows, max_delay_ms), ServiceTimes())
+def look(queue: RowQueue, now_ns: int = 0, max_batch_rows: int = 4, max_delay_ms: float = 0) -> BatchDecision:
+    """BatchDecision with nothing learned."""
+    return schedule(queue, now_ns, BatchPolicy(max_batch_rows, max_delay_ms), ServiceTimes())
 
 
 @dataclass
@@ -91,10 +95,10 @@ class Checked:
             del self.waiting[row]
 
     def look(self, now_ns: int) -> None:
-        """Plan, and check everything that the contract says of the result."""
+        """BatchDecision, and check everything that the contract says of the result."""
         alive = sum(told.deadline_ns > now_ns for told in self.waiting.values())
         hopeless_ns = now_ns + round(1.5 * self.times.expected_ns(self.policy.max_batch_rows))
-        result = plan(self.queue, now_ns, self.policy, self.times)
+        result = schedule(self.queue, now_ns, self.policy, self.times)
         expired, batch = self._removed(result.expired), self._removed(result.batch)
         given_up = [told for told in expired if told.deadline_ns > now_ns]
         assert not given_up or alive > self.policy.max_batch_rows
@@ -105,12 +109,12 @@ class Checked:
         assert result.reason in REASONS if batch else result.reason == ""
         assert self.queue.rows == len(self.waiting) == len(rows(list(self.queue.lots)))
         if not self.waiting:
-            assert result.look_again_ns is None
+            assert result.check_again_ns is None
         elif not batch:
             assert len(self.waiting) < self.policy.max_batch_rows
             oldest_ns = min(told.enqueued_ns for told in self.waiting.values())
-            assert result.look_again_ns is not None
-            assert now_ns < result.look_again_ns <= oldest_ns + self.policy.max_delay_ms * MS
+            assert result.check_again_ns is not None
+            assert now_ns < result.check_again_ns <= oldest_ns + self.policy.max_delay_ms * MS
         else:
             assert len(batch) in {self.policy.max_batch_rows, *self.policy.buckets}
 
@@ -179,7 +183,7 @@ def test_each_row_comes_out_exactly_once(
 
 def test_an_empty_queue_has_nothing_to_do() -> None:
     """With nothing waiting there is no batch and no time to look again."""
-    assert look(RowQueue()) == Plan([], [], "", None)
+    assert look(RowQueue()) == BatchDecision([], [], "", None)
 
 
 def test_without_delay_all_that_waits_leaves_at_once() -> None:
@@ -187,7 +191,7 @@ def test_without_delay_all_that_waits_leaves_at_once() -> None:
     queue = RowQueue()
     waiting = push(queue, 1, 2, enqueued_ns=5 * MS)
     result = look(queue, 5 * MS)
-    assert (rows(result.batch), result.reason, result.look_again_ns) == (waiting, "idle", None)
+    assert (rows(result.batch), result.reason, result.check_again_ns) == (waiting, "idle", None)
 
 
 def test_a_full_batch_does_not_wait_for_company() -> None:
@@ -206,8 +210,8 @@ def test_a_delay_ends_for_the_oldest_row() -> None:
     queue = RowQueue()
     oldest = push(queue, 1, lane=1, enqueued_ns=10 * MS)
     later = push(queue, 1, lane=2, enqueued_ns=25 * MS)
-    assert look(queue, 26 * MS, max_delay_ms=20) == Plan([], [], "", 30 * MS)
-    assert look(queue, 30 * MS - 1, max_delay_ms=20) == Plan([], [], "", 30 * MS)
+    assert look(queue, 26 * MS, max_delay_ms=20) == BatchDecision([], [], "", 30 * MS)
+    assert look(queue, 30 * MS - 1, max_delay_ms=20) == BatchDecision([], [], "", 30 * MS)
     result = look(queue, 30 * MS, max_delay_ms=20)
     assert (rows(result.batch), result.reason) == (oldest + later, "delay")
 
@@ -218,9 +222,9 @@ def test_a_deadline_cuts_the_wait_for_company_short() -> None:
     times.learn(2, 4 * MS)
     waiting = push(queue, 1) + push(queue, 1, first=1, deadline_ns=15 * MS)
     policy = BatchPolicy(4, 20)
-    assert plan(queue, 0, policy, times) == Plan([], [], "", 11 * MS)
-    assert plan(queue, 11 * MS - 1, policy, times) == Plan([], [], "", 11 * MS)
-    result = plan(queue, 11 * MS, policy, times)
+    assert schedule(queue, 0, policy, times) == BatchDecision([], [], "", 11 * MS)
+    assert schedule(queue, 11 * MS - 1, policy, times) == BatchDecision([], [], "", 11 * MS)
+    result = schedule(queue, 11 * MS, policy, times)
     assert (rows(result.batch), result.reason) == (waiting, "deadline")
 
 
@@ -228,9 +232,9 @@ def test_with_nothing_learned_a_row_leaves_before_its_deadline_or_expires() -> N
     """Without an expected time the last moment is the deadline, when the row is handed back unrun."""
     queue = RowQueue()
     waiting = push(queue, 1, deadline_ns=7 * MS)
-    assert look(queue, 0, max_delay_ms=20).look_again_ns == 7 * MS
+    assert look(queue, 0, max_delay_ms=20).check_again_ns == 7 * MS
     result = look(queue, 7 * MS, max_delay_ms=20)
-    assert (rows(result.expired), result.batch, result.look_again_ns) == (waiting, [], None)
+    assert (rows(result.expired), result.batch, result.check_again_ns) == (waiting, [], None)
 
 
 @pytest.mark.parametrize("max_delay_ms", [0, 20])
@@ -249,7 +253,7 @@ def test_an_overloaded_device_works_for_those_who_can_still_wait() -> None:
     times.learn(2, 10 * MS)
     queue = RowQueue()
     late, soon = push(queue, 2, deadline_ns=14 * MS), push(queue, 2, first=2, deadline_ns=16 * MS)
-    result = plan(queue, 0, BatchPolicy(2), times)
+    result = schedule(queue, 0, BatchPolicy(2), times)
     assert (rows(result.expired), rows(result.batch)) == (late, soon)
 
 
@@ -259,7 +263,7 @@ def test_rows_that_fit_in_one_batch_are_tried_however_little_time_they_have() ->
     times.learn(2, 10 * MS)
     queue = RowQueue()
     both = [*push(queue, 1, deadline_ns=14 * MS), *push(queue, 1, first=1)]
-    result = plan(queue, 0, BatchPolicy(2), times)
+    result = schedule(queue, 0, BatchPolicy(2), times)
     assert (rows(result.expired), rows(result.batch)) == ([], both)
 
 
@@ -269,7 +273,7 @@ def test_a_time_that_leaves_nobody_any_hope_is_not_believed() -> None:
     times.learn(1, 60_000 * MS)
     queue = RowQueue()
     first, _ = push(queue, 2, deadline_ns=1000 * MS)
-    result = plan(queue, 0, BatchPolicy(1), times)
+    result = schedule(queue, 0, BatchPolicy(1), times)
     assert (rows(result.expired), rows(result.batch)) == ([], [first])
 
 
@@ -374,7 +378,7 @@ def test_a_full_bucket_leaves_where_padding_would_cost_more(
     """The rest is next: nothing has waited in vain. With a delay it is the same, once that has passed."""
     queue = RowQueue()
     push(queue, *[1] * waiting)
-    told = plan(queue, 9 * MS, BatchPolicy(16, max_delay_ms, POWERS), times)
+    told = schedule(queue, 9 * MS, BatchPolicy(16, max_delay_ms, POWERS), times)
     assert len(rows(told.batch)) == leaving
     assert told.reason == ("delay" if max_delay_ms and reason == "idle" else reason)
     assert queue.rows == waiting - leaving
@@ -384,7 +388,7 @@ def test_without_buckets_nothing_is_left_behind() -> None:
     """A device that runs batches of any size runs what there is."""
     queue = RowQueue()
     push(queue, *[1] * 9)
-    told = plan(queue, 0, BatchPolicy(16), learned(of_8=1, of_16=2))
+    told = schedule(queue, 0, BatchPolicy(16), learned(of_8=1, of_16=2))
     assert (len(rows(told.batch)), told.reason) == (9, "idle")
 
 
@@ -393,8 +397,8 @@ def test_a_deadline_counts_with_the_time_of_the_bucket() -> None:
     queue = RowQueue()
     push(queue, *[1] * 9, deadline_ns=10 * MS)
     policy, times = BatchPolicy(16, 100, POWERS), learned(of_8=1, of_16=6)
-    assert plan(queue, 3 * MS, policy, times).look_again_ns == 4 * MS
-    assert plan(queue, 4 * MS, policy, times).reason == "deadline"
+    assert schedule(queue, 3 * MS, policy, times).check_again_ns == 4 * MS
+    assert schedule(queue, 4 * MS, policy, times).reason == "deadline"
 
 
 def test_the_rows_of_a_dead_frontend_are_forgotten() -> None:

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.unit.device.test_in_time import MS, NEVER, rows_of, taught
 
-from stoker.device.lots import placed_of
-from stoker.device.planner import BatchPolicy, Plan, RowQueue, ServiceTimes, offer, plan
+from stoker.device.batching import BatchDecision, BatchPolicy
+from stoker.device.row_blocks import placed_of
+from stoker.device.row_queue import RowQueue
+from stoker.device.scheduler import propose, schedule
+from stoker.device.service_times import ServiceTimes
 from stoker.metrics.layout import REASONS, TARGET_REASONS
 
 HIGH, USUAL, LOW = 0, 1, 2
@@ -60,10 +63,10 @@ class World:
         )
         return numbers
 
-    def look(self) -> Plan:
-        """Plan, and check what holds of every plan; the device is busy with its batch then."""
-        said = offer(self.queue, self.now_ns, self.policy, self.times)
-        planned = plan(self.queue, self.now_ns, self.policy, self.times)
+    def look(self) -> BatchDecision:
+        """BatchDecision, and check what holds of every plan; the device is busy with its batch then."""
+        said = propose(self.queue, self.now_ns, self.policy, self.times)
+        planned = schedule(self.queue, self.now_ns, self.policy, self.times)
         batch = [number for _, number in rows_of(planned.batch)]
         expired = [number for _, number in rows_of(planned.expired)]
         assert len({*batch, *expired}) == len(batch) + len(expired)
@@ -77,7 +80,7 @@ class World:
         assert self.queue.rows == len(self.waiting)
         return planned
 
-    def _run(self, batch: list[int], planned: Plan, cost_ns: int, *, late: bool) -> None:
+    def _run(self, batch: list[int], planned: BatchDecision, cost_ns: int, *, late: bool) -> None:
         done_ns = self.now_ns + cost_ns
         if self.targets and not late:
             assert all(self.waiting[number][0] >= done_ns for number in batch)
@@ -284,6 +287,6 @@ def test_what_is_said_of_nobody_is_planned_as_before() -> None:
                 **told,
             )
             number += rows
-            order.append(rows_of(plan(queue, step * 6 * MS, policy, times).batch))
+            order.append(rows_of(schedule(queue, step * 6 * MS, policy, times).batch))
         batches.append(order)
     assert batches[0] == batches[1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.puppets import FAR_NS, STEADY, Joined, PuppetRuntime, PuppetTicket
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
 from stoker.errors import (
     DeadlineExceeded,
     DeviceLost,

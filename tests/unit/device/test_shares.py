@@ -1,8 +1,8 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.device.shares import Shares
-from stoker.placed import CALLER_BITS
+from stoker.arena import CALLER_BITS
+from stoker.device.fairness import Shares
 
 FIRST = 1 << CALLER_BITS
 

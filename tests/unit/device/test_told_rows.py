@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stoker.device.planner import BatchPolicy, RowQueue
-from stoker.device.told_rows import push_told
+from stoker.device.batching import BatchPolicy
+from stoker.device.row_queue import RowQueue, push_told
 
 NORMAL = 1 << 16
 

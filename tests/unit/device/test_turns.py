@@ -13,19 +13,19 @@ import pytest
 from tests.puppets import HandClock, Joined, PuppetRuntime, PuppetTicket
 from tests.unit.gateway.rows.test_exchange import JoiningTicket
 
-from stoker.device.overlap import WORTH, gain
-from stoker.device.planner import BatchPolicy, Offer
-from stoker.device.turn_page import DevicePage, SlotFacts
-from stoker.device.turns import Turn, Turns
+from stoker.device.batching import BatchPolicy, Proposal
+from stoker.device.device_page import DevicePage, SlotFacts
+from stoker.device.device_sharing import Turn, Turns
+from stoker.device.process import WORTH, gain
 
 MS = 1_000_000
 FACTS = SlotFacts(threads=1, asks=True)
 
 
-def offer(cost_ms: float = 5, latest_ms: float = 1000, rows: int = 1) -> Offer:
+def propose(cost_ms: float = 5, latest_ms: float = 1000, rows: int = 1) -> Proposal:
     """What a model would run; the clock of the tests begins at a second."""
-    return Offer(
-        rows, round(cost_ms * MS), round(latest_ms * MS) + 10**9, 1, losing=False, look_again_ns=None
+    return Proposal(
+        rows, round(cost_ms * MS), round(latest_ms * MS) + 10**9, 1, losing=False, check_again_ns=None
     )
 
 
@@ -81,10 +81,10 @@ def test_a_free_device_is_had_at_once(device: Device) -> None:
     """Then the other one waits, until it is given back."""
     turns = device.process()
     first, second = turns.join(1, FACTS), turns.join(1, FACTS)
-    number = first.ask(offer(cost_ms=7), device.clock())
+    number = first.ask(propose(cost_ms=7), device.clock())
     assert number == 0
     assert first.free_ns == device.clock() + 7 * MS
-    assert second.ask(offer(), device.clock()) is None
+    assert second.ask(propose(), device.clock()) is None
     assert second.take() is None
     device.clock.advance_ms(6)
     first.give_back(number, 6 * MS)
@@ -98,7 +98,7 @@ def test_who_gives_back_competes_for_the_next_turn(device: Device) -> None:
     """Else two busy models would alternate whatever their shares; here one has three times the device time."""
     turns = device.process()
     models = {"a": turns.join(3, FACTS), "b": turns.join(1, FACTS)}
-    late = offer(latest_ms=-1)
+    late = propose(latest_ms=-1)
     running = models["a"]
     number = running.ask(late, device.clock())
     models["b"].ask(late, device.clock())
@@ -116,7 +116,7 @@ def test_a_pause_earns_no_credit(device: Device) -> None:
     """Who comes back begins where the others stand, and has no run of turns."""
     turns = device.process()
     busy, idle = turns.join(1, FACTS), turns.join(1, FACTS)
-    late = offer(latest_ms=-1)
+    late = propose(latest_ms=-1)
     number = busy.ask(late, device.clock())
     for _ in range(20):
         assert number is not None
@@ -139,9 +139,9 @@ def test_two_turns_are_for_two_batches(device: Device) -> None:
     turns = device.process()
     turns.set_turns(2)
     first, second = turns.join(1, SlotFacts(2, asks=True)), turns.join(1, FACTS)
-    assert first.ask(offer(), device.clock()) == 0
-    assert first.ask(offer(), device.clock()) == 1
-    assert second.ask(offer(), device.clock()) is None
+    assert first.ask(propose(), device.clock()) == 0
+    assert first.ask(propose(), device.clock()) == 1
+    assert second.ask(propose(), device.clock()) is None
     first.give_back(1, 5 * MS)
     assert wait_for(second) == 1
 
@@ -150,9 +150,9 @@ def test_a_model_that_leaves_gives_its_turn_to_the_next(device: Device) -> None:
     """It was unloaded just when its turn had come."""
     turns = device.process()
     first, second, third = (turns.join(1, FACTS) for _ in range(3))
-    number = first.ask(offer(), device.clock())
-    second.ask(offer(latest_ms=1), device.clock())
-    third.ask(offer(), device.clock())
+    number = first.ask(propose(), device.clock())
+    second.ask(propose(latest_ms=1), device.clock())
+    third.ask(propose(), device.clock())
     assert number is not None
     first.give_back(number, 5 * MS)
     assert second.given
@@ -165,11 +165,11 @@ def test_processes_take_turns(device: Device) -> None:
     near, far = device.process(), device.process()
     first, second = near.join(1, FACTS), near.join(1, FACTS)
     third = far.join(1, FACTS)
-    number = first.ask(offer(), device.clock())
+    number = first.ask(propose(), device.clock())
     assert number == 0
-    assert second.ask(offer(latest_ms=900), device.clock()) is None
-    assert third.ask(offer(latest_ms=500), device.clock()) is None
-    first.give_back(number, 5 * MS, offer(latest_ms=2000))
+    assert second.ask(propose(latest_ms=900), device.clock()) is None
+    assert third.ask(propose(latest_ms=500), device.clock()) is None
+    first.give_back(number, 5 * MS, propose(latest_ms=2000))
     third.give_back(wait_for(third), 5 * MS)
     second.give_back(wait_for(second), 5 * MS)
     assert wait_for(first) == 0
@@ -178,7 +178,7 @@ def test_processes_take_turns(device: Device) -> None:
 def test_processes_share_by_their_models_weights(device: Device) -> None:
     """Three that always want get the device by one to one to two, in three processes."""
     models = [device.process().join(share, FACTS) for share in (1, 1, 2)]
-    late = offer(latest_ms=-1)
+    late = propose(latest_ms=-1)
     runs = [0, 0, 0]
     for model in models:
         model.waited_ns(0)
@@ -199,14 +199,14 @@ def test_processes_share_by_their_models_weights(device: Device) -> None:
 def test_a_process_that_comes_later_is_let_in(device: Device) -> None:
     """The first had the device for itself, without a lock, and is never idle."""
     first = device.process().join(1, FACTS)
-    number = first.ask(offer(latest_ms=-1), device.clock())
+    number = first.ask(propose(latest_ms=-1), device.clock())
     second = device.process().join(1, FACTS)
     # It does not know that the other one computes: once that has ended, they take turns.
-    assert second.ask(offer(latest_ms=-1), device.clock()) == 0
+    assert second.ask(propose(latest_ms=-1), device.clock()) == 0
     assert number == 0
-    first.give_back(number, 5 * MS, offer(latest_ms=-1))
+    first.give_back(number, 5 * MS, propose(latest_ms=-1))
     assert not first.given
-    second.give_back(0, 6 * MS, offer(latest_ms=-1))
+    second.give_back(0, 6 * MS, propose(latest_ms=-1))
     assert wait_for(first) == 0
     first.give_back(0, 5 * MS)
     assert wait_for(second) == 0
@@ -214,13 +214,13 @@ def test_a_process_that_comes_later_is_let_in(device: Device) -> None:
 
 KILLED = """
 import sys, os
-from stoker.device.overlap import WORTH, gain
-from stoker.device.planner import BatchPolicy, Offer
-from stoker.device.turn_page import DevicePage, SlotFacts
-from stoker.device.turns import Turns
+from stoker.device.process import WORTH, gain
+from stoker.device.batching import BatchPolicy, Proposal
+from stoker.device.device_page import DevicePage, SlotFacts
+from stoker.device.device_sharing import Turns
 turns = Turns(DevicePage(int(sys.argv[1]), "cuda:0"))
 turn = turns.join(1, SlotFacts(1, True))
-number = turn.ask(Offer(1, 10**12, 0, 1, False, None), 0)
+number = turn.ask(Proposal(1, 10**12, 0, 1, False, None), 0)
 print(number, flush=True)
 sys.stdin.read()
 """
@@ -235,14 +235,14 @@ def test_a_process_that_is_killed_frees_its_turn(device: Device) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"0\n"
-        assert waiting.ask(offer(), time.monotonic_ns()) is None
+        assert waiting.ask(propose(), time.monotonic_ns()) is None
         assert waiting.take() is None
         other.kill()
         assert select.select([waiting.wake_fd], [], [], 1)[0], "the turn is not free after a second"
     assert waiting.take() == 0
     third = device.process().join(1, FACTS)
     waiting.give_back(0, 5 * MS)
-    assert third.ask(offer(), time.monotonic_ns()) == 0
+    assert third.ask(propose(), time.monotonic_ns()) == 0
 
 
 def test_workers_take_turns(device: Device) -> None:
@@ -272,7 +272,7 @@ def test_workers_take_turns(device: Device) -> None:
         assert first.totals().dispatches()["idle"] == 1
         assert second.totals().target_dispatches()["turn"] == 1
         assert [sum(joined.totals().turn_waits().counts) for joined in (first, second)] == [1, 1]
-        assert turns.join(1, FACTS).ask(offer(), device.clock()) == 0
+        assert turns.join(1, FACTS).ask(propose(), device.clock()) == 0
 
 
 @pytest.mark.parametrize("kind", [PuppetTicket, JoiningTicket])
@@ -314,7 +314,7 @@ def test_rows_that_nobody_wants_any_more_give_their_turn_back(device: Device) ->
     turns = device.process()
     holder = turns.join(1, FACTS)
     with Joined(policy=BatchPolicy(16, target_ms=1000), turn=turns.join(1, FACTS)) as joined:
-        number = holder.ask(offer(), device.clock())
+        number = holder.ask(propose(), device.clock())
         joined.submit(1, timeout_ms=50)
         joined.settle()
         joined.clock.advance_ms(100)
@@ -323,7 +323,7 @@ def test_rows_that_nobody_wants_any_more_give_their_turn_back(device: Device) ->
         holder.give_back(number, 5 * MS)
         joined.settle()
         assert joined.runtime.batches == []
-        assert holder.ask(offer(), device.clock()) == 0
+        assert holder.ask(propose(), device.clock()) == 0
 
 
 def test_instances_of_a_model_take_turns(device: Device) -> None:

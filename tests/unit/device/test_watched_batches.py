@@ -17,16 +17,14 @@ from tests.puppets import ROWS, Joined, PuppetRuntime, PuppetTicket, double, row
 from tests.zoo import WIDTH, graph_of, model_of, node
 
 from stoker.deployment import Deployment
-from stoker.device.audit_schedule import AuditSchedule
-from stoker.device.auditor import AuditPolicy
+from stoker.device.auditor import AuditPolicy, AuditSchedule
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
 from stoker.isolation.audit import audit
 from stoker.runtimes.base import Outputs
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
-from stoker.verdict import Verdict
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec, Verdict
 from stoker.wire.packed import pack, unpack
 
 TESTED = Verdict(True, "tested", "tested with companions in 30 batches", 30)

@@ -19,11 +19,12 @@ from tests.patience import PATIENCE_S
 from tests.puppets import ROWS
 
 from stoker.arena import Arena
-from stoker.control.asks import AskLoad, Reply
 from stoker.control.channel import ControlChannel
 from stoker.control.frontend_messages import (
     FRONTEND_END,
     SUPERVISOR_END,
+    AdminRules,
+    AskLoad,
     Attached,
     AttachFailed,
     AttachReplica,
@@ -31,10 +32,12 @@ from stoker.control.frontend_messages import (
     FromFrontend,
     Listen,
     Listening,
+    Reply,
     Retire,
     Retired,
     Route,
     RoutedVersion,
+    ServerRules,
     Started,
     StartFrontend,
     Stop,
@@ -42,13 +45,12 @@ from stoker.control.frontend_messages import (
     ToFrontend,
     VerdictChanged,
 )
-from stoker.control.frontend_rules import AdminRules, ServerRules
 from stoker.deployment import Deployment
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import VersionStatus
-from stoker.verdict import Verdict
+from stoker.tensors import Verdict
 
 KEY = "admin-key-of-the-tests-00001"
 

@@ -16,11 +16,10 @@ import pytest
 from tests.puppets import ROWS, PuppetRuntime, metric_memory, puppet_service
 
 from stoker.arena import Arena
-from stoker.control.frontend_messages import AttachReplica, Compare, Route, RoutedVersion
-from stoker.control.frontend_rules import ServerRules
+from stoker.control.frontend_messages import AttachReplica, Compare, Route, RoutedVersion, ServerRules
 from stoker.deployment import Deployment
+from stoker.device.batching import BatchPolicy
 from stoker.device.lanes import Lane
-from stoker.device.plans import BatchPolicy
 from stoker.device.worker import Worker
 from stoker.errors import NotReady, UnknownService
 from stoker.gateway import takeover as samples_module

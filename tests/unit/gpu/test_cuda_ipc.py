@@ -12,7 +12,7 @@ import pytest
 from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
 
 from stoker.gpu.cuda_ipc import CudaFailure, CudaUnusable, load_cuda_ipc
-from stoker.gpu.libraries import library_folders
+from stoker.gpu.facts import library_folders
 
 
 class Linker:

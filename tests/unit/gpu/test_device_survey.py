@@ -14,8 +14,8 @@ import pytest
 from tests.puppet_nvml import a_gpu, a_mig_gpu, install
 
 from stoker.commands import devices
-from stoker.gpu import device_survey
-from stoker.gpu.device_survey import find_devices, probe_in_child, survey
+from stoker.gpu import devices as gpu_devices
+from stoker.gpu.devices import find_devices, probe_in_child, survey
 from stoker.gpu.facts import Driver
 from stoker.system.resources import main_memory
 
@@ -45,7 +45,7 @@ def test_gpus_and_the_cpu_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.name.endswith(" cores")
     assert cpu.memory_total_bytes == main_memory()[0] > 0
     assert cpu.problems["onnx"] is None
-    monkeypatch.setattr(device_survey, "find_spec", lambda _: None)
+    monkeypatch.setattr(gpu_devices, "find_spec", lambda _: None)
     lacking = find_devices().devices[-1].problems
     assert " pip install 'onnxruntime>=" in (lacking["onnx"] or "")
     assert " pip install 'tensorflow>=" in (lacking["tensorflow"] or "")
@@ -148,7 +148,7 @@ def test_a_probe_that_crashes_is_an_answer(
     monkeypatch: pytest.MonkeyPatch, end: Callable[..., Any], problem: str | None
 ) -> None:
     """The listing goes on, and the reason is what could be learnt."""
-    monkeypatch.setattr(device_survey.subprocess, "run", end)
+    monkeypatch.setattr(gpu_devices.subprocess, "run", end)
     assert probe_in_child(FIRST, "tensorflow") == problem
 
 
@@ -158,7 +158,7 @@ def test_a_probe_that_hangs_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     def hang(command: list[str], *, timeout: float, **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(device_survey.subprocess, "run", hang)
+    monkeypatch.setattr(gpu_devices.subprocess, "run", hang)
     assert probe_in_child(FIRST, "onnx") == "ONNX Runtime (CUDA) did not answer within 180 s"
 
 
@@ -171,7 +171,7 @@ def test_a_probe_sees_its_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 0, '{"problem": null}', "")
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    monkeypatch.setattr(device_survey.subprocess, "run", run)
+    monkeypatch.setattr(gpu_devices.subprocess, "run", run)
     probe_in_child(PART, "onnx")
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["CUDA_DEVICE_ORDER"]) == (PART, "PCI_BUS_ID")
 
@@ -202,7 +202,7 @@ def test_the_listing_names_everything(
     install(monkeypatch, a_mig_gpu(0, 5), gpu)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     problems = {"tensorrt": "libnvinfer.so.10 is missing"}
-    monkeypatch.setattr(device_survey, "probe_in_child", lambda _, runtime: problems.get(runtime))
+    monkeypatch.setattr(gpu_devices, "probe_in_child", lambda _, runtime: problems.get(runtime))
     lines = run(capsys).splitlines()
     cpu = next(n for n, line in enumerate(lines) if line.startswith("cpu "))
     runtimes = [
@@ -248,7 +248,7 @@ def test_the_listing_can_be_read_by_programs(
     """As JSON with units in the names; what is not known is null."""
     install(monkeypatch, a_gpu(0))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device_survey, "probe_in_child", no_problem)
+    monkeypatch.setattr(gpu_devices, "probe_in_child", no_problem)
     told = json.loads(run(capsys, "--json"))
     assert told["driver"] == {"version": "580.95.05", "cuda": "13.0"}
     gpu, cpu = told["devices"]

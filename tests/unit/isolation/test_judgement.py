@@ -16,8 +16,7 @@ from stoker.isolation.judgement import Reading, judge
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
 from stoker.runtimes.serving_way import as_runtime
-from stoker.tensors import ModelTensors, Signature, TensorInfo
-from stoker.verdict import Verdict
+from stoker.tensors import ModelTensors, Signature, TensorInfo, Verdict
 
 X = TensorInfo("x", "float32", (-1, 2))
 Y = TensorInfo("y", "float32", (-1, 2))

@@ -9,11 +9,10 @@ import pytest
 from tests.puppets import TEXTS, PuppetRuntime
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.lifecycle import LoadedModel
+from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.rows import RowBatches
-from stoker.tensors import Signature
-from stoker.verdict import Verdict
+from stoker.tensors import Signature, Verdict
 
 PLAIN = BatchSizes()
 

@@ -11,12 +11,11 @@ import pytest
 
 from stoker.deployment import Deployment
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.lifecycle import LoadedModel
+from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.predictor import TensorRequests
 from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, TensorInfo
-from stoker.verdict import Verdict
+from stoker.tensors import ModelTensors, TensorInfo, Verdict
 
 
 class Sums:

@@ -15,7 +15,7 @@ from tests.tiny_models import write_picky
 from tests.zoo import ZOO
 
 from stoker.deployment import Deployment, Device
-from stoker.device.lifecycle import load
+from stoker.device.loading import load
 from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
 from stoker.runtimes.base import ForkingRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.runtimes.onnx import load_onnx

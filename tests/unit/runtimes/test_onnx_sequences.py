@@ -16,7 +16,7 @@ from tests.puppets import PuppetRuntime
 from tests.tiny_models import write_running_sum, write_told
 
 from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
-from stoker.device.lifecycle import load
+from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.runtimes.onnx_sequences import _constant
 from stoker.runtimes.sequences import SequenceRuntime, sequence_runtime

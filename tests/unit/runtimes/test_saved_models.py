@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stoker.deployment import Deployment, Device
-from stoker.device import lifecycle
+from stoker.device import loading
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.tensorflow import load_saved_model
@@ -178,12 +178,12 @@ def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
     deployment = Deployment(
         "counted", 1, "tensorflow", odd, odd, 8, 1 << 20, signatures=("counted",), batching=batching
     )
-    loaded = lifecycle.load(deployment, CPU)
+    loaded = loading.load(deployment, CPU)
     verdict = loaded.signature.verdict
     assert verdict is not None
     assert (verdict.batched, verdict.keeps_state) == (batching == "rows", True)
     assert batching == "rows" or "AssignAddVariableOp changes more than the answer" in verdict.reason
-    other, _ = lifecycle.fork(loaded, "counted")
+    other, _ = loading.fork(loaded, "counted")
     answers = [
         ask(each, {"x": [[0.0, 1.0, 2.0]]}, "counted")["y"].tolist() for each in (loaded.runtime, other)
     ]

@@ -24,7 +24,7 @@ from sklearn.preprocessing import StandardScaler
 from tests.estimators import COLUMNS, classifier, regression, save
 
 from stoker.deployment import Deployment, Device
-from stoker.device import lifecycle
+from stoker.device import loading
 from stoker.errors import InvalidInput, InvalidSettings, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import ForkingRuntime, Runtime
@@ -97,7 +97,7 @@ def test_a_server_loads_and_warms_it(tmp_path: Path) -> None:
     save(regression(), tmp_path / "model.pkl")
     (tmp_path / "sample_input.json").write_text('{"data": [[1, 2], [3, 4]], "method": "predict"}')
     deployment = Deployment("homes", 1, "sklearn", tmp_path / "model.pkl", tmp_path, 8, 1000)
-    loaded = lifecycle.load(deployment, Device("cpu", 0, "a processor"))
+    loaded = loading.load(deployment, Device("cpu", 0, "a processor"))
     assert (loaded.max_batch_rows, loaded.instances, loaded.canary) == (8, 1, None)
     assert loaded.sample is not None
     assert loaded.sample["data"].tolist() == [[1, 2], [3, 4]]

@@ -35,7 +35,7 @@ from stoker.scripts.handles import GatheredCalls, Interception
 from stoker.scripts.self_check import Sample
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.start_up import ModelReport
+from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.summary import batching_lines
 from stoker.tensors import ScriptForm, Signature
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, script_row

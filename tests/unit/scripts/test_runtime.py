@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from stoker.deployment import Deployment, Device
-from stoker.device.lifecycle import load, load_runtime
+from stoker.device.loading import load, load_runtime
 from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
 from stoker.runtimes.base import ForkingRuntime, Runtime

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from stoker.deployment import Deployment, Device
-from stoker.device.lifecycle import load
+from stoker.device.loading import load
 from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
 from stoker.scripts.guards import Watchdog

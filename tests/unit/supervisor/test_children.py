@@ -14,7 +14,7 @@ import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
 from tests.patience import PATIENCE_S, PROGRAM_S
 
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec
 from stoker.supervisor import children
 from stoker.supervisor.children import Child
 from stoker.system.resources import MemoryKills
@@ -25,7 +25,7 @@ import sys
 from dataclasses import dataclass
 
 from stoker.control.channel import ControlChannel
-from stoker.control.message_codec import Codec
+from stoker.control.channel import Codec
 
 @dataclass
 class Told:

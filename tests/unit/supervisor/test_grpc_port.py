@@ -10,8 +10,8 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
-from stoker.supervisor import grpc_port
-from stoker.supervisor.grpc_port import address_of, reserve_grpc_port
+from stoker.supervisor import ports
+from stoker.supervisor.ports import address_of, reserve_grpc_port
 
 TLS = Path(__file__).parents[2] / "tls"
 CERTIFICATE, KEY, LOCKED_KEY = TLS / "localhost.crt", TLS / "localhost.key", TLS / "locked.key"
@@ -58,7 +58,7 @@ def test_the_port_of_http_is_taken(http: socket.socket) -> None:
 
 def test_missing_packages_are_named(http: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra, the message says how to install it."""
-    monkeypatch.setattr(grpc_port, "_PACKAGES", ("hpack", "not_there.at_all"))
+    monkeypatch.setattr(ports, "_PACKAGES", ("hpack", "not_there.at_all"))
     with pytest.raises(InvalidSettings, match=r" pip install .*'hpack>="):
         reserve_grpc_port(ServerSettings(grpc_port=port), http)
 

@@ -13,9 +13,8 @@ import pytest
 from stoker.control.channel import ControlChannel
 from stoker.control.handover_messages import PREDECESSOR_END, Labels
 from stoker.errors import ReloadFailed
-from stoker.supervisor import guardian, handover
-from stoker.supervisor.guardian import Guardian
-from stoker.supervisor.handover import Succession, Successor
+from stoker.supervisor import handover
+from stoker.supervisor.handover import Guardian, Succession, Successor
 
 LABELS = Labels({})
 
@@ -76,7 +75,7 @@ async def test_a_signal_ends_the_server_that_is_to_take_over_too(
     """Whether its process is there or is being started: else it would serve on, behind one that drains."""
     old, new = PuppetSuccessor(), PuppetSuccessor()
     starts = Starts(new)
-    monkeypatch.setattr(guardian.Successor, "start", starts.start)
+    monkeypatch.setattr(handover.Successor, "start", starts.start)
     guarding = asyncio.ensure_future(Guardian(old).run())  # type: ignore[arg-type]  # a puppet
     await _turns()
     old.on_reload(LABELS)
@@ -102,7 +101,7 @@ async def test_a_signal_for_a_reload_is_for_the_server_that_serves(monkeypatch: 
     old, new = PuppetSuccessor(), PuppetSuccessor()
     starts = Starts(new)
     starts.may.set()
-    monkeypatch.setattr(guardian.Successor, "start", starts.start)
+    monkeypatch.setattr(handover.Successor, "start", starts.start)
     guarding = asyncio.ensure_future(Guardian(old).run())  # type: ignore[arg-type]  # a puppet
     await _turns()
     old.on_reload(LABELS)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker.control.frontend_rules import Sampling
+from stoker.control.frontend_messages import Sampling
 from stoker.errors import NotSupported
 from stoker.metrics.journal import TracedRequest
 from stoker.supervisor.live_settings import LiveSettings
-from stoker.supervisor.trace_settings import TraceSettings
+from stoker.supervisor.tracing import TraceSettings
 from stoker.system.logs import JsonFormatter, LimitedHandler, LineLimit, LogSettings, log_settings
 
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from tests.puppets import ROWS, TEXTS
 
-from stoker.control.asks import AskUnload, Refusal
+from stoker.control.frontend_messages import AskUnload, Refusal
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import VersionStatus
@@ -20,8 +20,14 @@ from stoker.settings.pipelines import Pipeline, Step
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
-from stoker.supervisor.catalogue import Catalogue, Model, Version
-from stoker.supervisor.pipelines import check_models, join_pipelines, rules_of_pipelines
+from stoker.supervisor.catalogue import (
+    Catalogue,
+    Model,
+    Version,
+    check_models,
+    join_pipelines,
+    rules_of_pipelines,
+)
 from stoker.supervisor.serving import Stock
 from stoker.supervisor.supervisor import Requests
 from stoker.tensors import Signature

@@ -39,8 +39,7 @@ from stoker.settings.traffic import Canary, Parity
 from stoker.supervisor import watch as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue
-from stoker.supervisor.rollout import Rollout
-from stoker.supervisor.trials import Trials
+from stoker.supervisor.rollout import Rollout, Trials
 from stoker.supervisor.watch import Watch
 from stoker.takeover.comparison import Comparison, FieldDifference
 

@@ -16,7 +16,7 @@ from stoker.models.placement import place
 from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.start_up import DeviceReport, ModelReport, StartUp
+from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
     batches_of,
     curl_data,

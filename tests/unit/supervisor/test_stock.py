@@ -9,7 +9,7 @@ import pytest
 from tests.puppets import BODIES, ROWS, metric_memory
 from tests.tiny_models import write_doubler
 
-from stoker.control.frontend_rules import ServerRules
+from stoker.control.frontend_messages import ServerRules
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
@@ -19,8 +19,8 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.serving import Stock
-from stoker.supervisor.start_up import ModelReport
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
 from stoker.tensors import ScriptForm, Signature
 

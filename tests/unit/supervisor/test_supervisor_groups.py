@@ -14,7 +14,7 @@ import pytest
 from tests.descriptors import room_for_descriptors
 from tests.puppets import BODIES, ROWS
 
-from stoker.control.asks import AskIndex, AskUnload, Refusal, Reply
+from stoker.control.channel import Codec
 from stoker.control.device_messages import (
     AddLane,
     BatchingStopped,
@@ -28,6 +28,8 @@ from stoker.control.device_messages import (
     UnloadModel,
 )
 from stoker.control.frontend_messages import (
+    AskIndex,
+    AskUnload,
     Attached,
     AttachFailed,
     AttachReplica,
@@ -36,6 +38,8 @@ from stoker.control.frontend_messages import (
     Listen,
     Listening,
     Outgrown,
+    Refusal,
+    Reply,
     Retire,
     Retired,
     Route,
@@ -44,7 +48,6 @@ from stoker.control.frontend_messages import (
     StartFrontend,
     VerdictChanged,
 )
-from stoker.control.message_codec import Codec
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
@@ -56,13 +59,11 @@ from stoker.settings.server import ServerSettings
 from stoker.supervisor import device_processes, frontend_processes
 from stoker.supervisor import fleet as fleet_module
 from stoker.supervisor import supervisor as supervisor_module
+from stoker.supervisor.catalogue import StartUp
 from stoker.supervisor.children import Backoff
-from stoker.supervisor.groups import group
-from stoker.supervisor.replicas import Replicas
-from stoker.supervisor.start_up import StartUp
+from stoker.supervisor.device_processes import Replicas, group
 from stoker.supervisor.supervisor import Supervisor
-from stoker.tensors import ScriptForm, Signature, TensorSpec
-from stoker.verdict import Verdict
+from stoker.tensors import ScriptForm, Signature, TensorSpec, Verdict
 
 Received = TypeVar("Received")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.control.frontend_rules import Sampling
+from stoker.control.frontend_messages import Sampling
 from stoker.metrics.journal import TracedRequest
-from stoker.supervisor.trace_settings import TraceSettings
+from stoker.supervisor.tracing import TraceSettings
 
 
 def requests(model: str, count: int) -> list[TracedRequest]:

@@ -17,7 +17,7 @@ import stoker_azure
 import stoker_cluster
 import stoker_runs
 from stoker.deployment import Deployment
-from stoker.device.lifecycle import load_runtime
+from stoker.device.loading import load_runtime
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import cpu_device
 from stoker.settings.model import ModelSettings

@@ -24,7 +24,7 @@ from stoker.takeover.comparison import (
     packed_fields,
     script_fields,
 )
-from stoker.verdict import Verdict
+from stoker.tensors import Verdict
 from stoker.wire.packed import pack
 from stoker.wire.script_requests import ScriptAnswer
 

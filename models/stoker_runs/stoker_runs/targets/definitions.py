@@ -68,7 +68,7 @@ def _gpu_names() -> tuple[str, ...]:
     if not found:
         return ()
     # Imported here: it imports modules of models and settings, which most machines that run scripts do not need.
-    from stoker.gpu.visible import visible_devices
+    from stoker.gpu.facts import visible_devices
 
     visible = visible_devices(found, os.environ)
     return tuple(device.part.uuid if device.part is not None else device.gpu.uuid for device in visible)

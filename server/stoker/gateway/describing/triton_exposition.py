@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stoker.gpu.facts import Gpu, GpuReading
-from stoker.gpu.visible import visible_devices
+from stoker.gpu.facts import Gpu, GpuReading, visible_devices
 from stoker.metrics.totals import CacheTotals, ModelTotals
 
 __all__ = ["cache_metrics", "format_for_triton", "gpu_metrics", "inference_metrics"]

@@ -25,7 +25,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from stoker.control.handed_connections import receive_connection, send_connection
+from stoker.control.channel import receive_connection, send_connection
 from stoker.metrics.memory import MetricPage
 
 __all__ = [

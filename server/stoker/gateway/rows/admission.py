@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from stoker.board import BoardPage
+from stoker.arena import BoardPage
 from stoker.errors import DeadlineExceeded, Overloaded, Refusal
 
 if TYPE_CHECKING:
-    from stoker.arena import Arena
-    from stoker.board import Board
+    from stoker.arena import Arena, Board
     from stoker.gateway.rows.urgency import Urgency
     from stoker.keys.callers import CallerTerms
 

@@ -8,11 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from stoker.arena import Arena
+from stoker.arena import CALLER_MASK, Arena
 from stoker.errors import InvalidInput
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
-from stoker.placed import CALLER_MASK
 from stoker.tensors import TensorSpec
 
 __all__ = [

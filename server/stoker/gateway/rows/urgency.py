@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from stoker.arena import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
 from stoker.errors import QuotaExceeded, Refusal, RequestOverQuota
 from stoker.keys.buckets import Bucket
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.placed import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
 from stoker.settings.choices import TIERS
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from stoker.arena import NORMAL_TIER
 from stoker.errors import (
     BodyTooLarge,
     DeadlineExceeded,
@@ -34,7 +35,6 @@ from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.rows.ticket import Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
-from stoker.placed import NORMAL_TIER
 from stoker.system.logs import with_facts
 
 if TYPE_CHECKING:

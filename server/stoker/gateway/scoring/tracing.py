@@ -15,7 +15,7 @@ from stoker.gateway.scoring.observers import ObservedCall, Observer
 from stoker.metrics.journal import TracedRequest, TraceWriter
 
 if TYPE_CHECKING:
-    from stoker.control.frontend_rules import Sampling
+    from stoker.control.frontend_messages import Sampling
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import RequestIds
     from stoker.gateway.scoring.call import ServiceBase

@@ -25,8 +25,7 @@ from stoker.metrics.layout import (
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import VersionStatus
-from stoker.tensors import Signature
-from stoker.verdict import Verdict
+from stoker.tensors import Signature, Verdict
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {

@@ -16,8 +16,7 @@ from stoker.errors import NotReady
 from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.scoring.service import ServiceFacts
 from stoker.settings.sequence import SequenceSettings, StateTensor
-from stoker.tensors import Control, Signature, TensorSpec
-from stoker.verdict import Verdict
+from stoker.tensors import Control, Signature, TensorSpec, Verdict
 
 ROWS = Signature((TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "int64", ()),))
 

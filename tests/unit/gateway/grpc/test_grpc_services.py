@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 from tests.unit.gateway.grpc.stage import ADMIN, ADMIN_KEY, BEARER, refused, staged
 
-from stoker.control.asks import AskIndex, AskLoad, AskUnload, Refusal
+from stoker.control.frontend_messages import AskIndex, AskLoad, AskUnload, Refusal
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.messages import METHODS, SERVICE
 from stoker.gateway.served_models import ServedModel

@@ -23,7 +23,7 @@ from tests.puppets import (
     rows_of,
 )
 
-from stoker.control.frontend_rules import Sampling
+from stoker.control.frontend_messages import Sampling
 from stoker.errors import RequestOverQuota
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.pipelines.service import PipelineExchange, PipelineLoadReports

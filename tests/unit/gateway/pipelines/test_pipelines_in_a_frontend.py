@@ -10,8 +10,7 @@ import pytest
 from tests.puppets import PuppetRuntime, metric_memory
 from tests.unit.gateway.test_gateway_models import Frontend, play
 
-from stoker.control.frontend_messages import Route
-from stoker.control.frontend_rules import PipelineRules, ServerRules
+from stoker.control.frontend_messages import PipelineRules, Route, ServerRules
 from stoker.errors import NotReady, OutOfScope
 from stoker.gateway.assembly import access_of
 from stoker.gateway.describing.exposition import render

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.board import Board
-from stoker.device.notice import classes_on_board, tiers_on_board
-from stoker.device.planner import BatchPolicy
+from stoker.arena import Board
+from stoker.device.batching import BatchPolicy
+from stoker.device.queue_report import classes_on_board, tiers_on_board
 from stoker.errors import Refusal
 from stoker.gateway.rows.admission import check_deadline, check_target, retry_after_ms
 from stoker.keys.callers import DEFAULT, CallerTerms

@@ -24,7 +24,7 @@ from tests.puppets import (
 )
 
 from stoker.arena import AWAKE_NS, LONE_ROWS
-from stoker.device.planner import BatchPolicy
+from stoker.device.batching import BatchPolicy
 from stoker.errors import (
     BodyTooLarge,
     DeadlineExceeded,

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY, HandClock, Joined, PuppetTicket, metric_memory
 
-from stoker.device.row_queue import Lot
-from stoker.device.told_rows import callers_of
+from stoker.device.row_queue import Lot, callers_of
 from stoker.errors import InvalidInput, QuotaExceeded, RequestOverQuota
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY, REFRESH_NS, Quota, Quotas

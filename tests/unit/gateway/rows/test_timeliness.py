@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.puppets import Joined, PuppetTicket
 
-from stoker.board import BoardPage
-from stoker.device.planner import BatchPolicy
+from stoker.arena import BoardPage
+from stoker.device.batching import BatchPolicy
 from stoker.errors import DeadlineExceeded, Overloaded
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.keys.callers import CallerTerms

@@ -13,8 +13,7 @@ from tests.puppets import Joined, PuppetRuntime, puppet_service
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import Service, ServiceFacts
-from stoker.tensors import Signature, TensorSpec
-from stoker.verdict import Verdict
+from stoker.tensors import Signature, TensorSpec, Verdict
 
 CAPACITY = 16
 WIDER = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))

@@ -15,8 +15,7 @@ from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.scoring import service as service_module
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import LargerRows, Service
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
-from stoker.verdict import Verdict
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec, Verdict
 from stoker.wire.packed import pack, unpack
 
 ROOM = 4096

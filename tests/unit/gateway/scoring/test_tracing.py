@@ -9,7 +9,7 @@ import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import Joined, metric_memory, puppet_service
 
-from stoker.control.frontend_rules import Sampling
+from stoker.control.frontend_messages import Sampling
 from stoker.errors import Overloaded, Unauthorized
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.scoring.call import Call

@@ -1,12 +1,6 @@
-"""The turns of a device: which model's batch runs next, among those of this process and of others.
+"""The sharing of a device: which model's batch runs next, among those of this process and of others.
 
-A model that has rows offers the batch that it would run, and waits until it is given a turn. The thread that gives
-a turn back passes it on: the arbiter picks among the present offers. So within a process only threads wait. Where
-several processes share the device, a turn is a lock on a byte of shared memory, and its holder picks among the
-offers of all processes. If another process is picked, it is named, and the lock is released. Others that take the
-lock meanwhile give way to the named process: they wait at its *door*, a byte that the named process keeps locked
-until it has come. When a process ends, however it ends, its turn passes to the next, because the kernel releases
-its locks.
+`Arbiter` decides. It is sans-I/O: given what each model would run, it names one.
 """
 
 from __future__ import annotations
@@ -16,15 +10,142 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Mapping
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
-from stoker.device.arbiter import pick
-from stoker.device.plans import Offer
-from stoker.device.turn_page import MOST_TURNS, ByteLock, DevicePage, Slot, SlotFacts
+from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
+from stoker.device.device_page import MOST_TURNS, ByteLock, DevicePage, Slot, SlotFacts
+from stoker.device.row_queue import RowQueue
+from stoker.device.scheduler import propose, schedule
+from stoker.device.service_times import ServiceTimes
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["Arbiter", "Turn", "TurnTaking", "Turns", "pick"]
+
+
+_Model = TypeVar("_Model", bound=Hashable)
+
+_LAST: Final = 1 << 16
+"""The lowest tier."""
+_NEVER_NS: Final = 1 << 62
+
+
+class Arbiter:
+    """Names the model whose batch runs next.
+
+    Args:
+        shares: Weight of each model's device time in conflicts.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        self._shares = dict(shares)
+        # Device time by share. The lower bound for a returning model is the least of those that wanted to run
+        # before.
+        self._used = dict.fromkeys(shares, 0.0)
+        self._wanting: list[str] = []
+
+    def choose(self, now_ns: int, proposals: Mapping[str, Proposal]) -> str | None:
+        """Return the model that runs now; None if none wants to.
+
+        Args:
+            now_ns: When the device is free.
+            proposals: What each model would run; a model that waits for more rows, or has none, does not want to run.
+        """
+        self._lift([model for model, proposal in proposals.items() if proposal.rows])
+        return pick(now_ns, proposals, self._used)
+
+    def charge(self, model: str, cost_ns: int) -> None:
+        """Record that a model uses the device for this long."""
+        self._used[model] += cost_ns / self._shares[model]
+
+    def _lift(self, wanting: list[str]) -> None:
+        """Raise models that begin to want to run to the least usage among those that wanted before."""
+        if wanting == self._wanting:
+            return
+        stayed = [self._used[model] for model in wanting if model in self._wanting]
+        if stayed:
+            floor = min(stayed)
+            for model in wanting:
+                if model not in self._wanting:
+                    self._used[model] = max(self._used[model], floor)
+        self._wanting = wanting
+
+
+def pick(now_ns: int, proposals: Mapping[_Model, Proposal], used: Mapping[_Model, float]) -> _Model | None:
+    """Return the model that runs now; None if none wants to.
+
+    Args:
+        now_ns: When the device is free.
+        proposals: What each model would run.
+        used: Device time that each model has used, by its share.
+    """
+    tier, first, soonest = _LAST, None, None
+    first_ns = second_ns = _NEVER_NS
+    for model, proposal in proposals.items():
+        rows, _, latest_ns, its, _, _ = proposal
+        if not rows or its > tier:
+            continue
+        if its < tier:
+            tier, first, soonest = its, model, proposal
+            first_ns, second_ns = latest_ns, _NEVER_NS
+        elif latest_ns < first_ns:
+            first, soonest = model, proposal
+            first_ns, second_ns = latest_ns, first_ns
+        elif latest_ns < second_ns:
+            second_ns = latest_ns
+    if first is None or soonest is None:
+        return None
+    ends_ns = now_ns + soonest.cost_ns
+    if second_ns >= ends_ns and not soonest.losing:
+        return first
+    until_ns = ends_ns if second_ns < ends_ns else _NEVER_NS
+    # Of equals the first is taken, by the time alone: models need not be comparable.
+    others = [
+        (proposal.latest_ns, place, model, proposal)
+        for place, (model, proposal) in enumerate(proposals.items())
+        if proposal.latest_ns < until_ns and proposal.tier == tier and proposal.rows and model is not first
+    ]
+    others.sort()
+    if second_ns >= ends_ns:
+        return _going_ahead(others, first, soonest, ends_ns, used)
+    if _fit(now_ns, others, soonest.latest_ns):
+        return others[0][2]
+    return min([first, *[model for _, _, model, _ in others]], key=used.__getitem__)
+
+
+def _going_ahead(
+    others: list[tuple[int, int, _Model, Proposal]],
+    first: _Model,
+    soonest: Proposal,
+    begins_ns: int,
+    used: Mapping[_Model, float],
+) -> _Model:
+    """Return the model that goes before the first one, which loses rows in any order; the first one if none has to.
+
+    Args:
+        others: What the other models would run, each with its latest start, in that order.
+        first: The first one.
+        soonest: What the first one would run.
+        begins_ns: When the others would start behind it.
+        used: Device time that each model has used, by its share.
+    """
+    for latest_ns, _, model, proposal in others:
+        # As many rows as wait now may arrive while the first model runs, and as many again while others run behind
+        # it. The own batch may then take three times as long, those before it twice.
+        tight = latest_ns - 2 * proposal.cost_ns < begins_ns
+        if tight and not proposal.losing and used[model] + soonest.cost_ns < used[first]:
+            return model
+        begins_ns += 2 * proposal.cost_ns
+    return first
+
+
+def _fit(now_ns: int, others: list[tuple[int, int, _Model, Proposal]], last_ns: int) -> bool:
+    """Whether batches run one after the other start in time, followed by one with its latest start at `last_ns`."""
+    for latest_ns, _, _, proposal in others:
+        if now_ns > latest_ns:
+            return False
+        now_ns += proposal.cost_ns
+    return now_ns <= last_ns
 
 
 class _State(Enum):
@@ -50,7 +171,7 @@ class Turn:
         self.asked_ns: int | None = None
         self.slot = slot
         self.share = share
-        self.offer: Offer | None = None
+        self.proposal: Proposal | None = None
         self.running = 0
         self.given: list[int] = []
         self._turns = turns
@@ -68,7 +189,7 @@ class Turn:
 
     @property
     def other_ns(self) -> int:
-        """The longest batch that another model offers; 0 if there is none."""
+        """The longest batch that another model proposals; 0 if there is none."""
         return self._turns.longest_beside(self)
 
     def poller(self) -> select.epoll:
@@ -85,11 +206,11 @@ class Turn:
             os.eventfd_read(self.wake_fd)
         return self.given.pop()
 
-    def ask(self, offer: Offer, now_ns: int) -> int | None:
-        """Offer a batch; returns the turn if it is given at once."""
+    def ask(self, proposal: Proposal, now_ns: int) -> int | None:
+        """Proposal a batch; returns the turn if it is given at once."""
         if self.asked_ns is None:
             self.asked_ns = now_ns
-        return self._turns.ask(self, offer, now_ns)
+        return self._turns.ask(self, proposal, now_ns)
 
     def waited_ns(self, now_ns: int) -> int:
         """Stop waiting, because there is a turn; returns how long it was."""
@@ -97,20 +218,20 @@ class Turn:
         return 0 if asked_ns is None else now_ns - asked_ns
 
     def withdraw(self) -> None:
-        """Withdraw the offer."""
+        """Withdraw the proposal."""
         self.asked_ns = None
-        if self.offer is not None:
+        if self.proposal is not None:
             self._turns.withdraw(self)
 
-    def give_back(self, number: int, elapsed_ns: int, offer: Offer | None = None) -> None:
+    def give_back(self, number: int, elapsed_ns: int, proposal: Proposal | None = None) -> None:
         """End a turn.
 
         Args:
             number: The turn.
             elapsed_ns: How long the device was used.
-            offer: What the model would run next; None keeps its present offer.
+            proposal: What the model would run next; None keeps its present proposal.
         """
-        self._turns.give_back(self, number, elapsed_ns, offer)
+        self._turns.give_back(self, number, elapsed_ns, proposal)
 
     def leave(self) -> None:
         """Stop participating."""
@@ -149,9 +270,9 @@ class Turns:
         return self._page.free_ns
 
     def longest_beside(self, turn: Turn) -> int:
-        """The longest batch that a model other than this one offers; 0 if there is none."""
-        offers = [slot.offer() for slot in self._known() if slot is not turn.slot]
-        return max((offer.cost_ns for offer in offers if offer is not None), default=0)
+        """The longest batch that a model other than this one proposes; 0 if there is none."""
+        proposals = [slot.proposal() for slot in self._known() if slot is not turn.slot]
+        return max((proposal.cost_ns for proposal in proposals if proposal is not None), default=0)
 
     def join(self, share: float, facts: SlotFacts) -> Turn:
         """Let a model participate.
@@ -184,10 +305,10 @@ class Turns:
                 self._unlock(number)
             self._changed.notify_all()
 
-    def ask(self, turn: Turn, offer: Offer, now_ns: int) -> int | None:
+    def ask(self, turn: Turn, proposal: Proposal, now_ns: int) -> int | None:
         """See `Turn.ask`."""
         with self._changed:
-            self._publish(turn, offer)
+            self._publish(turn, proposal)
             for number in range(self._page.turns):
                 if turn.given:
                     break
@@ -198,16 +319,16 @@ class Turns:
     def withdraw(self, turn: Turn) -> None:
         """See `Turn.withdraw`."""
         with self._changed:
-            turn.offer = None
+            turn.proposal = None
             turn.slot.publish(None)
 
-    def give_back(self, turn: Turn, number: int, elapsed_ns: int, offer: Offer | None) -> None:
+    def give_back(self, turn: Turn, number: int, elapsed_ns: int, proposal: Proposal | None) -> None:
         """See `Turn.give_back`."""
         with self._changed:
             turn.slot.charge(turn.slot.used_ns + round(elapsed_ns / turn.share))
-            if offer is not None:
+            if proposal is not None:
                 # Before it gives up its turn: the process was not away, so it is not treated as returning.
-                self._publish(turn, offer)
+                self._publish(turn, proposal)
                 turn.asked_ns = self._clock_ns()
             turn.running -= 1
             turn.slot.set_running(turn.running)
@@ -310,17 +431,17 @@ class Turns:
             coming = self._states[number] is _State.COMING and named
             self._states[number] = _State.COMING if coming else _State.AWAY
             self._unlock(number)
-            if named and not coming and any(turn.offer is not None for turn in self._models.values()):
+            if named and not coming and any(turn.proposal is not None for turn in self._models.values()):
                 self._send(number)
             return named
         turn = self._models[chosen.number]
-        assert turn.offer is not None, "it was chosen"
-        page.set_end(number, now_ns + turn.offer.cost_ns)
+        assert turn.proposal is not None, "it was chosen"
+        page.set_end(number, now_ns + turn.proposal.cost_ns)
         page.name(number, 0)
         self._states[number] = _State.HERE
         turn.running += 1
         turn.slot.set_running(turn.running)
-        turn.offer = None
+        turn.proposal = None
         turn.slot.publish(None)
         turn.given.append(number)
         if turn is not asking:
@@ -328,24 +449,24 @@ class Turns:
         return 0
 
     def _pick(self, now_ns: int, absent: Collection[int], *, own: bool) -> Slot | None:
-        slots = {turn.slot.number: turn.slot for turn in self._models.values() if turn.offer is not None}
-        offers = {number: self._models[number].offer for number in slots}
+        slots = {turn.slot.number: turn.slot for turn in self._models.values() if turn.proposal is not None}
+        proposals = {number: self._models[number].proposal for number in slots}
         if self._page.several and not (own and slots):
             for slot in self._page.entered():
                 if slot.owner not in (0, self._page.process, *absent):
-                    slots[slot.number], offers[slot.number] = slot, slot.offer()
-        said = {number: offer for number, offer in offers.items() if offer is not None}
+                    slots[slot.number], proposals[slot.number] = slot, slot.proposal()
+        said = {number: proposal for number, proposal in proposals.items() if proposal is not None}
         chosen = pick(now_ns, said, {number: slots[number].used_ns for number in said})
         return None if chosen is None else slots[chosen]
 
-    def _publish(self, turn: Turn, offer: Offer) -> None:
-        if turn.offer is None and not turn.running:
+    def _publish(self, turn: Turn, proposal: Proposal) -> None:
+        if turn.proposal is None and not turn.running:
             # A returning model starts at the least usage among the others.
             floor = [slot.used_ns for slot in self._known() if slot is not turn.slot and slot.active]
             if floor:
                 turn.slot.charge(max(turn.slot.used_ns, min(floor)))
-        turn.offer = offer
-        turn.slot.publish(offer)
+        turn.proposal = proposal
+        turn.slot.publish(proposal)
 
     def _known(self) -> list[Slot]:
         return self._page.entered() if self._page.several else [turn.slot for turn in self._models.values()]
@@ -389,3 +510,101 @@ class _Keeper:
             self._turns.come(self._number, self.doors)
         self.turn.close()
         self.doors.close()
+
+
+_REFRESH_NS: Final = 1_000_000
+"""How long before a turn is expected to be free a waiting model updates its proposal."""
+
+
+class TurnTaking:
+    """A model's participation in the turns of its device.
+
+    Attributes:
+        wake_fd: Becomes readable when a turn was given; it is read when the turn is taken.
+        begun: Whether it has ever had a turn.
+        waited_ns: How long the last turn was waited for.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self.wake_fd = turn.wake_fd
+        self.begun, self.waited_ns = False, 0
+        self._turn = turn
+        self._propose_again_ns = 0
+
+    @property
+    def needed(self) -> bool:
+        """Whether batches take turns now, or this model has made a proposal."""
+        return self._turn.needed or self._turn.proposal is not None
+
+    @property
+    def free_ns(self) -> int:
+        """When a turn is expected to be free; 0 for now, or where there are no turns."""
+        return self._turn.free_ns if self._turn.needed else 0
+
+    @property
+    def other_ns(self) -> int:
+        """The longest batch that another model proposes."""
+        return self._turn.other_ns if self._turn.needed else 0
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a turn that has not been taken yet."""
+        return bool(self._turn.given)
+
+    def schedule(
+        self, queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes
+    ) -> tuple[BatchDecision, int | None]:
+        """Schedule a batch if there is a turn, otherwise propose what would run; returns the turn too."""
+        turn = self._turn
+        number = turn.take()
+        if number is not None:
+            self._begin(now_ns)
+            return schedule(queue, now_ns, policy, times)._replace(reason="turn"), number
+        if turn.proposal is not None and now_ns < self._propose_again_ns:
+            return BatchDecision([], [], "", self._propose_again_ns), None
+        free_ns = turn.free_ns
+        proposal = propose(queue, now_ns, policy, times, free_ns)
+        if proposal is None or not proposal.rows or not turn.needed:
+            turn.withdraw()
+            # Rows that cannot be in time then are handed back now.
+            return schedule(queue, now_ns, policy, times, free_ns if turn.needed else None), None
+        number = turn.ask(proposal, now_ns)
+        if number is not None:
+            self._begin(now_ns)
+            return schedule(queue, now_ns, policy, times, free_ns), number
+        # Rows that arrive until shortly before are part of the next proposal.
+        self._propose_again_ns = free_ns - _REFRESH_NS
+        return BatchDecision(
+            [], [], "", self._propose_again_ns if self._propose_again_ns > now_ns else None
+        ), None
+
+    def _begin(self, now_ns: int) -> None:
+        self.begun, self.waited_ns = True, self._turn.waited_ns(now_ns)
+
+    def end(
+        self,
+        number: int,
+        elapsed_ns: int,
+        queue: RowQueue | None = None,
+        now_ns: int = 0,
+        policy: BatchPolicy | None = None,
+        times: ServiceTimes | None = None,
+    ) -> None:
+        """Give a turn back.
+
+        Args:
+            number: The turn.
+            elapsed_ns: How long the device was used.
+            queue: The waiting rows, from which the next proposal is made.
+            now_ns: The time.
+            policy: The settings of batching.
+            times: Measured times of batches.
+        """
+        proposal = None
+        if queue is not None and queue.rows and policy is not None and times is not None:
+            proposal = propose(queue, now_ns, policy, times)
+        self._turn.give_back(number, elapsed_ns, proposal if proposal is not None and proposal.rows else None)
+
+    def leave(self) -> None:
+        """Stop participating."""
+        self._turn.leave()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.deployment import Deployment, Device
-from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
-from stoker.device.canary import Canary, first_row
+from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
 from stoker.errors import LoadFailed
+from stoker.isolation.companions import sample_feeds
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import (
     GPU_INSTANCES,
@@ -22,15 +23,99 @@ from stoker.runtimes.base import (
     ForkingRuntime,
     OutOfMemory,
     RestoringRuntime,
+    RowFailure,
     Runtime,
 )
 from stoker.system.extras import onnx_missing
+from stoker.system.processes import ExitCode, end_process
 from stoker.system.resources import require_memory
 from stoker.tensors import Signature, check_batch
+from stoker.wire.packed import pack
 
-__all__ = ["LoadedModel", "fork", "load", "load_runtime", "run_larger_batches"]
+__all__ = [
+    "Canary",
+    "LoadedModel",
+    "batch_inputs",
+    "first_row",
+    "first_times",
+    "fork",
+    "full_batch",
+    "load",
+    "load_runtime",
+    "run_larger_batches",
+]
 
 logger = logging.getLogger(__name__)
+
+
+_TRIES: Final = 3
+_TRY_AGAIN_S: Final = 0.5
+
+
+def first_row(
+    signature: Signature, sizes: BatchSizes, sample: Mapping[str, np.ndarray] | None = None
+) -> list[Any]:
+    """The inputs of a batch of one row: of the sample, or zeros; one packed request for a model of free sizes."""
+    if signature.tensors is not None:
+        return [[pack(sample or sample_feeds(signature.tensors.inputs, 1))]]
+    return list(first_rows(signature.inputs, sizes.filled(1), sample))
+
+
+class Canary:
+    """Runs the row, and ends the process if that fails.
+
+    Attributes:
+        idle_ns: After this long without a batch the canary is run.
+    """
+
+    idle_ns: Final = 10_000_000_000
+
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        *,
+        end_process: Callable[[ExitCode], None] = end_process,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Keep the row.
+
+        Args:
+            inputs: The row, in the form of `Runtime.run`; the model has run it successfully before.
+            end_process: Ends this process, which the supervisor then restarts.
+            sleep: Sleeps for some seconds.
+        """
+        self._inputs = inputs
+        self._end_process = end_process
+        self._sleep = sleep
+
+    def check(self, runtime: Runtime) -> None:
+        """Run the row on the thread of `runtime`; end the process if that fails.
+
+        It is tried a second time first: the cause may be on another thread, such as a graph being captured, or
+        memory that is about to be freed.
+        """
+        failure: BaseException | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                self._sleep(_TRY_AGAIN_S)
+            failure = self.failure(runtime)
+            if failure is None:
+                return
+        logger.critical(
+            "%s: the device does not even compute one row of zeros any more: the device process exits",
+            threading.current_thread().name,
+            exc_info=failure,
+        )
+        self._end_process(ExitCode.CANARY_FAILED)
+
+    def failure(self, runtime: Runtime) -> BaseException | None:
+        """Run the row once; returns why it failed, or None."""
+        try:
+            outputs = runtime.run(self._inputs)
+        except BaseException as error:  # noqa: BLE001  # whatever the device ends in
+            return error
+        first = outputs[0][0]
+        return first.error if isinstance(first, RowFailure) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,3 +398,65 @@ def _loader(framework: str) -> Callable[[Deployment, Device, int], Runtime]:
             raise LoadFailed(
                 f"framework {framework!r} cannot be served by itself; register it with an entry script (score.py)"
             )
+
+
+_TIMES: Final = 2
+
+
+def first_times(
+    loaded: LoadedModel, clock_ns: Callable[[], int] = time.perf_counter_ns
+) -> list[tuple[int, int]]:
+    """Run a warm model twice with batches of each allowed size; without buckets, of one, two, half and all rows.
+
+    Args:
+        loaded: The model; called on the thread that has loaded it.
+        clock_ns: The time.
+
+    Returns:
+        Rows and nanoseconds of each batch; none of models whose rows are not made up.
+    """
+    if loaded.runtime.signature.takes != "rows":
+        return []
+    times = []
+    for size in timed_first(loaded.sizes.buckets, loaded.max_batch_rows):
+        try:
+            inputs = batch_inputs(loaded, loaded.runtime, size)
+            # Sizes that are not buckets have not been run before.
+            loaded.runtime.run(inputs)
+            for _ in range(_TIMES):
+                begun_ns = clock_ns()
+                loaded.runtime.run(inputs)
+                times.append((size, clock_ns() - begun_ns))
+        except Exception as error:  # noqa: BLE001  # it serves all the same, and learns then
+            logger.warning("a batch of %d rows could not be timed: %s", size, error)
+    return times
+
+
+def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:
+    """Return a function that runs the largest batch on one of the model's runtimes, on that runtime's thread.
+
+    Args:
+        loaded: The model, which takes rows of fixed shape.
+        runtime: One of its runtimes.
+    """
+
+    def run() -> None:
+        runtime.run(batch_inputs(loaded, runtime, loaded.max_batch_rows))
+
+    return run
+
+
+def batch_inputs(loaded: LoadedModel, runtime: Runtime, rows: int) -> list[Any]:
+    """Return the inputs of a batch of made-up rows, or of the sample's, in the runtime's own buffers if it has any.
+
+    Args:
+        loaded: The model, whose signature takes `rows`.
+        runtime: One of its runtimes.
+        rows: How many.
+    """
+    inputs: list[Any] = first_rows(loaded.signature.inputs, rows, loaded.sample)
+    if isinstance(runtime, BufferedRuntime):
+        for buffer, array in zip(runtime.buffers(), inputs, strict=True):
+            buffer[:rows] = array
+        inputs = [buffer[:rows] for buffer in runtime.buffers()]
+    return inputs

@@ -1,22 +1,26 @@
-"""Ends a device process in which code holds Python's interpreter lock for ever: no Python thread can notice that.
+"""Watchdogs of a device process: they end it when a run hangs, or when code never releases the interpreter lock.
 
-Causes are regular expressions that backtrack without end, and native extensions that loop or block without
-releasing the lock. The timer of `faulthandler` is a C thread that needs no lock: it logs the stack of each thread
-and exits.
+No Python thread can notice the latter. Causes are regular expressions that backtrack without end, and native
+extensions that loop or block without releasing the lock. The timer of `faulthandler` is a C thread that needs no
+lock: it logs the stack of each thread and exits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from stoker.system.processes import GRACE_MS
+from stoker.system.processes import GRACE_MS, ExitCode, end_process
 
-__all__ = ["LockGuard"]
+__all__ = ["HangWatch", "LockGuard"]
+
+logger = logging.getLogger(__name__)
 
 # Hangs that a Python thread can notice are handled there, with a better message; this timeout is longer.
 _LATER_MS: Final = 2000
@@ -130,3 +134,58 @@ class LockGuard:
             self._arm((max(self._timeouts_ms.values()) + GRACE_MS + _LATER_MS) / 1000)
         else:
             self._disarm()
+
+
+class HangWatch:
+    """Watches for runs of one model that hang."""
+
+    def __init__(
+        self,
+        name: str,
+        timeout_ms: int,
+        runs_began_ns: Callable[[], Iterable[int]],
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        end_process: Callable[[ExitCode], None] = end_process,
+    ) -> None:
+        """Create it; nothing is watched before `start`.
+
+        Args:
+            name: The model's name, for the log.
+            timeout_ms: After this time callers have been told that they get no answer.
+            runs_began_ns: Returns when the present runs started; 0 for an instance that is not running.
+            clock_ns: The time.
+            end_process: Ends this process, which the supervisor then restarts.
+        """
+        self._name = name
+        self._limit_ms = timeout_ms + GRACE_MS
+        self._runs_began_ns = runs_began_ns
+        self._clock_ns = clock_ns
+        self._end_process = end_process
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Watch on a thread of its own, until `stop`."""
+
+        def live() -> None:
+            while not self._stopped.wait(_PAUSE_S):
+                self.look()
+
+        threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._stopped.set()
+
+    def look(self) -> None:
+        """End the process if a run has lasted too long."""
+        now_ns = self._clock_ns()
+        for began_ns in self._runs_began_ns():
+            if began_ns and now_ns - began_ns > self._limit_ms * 1_000_000:
+                logger.critical(
+                    "%s: a run has not returned within %d ms: the device process exits",
+                    self._name,
+                    self._limit_ms,
+                )
+                self._end_process(ExitCode.STUCK)
+                return

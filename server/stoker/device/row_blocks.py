@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from stoker.placed import NORMAL
+from stoker.arena import NORMAL
 
 __all__ = [
     "DEADLINE",

@@ -1,4 +1,4 @@
-"""What the device processes of a device share: each model's offer and device time, in shared memory.
+"""What the device processes of a device share: each model's proposal and device time, in shared memory.
 
 All processes of a server map one memfd. It has a part for each device, with a slot for each model of each process,
 written by that process alone. Locks on byte ranges belong to open file descriptions: each process opens the file
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from stoker.device.plans import Offer
+from stoker.device.batching import Proposal
 
 __all__ = ["MOST_TURNS", "ByteLock", "DevicePage", "Slot", "SlotFacts"]
 
@@ -32,7 +32,7 @@ _BYTES: Final = -(-_DEVICES * _DEVICE_WORDS * 8 // mmap.PAGESIZE) * mmap.PAGESIZ
 
 # Words of a device's header, after its name.
 _NEEDED, _TURNS, _SEVERAL, _EDITION, _NEXT, _ENDS = 8, 9, 10, 11, 12, 12 + MOST_TURNS
-# Words of a slot: its owner, the model's facts, and its offer.
+# Words of a slot: its owner, the model's facts, and its proposal.
 _OWNER, _THREADS, _ASKS, _SEQUENCE, _ROWS, _COST, _LATEST, _TIER, _USED, _RUNNING = range(10)
 
 # Offsets of the bytes that are locked, beyond the data.
@@ -123,26 +123,28 @@ class Slot:
         """Set how many of its batches are running on the device."""
         self._words[_RUNNING] = batches
 
-    def publish(self, offer: Offer | None) -> None:
-        """Write the model's offer; None for none."""
+    def publish(self, proposal: Proposal | None) -> None:
+        """Write the model's proposal; None for none."""
         words = self._words
         words[_SEQUENCE] += 1
-        if offer is None:
+        if proposal is None:
             words[_ROWS] = 0
         else:
-            words[_ROWS], words[_COST] = offer.rows, offer.cost_ns
-            words[_LATEST], words[_TIER] = offer.latest_ns, offer.tier
+            words[_ROWS], words[_COST] = proposal.rows, proposal.cost_ns
+            words[_LATEST], words[_TIER] = proposal.latest_ns, proposal.tier
         words[_SEQUENCE] += 1
 
-    def offer(self) -> Offer | None:
-        """Read the model's offer; None if there is none, or if it is being written all the time."""
+    def proposal(self) -> Proposal | None:
+        """Read the model's proposal; None if there is none, or if it is being written all the time."""
         words = self._words
         for _ in range(100):
             before = words[_SEQUENCE]
             rows, cost_ns, latest_ns, tier = (words[word] for word in (_ROWS, _COST, _LATEST, _TIER))
             if before % 2 == 0 and before == words[_SEQUENCE]:
                 return (
-                    Offer(rows, cost_ns, latest_ns, tier, losing=False, look_again_ns=None) if rows else None
+                    Proposal(rows, cost_ns, latest_ns, tier, losing=False, check_again_ns=None)
+                    if rows
+                    else None
                 )
         return None
 

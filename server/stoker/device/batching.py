@@ -1,14 +1,16 @@
-"""Values of planning: the settings of batching, a plan, and an offer."""
+"""Values of the batching scheduler: its settings, what it decides, and what it proposes to other models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from stoker.device.lots import Lot
 from stoker.settings.choices import Late
 
-__all__ = ["BatchPolicy", "Offer", "Plan"]
+if TYPE_CHECKING:
+    from stoker.device.row_blocks import Lot
+
+__all__ = ["BatchDecision", "BatchPolicy", "Proposal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class BatchPolicy:
             raise ValueError(f"tier_floor must be at least 0 and below 1, got {self.tier_floor}")
 
 
-class Plan(NamedTuple):
+class BatchDecision(NamedTuple):
     """What to do now.
 
     Attributes:
@@ -63,16 +65,16 @@ class Plan(NamedTuple):
         expired: Lots to hand back unrun: cancelled, past their deadline, or certain to be past it at the end of a
             batch.
         reason: One of `metrics.REASONS` or `TARGET_REASONS` if there is a batch, else an empty string.
-        look_again_ns: When to call `plan` again if no row arrives; None: not before one arrives.
+        check_again_ns: When to call `schedule` again if no row arrives; None: not before one arrives.
     """
 
     batch: list[Lot]
     expired: list[Lot]
     reason: str
-    look_again_ns: int | None
+    check_again_ns: int | None
 
 
-class Offer(NamedTuple):
+class Proposal(NamedTuple):
     """What a queue would run now, as offered to the other models of its device.
 
     Attributes:
@@ -81,7 +83,7 @@ class Offer(NamedTuple):
         latest_ns: When it has to start so that all of its rows are in time.
         tier: The highest tier of its rows: 0 for high, 1 for normal, 2 for low; 3 for rows that are late already.
         losing: Whether running it makes other waiting rows miss their targets.
-        look_again_ns: When to ask again if no row arrives; None: not before one arrives or a device is free.
+        check_again_ns: When to ask again if no row arrives; None: not before one arrives or a device is free.
     """
 
     rows: int
@@ -89,4 +91,4 @@ class Offer(NamedTuple):
     latest_ns: int
     tier: int
     losing: bool
-    look_again_ns: int | None
+    check_again_ns: int | None
