@@ -24,7 +24,7 @@ from stoker.settings.pipelines import Pipeline, Step, check_names, named_steps
 from stoker.settings.readers import number_of, read_settings, read_switch, read_text, setting, settings_of
 from stoker.settings.server import ImportedSettings, ServerSettings
 
-__all__ = ["add_server_options", "load_settings", "read_pipelines"]
+__all__ = ["add_server_options", "add_setting_options", "load_settings", "read_pipelines"]
 
 
 _AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
@@ -47,11 +47,16 @@ _ALIKE: Final = 0.75
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each server setting; those not given stay out of the parsed arguments."""
+    """Add an option for each server setting; options that are not given stay out of the parsed arguments."""
     group = parser.add_argument_group(
         "settings", "also as STOKER_NAME in the environment, or in the deployment file"
     )
-    for name, field in settings_of(ServerSettings).items():
+    add_setting_options(group, ServerSettings)
+
+
+def add_setting_options(group: argparse._ArgumentGroup, kind: type) -> None:
+    """Add an option for each setting of a class; options that are not given stay out of the parsed arguments."""
+    for name, field in settings_of(kind).items():
         option = "--" + name.replace("_", "-")
         # argparse formats help texts with `%`.
         text = str(field.metadata["help"]).replace("%", "%%")

@@ -51,6 +51,7 @@ __all__ = [
     "setting",
     "settings_of",
     "suggestion",
+    "text_of",
     "unknown_setting",
     "whole_number",
 ]
@@ -241,6 +242,17 @@ def read_texts(value: Any) -> dict[str, str]:
     return {name: str(content) for name, content in value.items()}
 
 
+def text_of(pattern: re.Pattern[str], rule: str) -> Callable[[Any], str]:
+    """Return a reader of texts that match a pattern; `rule` is the message for others."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError(rule)
+        return value
+
+    return read
+
+
 def choice_of(*words: str) -> Callable[[Any], str]:
     """Return a reader of one of these words."""
 
@@ -280,11 +292,10 @@ def read_audit(value: Any) -> float:
     return rate
 
 
-def read_endpoint(value: Any) -> str:
-    """Read a URL of HTTP."""
-    if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value):
-        raise ValueError("must be an address such as http://127.0.0.1:4318")
-    return value
+read_endpoint: Final = text_of(
+    re.compile(r"https?://[^\s/?#]+[^\s?#]*"), "must be an address such as http://127.0.0.1:4318"
+)
+"""Reads a URL of HTTP."""
 
 
 def read_path(value: Any) -> Path:

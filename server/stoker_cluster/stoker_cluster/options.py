@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,12 +13,12 @@ from stoker.models.layouts import likely_name
 from stoker.settings.files import read_yaml
 from stoker.settings.loading import read_pipelines
 from stoker.settings.model import model_settings
-from stoker.settings.readers import read_settings, read_switch, settings_of
+from stoker.settings.readers import read_settings, settings_of
 from stoker.settings.server import ServerSettings
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER, read_object_name
 
-__all__ = ["add_plan_options", "add_setting_options", "listed_models", "plan_from", "settings_from"]
+__all__ = ["listed_models", "plan_from", "settings_from"]
 
 _SECTION: Final = "kubernetes"
 """The key of a deployment file with the plan; servers ignore it."""
@@ -27,28 +26,6 @@ _SECTION: Final = "kubernetes"
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")
 _OF_THE_POD: Final = ("host", "port", "keys_dir")
 _FILES_OF_THE_SERVER: Final = ("tls_cert", "tls_key", "tls_client_ca", "grpc_tls_cert", "grpc_tls_key")
-
-
-def add_plan_options(group: argparse._ArgumentGroup) -> None:
-    """Add an option for each field of a plan; those not given stay out of the result."""
-    add_setting_options(group, ClusterPlan)
-
-
-def add_setting_options(group: argparse._ArgumentGroup, kind: type) -> None:
-    """Add an option for each setting of a class; those not given stay out of the result."""
-    for name, field in settings_of(kind).items():
-        option, text = "--" + name.replace("_", "-"), str(field.metadata["help"])
-        if field.metadata["read"] is read_switch:
-            group.add_argument(
-                option, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-            )
-            continue
-        if field.default and not isinstance(field.default, tuple):
-            text += f" (default {field.default})"
-        # argparse formats it.
-        text = text.replace("%", "%%")
-        metavar = field.metadata["metavar"]
-        group.add_argument(option, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
 
 
 def settings_from(kind: type, arguments: Mapping[str, Any], file: Path | None) -> dict[str, Any]:

@@ -1,14 +1,12 @@
-"""What the values of a plan may be.
-
-As `stoker.settings.readers`: a reader returns the value, or raises ValueError with words that follow the name. Values
-come as texts from the command line, and as numbers, lists and mappings from YAML.
-"""
+"""Readers of Kubernetes' values, such as names, labels, taints and resources; see `stoker.settings.readers`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any, Final
+
+from stoker.settings.readers import as_text, listed_texts, text_of
 
 __all__ = [
     "MODELS_FOLDER",
@@ -32,7 +30,7 @@ __all__ = [
 
 
 MODELS_FOLDER: Final = "/models"
-"""Where models are in the pod."""
+"""The folder of models in the pod."""
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN: Final = re.compile(
@@ -52,43 +50,34 @@ _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _MOST_REPLICAS: Final = 10_000
 
 
-def read_object_name(value: Any) -> str:
-    """A name of an object of which others are named: 1 to 50 small letters, digits and '-', the first a letter."""
-    if not isinstance(value, str) or not _SERVICE.fullmatch(value):
-        raise ValueError(
-            "must be 1 to 50 small letters, digits and '-', the first a letter, the last none of '-'"
-        )
-    return value
-
-
-def read_label(value: Any) -> str:
-    """A name of a namespace or claim."""
-    if not isinstance(value, str) or not _LABEL.fullmatch(value):
-        raise ValueError("must be 1 to 63 small letters, digits and '-', which neither begins nor ends it")
-    return value
+read_object_name: Final = text_of(
+    _SERVICE, "must be 1 to 50 small letters, digits and '-', the first a letter, the last none of '-'"
+)
+"""Reads a name of an object from which names of other objects are made."""
+read_label: Final = text_of(
+    _LABEL, "must be 1 to 63 small letters, digits and '-', which neither begins nor ends it"
+)
+"""Reads a name of a namespace."""
+read_word: Final = text_of(_WORD, "must be a text without spaces")
+"""Reads a text without spaces, such as the reference of an image."""
+read_claim: Final = text_of(_SUBDOMAIN, "must be the name of a PersistentVolumeClaim")
+"""Reads a name of a PersistentVolumeClaim."""
 
 
 def read_object_names(value: Any) -> tuple[str, ...]:
-    """Names of objects, or hosts, with commas between them, or a list of them."""
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not names:
-        raise ValueError("must be a name, or several with commas between them")
-    stripped = tuple(name.strip() if isinstance(name, str) else name for name in names)
-    for name in stripped:
-        if not isinstance(name, str) or not _SUBDOMAIN.fullmatch(name.removeprefix("*.")):
+    """Read names of objects, or hosts."""
+    rule = "must be a name, or several with commas between them"
+    names = listed_texts(value, rule)
+    if not names:
+        raise ValueError(rule)
+    for name in names:
+        if not _SUBDOMAIN.fullmatch(name.removeprefix("*.")):
             raise ValueError("must be names of small letters, digits, '-' and '.'")
-    return stripped
-
-
-def read_word(value: Any) -> str:
-    """A text without spaces, such as the reference of an image."""
-    if not isinstance(value, str) or not _WORD.fullmatch(value):
-        raise ValueError("must be a text without spaces")
-    return value
+    return tuple(names)
 
 
 def read_resource(value: Any) -> str:
-    """What a device plugin calls its devices, for instance nvidia.com/gpu."""
+    """Read the resource name of a device plugin, for instance nvidia.com/gpu."""
     if not isinstance(value, str) or "/" not in value or not _QUALIFIED.fullmatch(value):
         raise ValueError(
             "must be the name of a resource, for instance nvidia.com/gpu or nvidia.com/mig-1g.10gb"
@@ -97,7 +86,7 @@ def read_resource(value: Any) -> str:
 
 
 def read_count_or_share(value: Any) -> int | str:
-    """A number of pods, or a percentage of them."""
+    """Read a number of pods, or a percentage of them."""
     text = str(value)
     if not isinstance(value, bool) and text.isascii() and text.isdigit() and int(text) <= _MOST_REPLICAS:
         return int(text)
@@ -107,22 +96,15 @@ def read_count_or_share(value: Any) -> int | str:
 
 
 def read_gateway(value: Any) -> str:
-    """A Gateway as NAMESPACE/NAME."""
+    """Read a Gateway as NAMESPACE/NAME."""
     namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (slash and _LABEL.fullmatch(namespace) and _SUBDOMAIN.fullmatch(name)):
         raise ValueError("must be the Gateway as NAMESPACE/NAME")
     return str(value)
 
 
-def read_claim(value: Any) -> str:
-    """A PersistentVolumeClaim."""
-    if not isinstance(value, str) or not _SUBDOMAIN.fullmatch(value):
-        raise ValueError("must be the name of a PersistentVolumeClaim")
-    return value
-
-
 def read_models_place(value: Any) -> str:
-    """Where the models of a pod come from: `image`, a claim, an image volume, or a store's address."""
+    """Read the source of models: `image`, a claim, an image volume, or a store's address."""
     allowed = "must be image, pvc://CLAIM/PATH, oci://REFERENCE@sha256:DIGEST or http://STORE/sha256:DIGEST"
     if value == "image":
         return "image"
@@ -146,13 +128,13 @@ def read_models_place(value: Any) -> str:
 
 
 def store_port(place: str) -> int | None:
-    """The port of the store that models are fetched from; None for other places."""
+    """Return the port of the store in the source of models; None for other sources."""
     found = re.match(r"(https?)://[^/:]+(?::([0-9]+))?/", place)
     return None if found is None else int(found[2] or _PORTS[found[1]])
 
 
 def read_labels_by_name(value: Any) -> dict[str, str]:
-    """Labels of nodes: a mapping, or NAME=VALUE with commas between them."""
+    """Read labels of nodes: a mapping, or NAME=VALUE with commas between them."""
     labels = _pairs(value, "NAME=VALUE, several with commas between them")
     for name, content in labels.items():
         if not _QUALIFIED.fullmatch(name) or not _VALUE.fullmatch(content):
@@ -171,10 +153,8 @@ def is_label_value(text: str) -> bool:
 
 
 def read_tolerations(value: Any) -> tuple[str, ...]:
-    """Taints that are tolerated, as `kubectl taint` writes them: NAME[=VALUE][:EFFECT]."""
-    taints = value.split(",") if isinstance(value, str) else value
-    if not isinstance(taints, list | tuple) or not all(isinstance(taint, str) for taint in taints):
-        raise ValueError("must be NAME[=VALUE][:EFFECT], several with commas between them")
+    """Read tolerated taints in the form of `kubectl taint`: NAME[=VALUE][:EFFECT]."""
+    taints = listed_texts(value, "must be NAME[=VALUE][:EFFECT], several with commas between them")
     for taint in taints:
         key, content, effect = taint_parts(taint)
         if not _QUALIFIED.fullmatch(key) or not _VALUE.fullmatch(content or ""):
@@ -185,14 +165,14 @@ def read_tolerations(value: Any) -> tuple[str, ...]:
 
 
 def taint_parts(taint: str) -> tuple[str, str | None, str]:
-    """The name of a taint, its value if one is said, and its effect; empty for all effects."""
+    """Split a taint into its name, its value if any, and its effect; empty for all effects."""
     pair, _, effect = taint.strip().partition(":")
     key, equals, content = pair.partition("=")
     return key, content if equals else None, effect
 
 
 def read_traffic(value: Any) -> dict[str, float]:
-    """Percentages of an endpoint's versions: a mapping, or NAME=PERCENTAGE with commas between them."""
+    """Read percentages of versions: a mapping, or NAME=PERCENTAGE with commas between them."""
     result: dict[str, float] = {}
     for name, content in _pairs(value, "VERSION=PERCENTAGE, several with commas between them").items():
         read_object_name(name)
@@ -208,7 +188,7 @@ def read_traffic(value: Any) -> dict[str, float]:
 
 def _pairs(value: Any, form: str) -> dict[str, str]:
     if isinstance(value, Mapping):
-        return {str(name): _as_typed(content) for name, content in value.items()}
+        return {str(name): as_text(content) for name, content in value.items()}
     if not isinstance(value, str) or not value:
         raise ValueError(f"must be {form}")
     pairs = [pair.strip().partition("=") for pair in value.split(",")]
@@ -217,7 +197,3 @@ def _pairs(value: Any, form: str) -> dict[str, str]:
     if len({name for name, _, _ in pairs}) < len(pairs):
         raise ValueError("must have each name once")
     return {name: content for name, _, content in pairs}
-
-
-def _as_typed(content: Any) -> str:
-    return str(content).lower() if isinstance(content, bool) else str(content)

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings, UnknownService
-from stoker.settings.readers import number_of, read_path, read_text, setting
+from stoker.settings.readers import listed_texts, number_of, read_path, read_text, setting, text_of
 from stoker_cluster.readers import read_object_name, read_traffic
 
 __all__ = [
@@ -59,25 +59,15 @@ def _addresses(value: Any) -> tuple[str, ...]:
     return stripped
 
 
-def _read_service(value: Any) -> str:
-    if not isinstance(value, str) or not _SERVICE.fullmatch(value):
-        raise ValueError("must be a Service as NAME, or as NAMESPACE/NAME")
-    return value
-
-
-def _read_address(value: Any) -> str:
-    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
-        raise ValueError("must be an address to listen on")
-    return value
+_read_service: Final = text_of(_SERVICE, "must be a Service as NAME, or as NAMESPACE/NAME")
+_read_address: Final = text_of(_ADDRESS, "must be an address to listen on")
 
 
 def _read_retries(value: Any) -> tuple[str, ...]:
-    words = value.split(",") if isinstance(value, str) else value
-    if not isinstance(words, list | tuple) or not words:
-        raise ValueError(f"must be of {', '.join(_RETRIES)}, several with commas between them")
-    chosen = tuple(dict.fromkeys(str(word).strip() for word in words))
-    if not set(chosen) <= set(_RETRIES):
-        raise ValueError(f"must be of {', '.join(_RETRIES)}, several with commas between them")
+    rule = f"must be of {', '.join(_RETRIES)}, several with commas between them"
+    chosen = tuple(dict.fromkeys(listed_texts(value, rule)))
+    if not chosen or not set(chosen) <= set(_RETRIES):
+        raise ValueError(rule)
     return chosen
 
 
@@ -129,7 +119,7 @@ class RouterSettings:
     retry_on: tuple[str, ...] = setting(
         ("conn-failure", "503"),
         _read_retries,
-        "what to retry at another server: conn-failure, 503, empty-response (default: the first two)",
+        "what to retry at another server: conn-failure, 503, empty-response",
         "WHAT",
     )
     max_connections: int = setting(10_000, number_of(int, 1, 1_000_000), "maximum connections of callers")

@@ -15,7 +15,8 @@ SUMMARY: Final = "let compute targets of Azure's SDK stand for a Kubernetes clus
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
-    from stoker_cluster.options import add_plan_options
+    from stoker.settings.loading import add_setting_options
+    from stoker_cluster.plan import ClusterPlan
 
     actions = parser.add_subparsers(dest="compute_action", required=True, metavar="ACTION")
     text = "deploy services of a compute target to a cluster"
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", metavar="NAME", help="context of the kubeconfig (default: the current one)"
     )
     binding.set_defaults(compute_run=_bind)
-    add_plan_options(binding.add_argument_group("plan", "of each of its services"))
+    add_setting_options(binding.add_argument_group("plan", "of each of its services"), ClusterPlan)
     text = "deploy services of a compute target to this machine again"
     releasing = actions.add_parser("unbind", help=text, description=sentence(text))
     releasing.add_argument("target", metavar="NAME", help="the compute target")

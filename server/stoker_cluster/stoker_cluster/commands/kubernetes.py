@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
-    from stoker_cluster.options import add_plan_options
+    from stoker.settings.loading import add_setting_options
+    from stoker_cluster.plan import ClusterPlan
 
     parser.add_argument(
         "--deployment-config",
@@ -68,7 +69,8 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="deploymentconfig.json of the Azure CLI, of type aks; other options win over it",
     )
-    add_plan_options(parser.add_argument_group("plan", "also below 'kubernetes' in the deployment file"))
+    group = parser.add_argument_group("plan", "also below 'kubernetes' in the deployment file")
+    add_setting_options(group, ClusterPlan)
 
 
 def _add_printing_actions(
@@ -107,7 +109,7 @@ def _add_printing_actions(
 
 
 def _add_job_options(parser: argparse.ArgumentParser) -> None:
-    from stoker_cluster.options import add_setting_options
+    from stoker.settings.loading import add_setting_options
     from stoker_cluster.plan import JobPlan
 
     parser.add_argument("model", metavar="MODEL", help="the model, relative to /models in the pod")

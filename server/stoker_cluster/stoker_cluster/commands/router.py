@@ -19,7 +19,7 @@ SUMMARY: Final = "send requests to several servers, with weights for versions, b
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    from stoker_cluster.options import add_setting_options
+    from stoker.settings.loading import add_setting_options
     from stoker_cluster.routing import RouterSettings
 
     parser.epilog = (
