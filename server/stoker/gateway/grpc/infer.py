@@ -278,6 +278,10 @@ class InferDispatcher:
         service = self._gateway.find(request.model_name, request.model_version or None)
         if not request.model_version and self._gateway.split_of(service) is not None:
             service = self._gateway.choose_version(service, call.headers())
+        return self.authorize(service, call)
+
+    def authorize(self, service: Service, call: RpcCall) -> tuple[Service, CallerTerms]:
+        """Check the caller's key for a service; return both."""
         try:
             return service, service.access.check(call.authorization, BEARER_METADATA)
         except StokerError as refused:

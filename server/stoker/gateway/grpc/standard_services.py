@@ -35,7 +35,7 @@ _HealthStatus: Final = HealthCheckResponse
 
 
 class Health:
-    """Says what is true now, and tells those who watch when it has changed."""
+    """The health of the server and of each model, and the calls that watch it."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -47,7 +47,7 @@ class Health:
             call.drained()
 
     async def check(self, request: Any, _: RpcCall) -> Any:
-        """Answer with the present status.
+        """Answer with the current status.
 
         Raises:
             UnknownService: The name is unknown.
@@ -58,7 +58,7 @@ class Health:
         return _HealthStatus(status=status)
 
     def status(self, name: str) -> int:
-        """The status of a model by its name, or of the server."""
+        """Return the status of a model, or of the server."""
         if name in ("", SERVICE):
             try:
                 self._gateway.check_ready()
@@ -73,7 +73,7 @@ class Health:
 
 
 class WatchCall(UnaryCall):
-    """A call that is told the status of a name, now and whenever it has changed. `Health` answers its method."""
+    """A call that gets the status of a name, now and after each change; its method's `answer` is a `Health`."""
 
     __slots__ = ("_name", "_sent_status")
 
@@ -97,7 +97,7 @@ class WatchCall(UnaryCall):
         self.drained()
 
     def drained(self) -> None:
-        """Tell the status if it is another one than was told; what the caller does not take is told when it does."""
+        """Send the status if it has changed, once the caller has read the previous one."""
         if self.done or self._stream.queued_bytes:
             return
         status = self.method.answer.status(self._name)
@@ -106,12 +106,8 @@ class WatchCall(UnaryCall):
             self.send(_HealthStatus(status=status).SerializeToString())
 
     def close(self) -> None:
-        """End, for the server does."""
+        """End the call because the server stops."""
         self.fail(closing_error())
-
-    def fail(self, error: StokerError) -> None:
-        """End with an error."""
-        super().fail(error)
 
     def _finish(self) -> None:
         super()._finish()
@@ -175,7 +171,7 @@ _FILES: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def _find_nothing(name: str) -> Any:
-    """There are no extensions: proto3 has none."""
+    """Find no extensions: proto3 has none."""
     raise KeyError(name)
 
 

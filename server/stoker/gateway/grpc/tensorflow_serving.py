@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -79,15 +79,15 @@ _FIELDS: Final = {
 
 _CONTENT: Final = 4
 _FLAT: Final = {"float32": (5, "<f4"), "float64": (6, "<f8")}
-"""Fields that lie on the wire as an array does, and how."""
+"""Fields whose bytes on the wire are those of an array, and their layout."""
 
 _MAX_TENSOR_PARTS: Final = 64
-"""A tensor of more fields has an element in each, as the library reads them."""
+"""A tensor with more fields has one element in each; the library reads it."""
 _MAX_TYPED_BYTES: Final = 8 << 20
 
 
 class TensorBytes(NamedTuple):
-    """Where a `TensorProto` lies."""
+    """The place of a `TensorProto` in a message."""
 
     message: bytes
     begin: int
@@ -95,7 +95,7 @@ class TensorBytes(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What a `TensorProto` says: its contents where they lie, and all else as the library has read it."""
+    """A `TensorProto`: views of its contents, and the rest as the library has read it."""
 
     content: memoryview | None
     flat: dict[int, list[memoryview]]
@@ -103,15 +103,14 @@ class _Read(NamedTuple):
 
 
 def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
-    """Return a tensor as an array; one of numbers may be a view of the message, and cannot be written.
+    """Return a tensor as an array; an array of numbers may be a read-only view of the message.
 
-    As TensorFlow has it, fewer elements than the shape needs are followed by repetitions of the last one, or by zeros
-    where there is none.
+    As in TensorFlow, missing elements are filled with the last one, or with zeros if there is none.
 
     Raises:
-        MalformedBody: It cannot be read, or its contents do not have the size of its shape.
-        InvalidInput: Its dtype or its shape is not the input's, or a number does not fit.
-        BodyTooLarge: It has too many elements one by one.
+        MalformedBody: The tensor cannot be read, or its contents do not fit its shape.
+        InvalidInput: Its dtype or shape is not the input's, or a number does not fit.
+        BodyTooLarge: Too many elements are encoded one by one.
     """
     read = _parse(info, given)
     shape = _checked_shape(model, info, read.rest)
@@ -145,7 +144,7 @@ def _parse(info: TensorInfo, given: TensorBytes) -> _Read:
         rest, at = [], begin
         for number, wire, _, start, stop in parts:
             if wire == BYTES and number == _CONTENT:
-                # An empty one is none.
+                # Empty contents count as absent.
                 content = view[start:stop] if stop > start else None
             elif wire == BYTES and number in flat:
                 flat[number].append(view[start:stop])
@@ -201,7 +200,7 @@ def _flat_elements(info: TensorInfo, read: _Read, values: Any) -> np.ndarray:
     if len(packed) == 1 and not values:
         joined: bytes | memoryview = packed[0]
     else:
-        # Who mixes forms has no order to rely on but that of each.
+        # Mixed forms have no common order, only the order in each form.
         joined = b"".join(packed) + np.fromiter(values, layout, len(values)).tobytes()
     if len(joined) % np.dtype(layout).itemsize:
         raise MalformedBody(f"the elements of input '{info.name}' end within one")
@@ -229,7 +228,7 @@ def tensor_bytes(array: np.ndarray) -> bytes:
     """
     name = "string" if array.dtype == object else array.dtype.name
     proto = _Proto(dtype=_TYPES[name])
-    # There even for a scalar, which has no axes.
+    # Present even for a scalar, which has no axes.
     proto.tensor_shape.SetInParent()
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
@@ -262,11 +261,11 @@ _EXAMPLES, _CONTEXT = 1, 2
 
 
 class ModelSpec(NamedTuple):
-    """Which model is asked.
+    """The model that a request is for.
 
     Attributes:
-        model_version: The number of its version; empty for none.
-        label: A label of the version; empty for none.
+        model_version: A version's number, or empty.
+        label: A version's label, or empty.
         signature_name: The signature; empty for the default.
     """
 
@@ -277,7 +276,7 @@ class ModelSpec(NamedTuple):
 
 
 def spec_from_proto(proto: Any) -> ModelSpec:
-    """Return what a `ModelSpec` message says."""
+    """Convert a `ModelSpec` message."""
     version = str(proto.version.value) if proto.HasField("version") else ""
     return ModelSpec(proto.name, version, proto.version_label, proto.signature_name)
 
@@ -286,7 +285,7 @@ class PredictMessage(NamedTuple):
     """A `PredictRequest`.
 
     Attributes:
-        wanted: The outputs that are wanted; none means all.
+        wanted: The requested outputs; empty for all.
     """
 
     spec: ModelSpec
@@ -295,11 +294,11 @@ class PredictMessage(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> PredictMessage:
-        """Read a message; its tensors stay where they are.
+        """Read a message without copying its tensors.
 
         Raises:
-            MalformedBody: It is none.
-            BodyTooLarge: It has too many parts.
+            MalformedBody: The message cannot be read.
+            BodyTooLarge: The message has too many parts.
         """
         specs, inputs, wanted = list[bytes](), {}, []
         for number, begin, end in _parts(content, 0, len(content), _MAX_PARTS):
@@ -318,7 +317,7 @@ class ExamplesMessage(NamedTuple):
 
     Attributes:
         examples: Serialized `tf.train.Example`.
-        context: A serialized example whose features all of them have; empty for none.
+        context: A serialized example whose features are added to all examples; empty for none.
     """
 
     spec: ModelSpec
@@ -330,8 +329,8 @@ class ExamplesMessage(NamedTuple):
         """Read a message.
 
         Raises:
-            MalformedBody: It is none.
-            BodyTooLarge: It has too many examples.
+            MalformedBody: The message cannot be read.
+            BodyTooLarge: The message has too many examples.
         """
         parts = list(_parts(content, 0, len(content), _MAX_PARTS))
         spec = b"".join(content[begin:end] for number, begin, end in parts if number == _SPEC)
@@ -350,7 +349,7 @@ def _examples(content: bytes, begin: int, end: int) -> tuple[list[bytes], bytes]
     examples = [content[at:until] for number, at, until in parts if number == _EXAMPLES]
     if kind == _LIST:
         return examples, b""
-    # Put together, two messages are one that has the fields of both.
+    # Concatenated messages are one message with the fields of both.
     return examples, b"".join(content[at:until] for number, at, until in parts if number == _CONTEXT)
 
 
@@ -407,13 +406,12 @@ _OUTPUTS, _ANSWER_SPEC = 1, 2
 
 
 class _ServingDialect(GrpcDialect):
-    """What the three have in common: `Call.context` is the message, and `submit` sets `Call.write`."""
+    """The common part of the three: `Call.context` is the message, and `submit` sets `Call.write`."""
 
     __slots__ = ()
 
-    def read(self, content: bytes) -> PredictMessage | ExamplesMessage:
-        """Read a message; raises StokerError if it is none."""
-        raise NotImplementedError
+    read: Callable[[bytes], PredictMessage | ExamplesMessage]
+    """Reads a message; raises StokerError if it is invalid."""
 
     @staticmethod
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
@@ -426,8 +424,7 @@ class _Predict(_ServingDialect):
 
     __slots__ = ()
 
-    def read(self, content: bytes) -> PredictMessage:
-        return PredictMessage.read(content)
+    read = staticmethod(PredictMessage.read)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del body, head
@@ -450,8 +447,7 @@ class _Examples(_ServingDialect):
     def __init__(self, verb: Verb) -> None:
         self._verb = verb
 
-    def read(self, content: bytes) -> ExamplesMessage:
-        return ExamplesMessage.read(content)
+    read = staticmethod(ExamplesMessage.read)
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del body, head
@@ -469,7 +465,7 @@ class _Examples(_ServingDialect):
                 "parts, or without a context."
             )
         examples = np.empty(len(request.examples), object)
-        # The features of an example stand behind those of the context, and the last of one name counts.
+        # An example follows its context, so its features take precedence.
         examples[:] = [request.context + example for example in request.examples]
         inputs = {signature.tensors.inputs[0].name: examples}
         check_rows(inputs, signature.tensors)
@@ -504,10 +500,10 @@ _DIALECTS: Final[dict[str, _ServingDialect]] = {
 
 
 class ServingDispatcher:
-    """Finds the services that calls of one of the three methods are for.
+    """Finds the services for calls of one of the three methods.
 
     Args:
-        scoring: What checks keys and finds services for the other protocol of this port.
+        scoring: Checks keys and finds services, as for the Open Inference Protocol.
         method: Predict, Classify or Regress.
     """
 
@@ -520,7 +516,7 @@ class ServingDispatcher:
         """Hand a message to the service that it is for.
 
         Raises:
-            StokerError: It is refused.
+            StokerError: The request is refused.
         """
         call = inference.call
         request = self._dialect.read(content)
@@ -553,15 +549,11 @@ class ServingDispatcher:
         if error is not None:
             raise error
         service = find_version(self._gateway, spec.model_name, None, spec.label)
-        try:
-            return service, service.access.check(call.authorization, BEARER_METADATA)
-        except StokerError as refused:
-            self._gateway.report_refusal(service, call.headers(), refused)
-            raise
+        return self._scoring.authorize(service, call)
 
 
 def spec_of_answer(service: ServiceBase, signature_name: str = "") -> Any:
-    """Return the `ModelSpec` of an answer: who has given it."""
+    """Return the `ModelSpec` of an answer."""
     spec = _Spec(name=service.name, signature_name=signature_name)
     if service.version.isdecimal():
         spec.version.value = int(service.version)
@@ -603,7 +595,7 @@ def _encode_prediction(
     return b"", b"".join((*parts, field(_ANSWER_SPEC, spec)))
 
 
-# What TensorFlow Serving's services say of models: their signatures, and the states of their versions.
+# Metadata: the signatures of models, and the states of their versions.
 _Metadata: Final = message("GetModelMetadataResponse", SERVING)
 _Signatures: Final = message("SignatureDefMap", SERVING)
 _ModelStatus: Final = message("GetModelStatusResponse", SERVING)
@@ -632,7 +624,7 @@ class ServingMetadata:
         return answer
 
     async def status(self, request: Any, call: RpcCall) -> Any:
-        """Answer a `GetModelStatusRequest`; as over HTTP, no key is asked for."""
+        """Answer a `GetModelStatusRequest`; as over HTTP, no key is needed."""
         del call
         spec = spec_from_proto(request.model_spec)
         return ParseDict(describe_versions(self._gateway, spec.model_name, *_version(spec)), _ModelStatus())
