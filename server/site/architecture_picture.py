@@ -64,7 +64,7 @@ BOXES: Final = (
     Box(190, 30, 380, 510, "room", "frontend (one of F)"),
     Box(822, 30, 210, 510, "room", "device process"),
     Box(15, 80, 95, 434, "step", "caller"),
-    Box(210, 80, 340, 54, "step", "1 direct door or ASGI door", "plain requests, or everything else"),
+    Box(210, 80, 340, 54, "step", "1 fast path or ASGI app", "plain requests, or everything else"),
     Box(210, 170, 340, 54, "step", "Service", "checks key and limits, makes a Call"),
     Box(210, 260, 340, 54, "step", "2 Dialect", "decodes the body"),
     Box(210, 350, 340, 54, "step", "3 Exchange", "leases rows, writes them, rings"),

@@ -1,6 +1,6 @@
-"""A gateway with both doors on a real port and its models on threads beside it: one process, no start-up time.
+"""A gateway with both paths on a real port and its models on threads beside it: one process, no start-up time.
 
-What runs is what `stoker serve` runs in its processes: listener, app, direct door, exchange, arena, worker and the
+What runs is what `stoker serve` runs in its processes: listener, app, fast path, exchange, arena, worker and the
 calls of entry scripts. A test makes one with the `run` functions that it wants to see served.
 """
 

@@ -97,7 +97,7 @@ def test_other_origins_are_answered_without_a_word(
 def test_without_an_origin_the_first_one_is_named(
     server: InProcessServer, every: InProcessServer, method: str, path: str, status: int
 ) -> None:
-    """On every answer, also those of the direct door, and where it is empty; `*` if every origin is allowed."""
+    """On every answer, also those of the fast path, and where it is empty; `*` if every origin is allowed."""
     body = b"{}" if method == "POST" else None
     for sent in ([], [("Origin", "")]):
         first, star = server.ask(method, path, sent, body), every.ask(method, path, sent, body)

@@ -115,7 +115,7 @@ def test_an_unloaded_deployment_says_so(both: InProcessServer) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_one_deployment_is_served_directly(door: str) -> None:
-    """A single deployment answers by both doors with its name, and another name is 404."""
+    """A single deployment answers by both paths with its name, and another name is 404."""
     with served(Endpoint("shop", {"blue": 100})) as server:
         answer = server.ask("POST", "/score", DOORS[door], b"x")
         assert (said(answer), answer.header(HEADER)) == ("blue", "blue")

@@ -20,7 +20,7 @@ ROWS = np.array([[1, 2, 3, 4], [0, 0, 0, 1]], np.float32)
 SCORES = ROWS @ MATRIX
 X = tensor("x", "FP32", ROWS.tolist())
 BINARY_X = {"name": "x", "datatype": "FP32", "shape": [2, 4], "parameters": {"binary_data_size": 32}}
-# A header that only the app reads, so that both doors are asked.
+# A header that only the app reads, so that both paths are asked.
 DOORS: dict[str, list[tuple[str, str]]] = {
     "direct": [],
     "app": [("Accept-Encoding", "gzip;q=0, deflate;q=0")],

@@ -190,7 +190,7 @@ def test_nothing_can_be_registered_of_cuda(protocol_server: LiveServer) -> None:
 
 
 def test_infer_needs_the_key(protocol_server: LiveServer) -> None:
-    """Without it the body is not even looked at; the error has the protocol's shape, at both doors."""
+    """Without it the body is not even looked at; the error has the protocol's shape, at both paths."""
     for more in ([], [("Accept-Encoding", "gzip")]):
         answer = ask(protocol_server, "POST", "/v2/models/scores/infer", b"{", more, key=None)
         assert answer.status == 401

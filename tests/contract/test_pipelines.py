@@ -75,7 +75,7 @@ def infer(server: InProcessServer, name: str, tensor: str, rows: Any, **more: An
 
 
 def test_every_protocol_scores_with_a_pipeline(server: InProcessServer) -> None:
-    """Azure's JSON through both doors, the Open Inference Protocol and TensorFlow Serving's have the same numbers."""
+    """Azure's JSON through both paths, the Open Inference Protocol and TensorFlow Serving's have the same numbers."""
     for headers in DOORS.values():
         scored = server.ask("POST", "/api/v1/service/chain/score", headers, b'{"data": [[1, 2], [3, 4]]}')
         assert (scored.status, scored.json()) == (200, [[-2, -4], [-6, -8]])

@@ -1,4 +1,4 @@
-"""Limits of callers over HTTP: both doors, and every protocol in its own form."""
+"""Limits of callers over HTTP: both paths, and every protocol in its own form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What callers are told whose answers would come too late, in each protocol and through both doors."""
+"""What callers are told whose answers would come too late, in each protocol and through both paths."""
 
 from __future__ import annotations
 

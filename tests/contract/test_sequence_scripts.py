@@ -147,7 +147,7 @@ def test_a_sequence_goes_through_both_doors(server: InProcessGrpcServer) -> None
     "more", [(), (("Upgrade", "nothing"), ("Connection", "keep-alive"))], ids=["direct", "asgi"]
 )
 def test_a_request_is_of_one_sequence(server: InProcessGrpcServer, more: tuple[tuple[str, str], ...]) -> None:
-    """Two headers are refused by both doors, be they the same, and neither sequence moves on."""
+    """Two headers are refused by both paths, be they the same, and neither sequence moves on."""
     for first, second in (("one; start", "other; start"), ("one; start", "one; start")):
         refused = add(server, 1, first, ("Stoker-Sequence", second), *more)
         assert (refused.status, refused.json()["code"]) == (400, "bad_request")

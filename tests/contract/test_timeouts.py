@@ -82,5 +82,5 @@ def test_both_doors_read_the_same_wishes(
             answer = server.by_both_doors(b'"x"', headers)
             assert answer.status == status
             assert answer.header("stoker-tier") == tier
-        # The direct door has answered, and knows the head again.
+        # The fast path has answered, and knows the head again.
         assert len(server.gateway.heads) == (status == 200)

@@ -56,7 +56,7 @@ def ask(server: InProcessServer, path: str, content: Any, door: str = "direct") 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("model", CLASSES)
 def test_azures_answers_have_objects(server: InProcessServer, model: str, door: str) -> None:
-    """The scores of each row are by the names of the classes, through both doors."""
+    """The scores of each row are by the names of the classes, through both paths."""
     answer = ask(server, f"/api/v1/service/{model}/score", {"data": ROWS}, door)
     wanted: Any = objects(model)
     if model in LABELS:

@@ -191,7 +191,7 @@ def _by_both_doors(served: Served, service: str, body: bytes, key: str = PRIMARY
 
 @pytest.mark.parametrize("case", GOOD)
 def test_good_requests_have_the_same_right_answer(served: Served, case: str) -> None:
-    """A good request gets the model's answer as JSON, in the same bytes through both doors."""
+    """A good request gets the model's answer as JSON, in the same bytes through both paths."""
     service, body, expected = GOOD[case]
 
     direct, app = _by_both_doors(served, service, body)
@@ -209,7 +209,7 @@ def test_good_requests_have_the_same_right_answer(served: Served, case: str) -> 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_requests_have_the_same_clear_error(served: Served, case: str) -> None:
-    """A bad request gets a status, a code and a message that says what is wrong, the same through both doors."""
+    """A bad request gets a status, a code and a message that says what is wrong, the same through both paths."""
     service, body, status, code, message = BAD[case]
 
     direct, app = _by_both_doors(served, service, body)
@@ -220,7 +220,7 @@ def test_bad_requests_have_the_same_clear_error(served: Served, case: str) -> No
 
 
 def test_an_empty_body_is_malformed(served: Served) -> None:
-    """A POST without a body is told so, through both doors."""
+    """A POST without a body is told so, through both paths."""
     direct, app = _by_both_doors(served, "doubler", b"")
 
     assert (direct.status, direct.error_code()) == (400, "malformed_body")
@@ -258,7 +258,7 @@ def test_a_failure_in_the_script_shows_its_caller_only_an_id(served: Served) -> 
 
 
 def test_the_last_request_of_a_connection_has_the_same_answer(served: Served) -> None:
-    """`Connection: close` is answered in the same bytes through both doors, and obeyed."""
+    """`Connection: close` is answered in the same bytes through both paths, and obeyed."""
     answers = []
     # The second time the head is known.
     for headers in ([], [], THE_APP):
@@ -318,7 +318,7 @@ def test_header_names_in_odd_case_are_the_same_headers(served: Served) -> None:
 
 
 def test_a_large_body_within_the_limit_is_scored(main_server: Served) -> None:
-    """20 MB of rows pass, through both doors."""
+    """20 MB of rows pass, through both paths."""
     row = [round(0.123456789 * number, 9) for number in range(784)]
     text = json.dumps(row).encode()
     count = 20_000_000 // len(text) + 1
@@ -360,7 +360,7 @@ def test_requests_are_counted_the_same_at_both_doors(served: Served) -> None:
 
 @pytest.mark.parametrize("form", ["TEXT", "json"])
 def test_balancers_that_ask_are_told_the_load(served: Served, form: str) -> None:
-    """Answers of both doors tell it, over Azure's path and the Open Inference Protocol's; others do not."""
+    """Answers of both paths tell it, over Azure's path and the Open Inference Protocol's; others do not."""
     infer = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
     bodies = {
         served.path("doubler"): rows_body([1, 2, 3, 4]),

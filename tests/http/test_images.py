@@ -100,7 +100,7 @@ def test_a_form_brings_several(server: LiveServer) -> None:
 
 @pytest.mark.parametrize("content_type", [None, "application/json; charset=utf-8"])
 def test_base64_in_json(server: LiveServer, content_type: str | None) -> None:
-    """Base64 in `data` gives rows, through both doors."""
+    """Base64 in `data` gives rows, through both paths."""
     text = base64.b64encode(encoded(PIXELS)).decode()
     body = json.dumps({"data": [text, {"b64": text}]}).encode()
     assert ask(server, DIGITS, body, content_type).json() == DOUBLED * 2

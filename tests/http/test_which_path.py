@@ -29,7 +29,7 @@ KEY = "a-key-of-this-test-0001"
 LIMIT_BYTES = 1000
 BY_THE_APP = 418
 DIRECTLY = 503
-"""No device process is attached, so the direct door's answer to whatever it takes is that nothing is ready."""
+"""No device process is attached, so the fast path's answer to whatever it takes is that nothing is ready."""
 
 
 async def _app(_: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +104,7 @@ async def test_requests_that_end_their_connection_are_answered_directly(value: s
     "headers", [[], [("X-Request-Id", "a")], [("TraceId", "t")]], ids=["known", "new", "app"]
 )
 async def test_the_next_answer_is_the_last_of_an_old_connection(headers: Headers) -> None:
-    """Through both doors: a head that was remembered costs nothing for it, others are told too."""
+    """Through both paths: a head that was remembered costs nothing for it, others are told too."""
     message = scoring(PATH, KEY, BODY, headers)
     async with _listener() as (listener, port), await AsyncConnection.open(port) as connection:
         assert not (await connection.ask(message)).closes
@@ -202,7 +202,7 @@ async def test_everything_else_goes_through_the_app(odd: bytes) -> None:
 async def test_scripts_that_see_heads_get_their_requests_from_the_app(
     script: ScriptForm, status: int
 ) -> None:
-    """The direct door has no heads to give."""
+    """The fast path has no heads to give."""
     async with _listening(script) as connection:
         statuses = {(await connection.ask(scoring(PATH, KEY, BODY))).status for _ in range(3)}
 

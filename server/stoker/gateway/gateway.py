@@ -136,7 +136,7 @@ class Gateway:
     on_readiness: list[Callable[[], None]] = field(default_factory=list)
     """Called when models may have become ready or not ready; see `notify_readiness`."""
     default_lines: bytes = b""
-    """Header lines of every answer, with the date: written by the direct door, and added by uvicorn."""
+    """Header lines of every answer, with the date: written by the fast path, and added by uvicorn."""
     heads: dict[bytes, PlainHead] = field(default_factory=dict)
     """The parsed heads of plain scoring requests by their bytes; see `cache_head`."""
     distant_heads: dict[bytes, PlainHead] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Gateway:
     only: str | None = field(init=False)
     """The model that is meant where a path names none: the only one that the server was started with."""
     routes: dict[bytes, Service] = field(init=False)
-    """The exact request targets of scoring, for the direct door."""
+    """The exact request targets of scoring, for the fast path."""
     infer_routes: dict[bytes, Service] = field(init=False)
     """The same for infer requests of the Open Inference Protocol."""
 

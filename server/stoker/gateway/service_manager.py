@@ -199,7 +199,7 @@ class ServiceManager:
         outgrown = self._exchanges.get(generation)
         if outgrown is not None:
             service.replace(outgrown, exchange)
-        # Before the model was known to read heads, the direct door took requests without them.
+        # Before the model was known to read heads, the fast path took requests without them.
         self._gateway.clear_heads()
         self._exchanges[generation] = exchange
         self._gateway.notify_readiness()

@@ -92,7 +92,7 @@ def bodies(*rows: list[float]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("non_finite", NON_FINITE)
 def test_every_protocol_heeds_the_setting(non_finite: NonFinite) -> None:
-    """By both doors, for rows that come back alone and in several; an error has a code."""
+    """By both paths, for rows that come back alone and in several; an error has a code."""
     with InProcessServer(PuppetRuntime(answer=spoil), non_finite=non_finite) as server:
         for rows in ([[-1.0, 2.0]], [[-1.0, 2.0], [3.0, 4.0]]):
             for path, body in bodies(*rows).items():

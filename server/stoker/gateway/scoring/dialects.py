@@ -56,7 +56,7 @@ class AzureDialect(Dialect):
     """A way to decode and answer requests at Azure's scoring endpoint; made for one model when it is loaded.
 
     Attributes:
-        direct: Whether a POST of JSON or text can be scored without its head, so that the direct door takes it.
+        direct: Whether a POST of JSON or text can be scored without its head, so that the fast path takes it.
         wants_head: Whether `submit` needs the head of a request.
     """
 

@@ -1,4 +1,4 @@
-"""One served model in a frontend, and the core of scoring that both doors share.
+"""One served model in a frontend, and the core of scoring that both paths share.
 
 A door passes a body to `score` or `score_soon`; the `Call` made of it goes through a `Dialect` to an `Exchange`,
 and back the same way. Nothing here knows HTTP beyond header lines.
@@ -321,7 +321,7 @@ class Service(ServiceBase):
 
     @property
     def idle(self) -> bool:
-        """Whether all its requests are answered; bodies that the direct door is receiving are not known here."""
+        """Whether all its requests are answered; bodies that the fast path is receiving are not known here."""
         return (
             not self.arriving
             and not self._staged

@@ -34,7 +34,7 @@ PACKED = replace(
 def test_what_a_model_takes_decides(
     signature: Signature, expected: type[AzureDialect], direct: bool, wants_head: bool
 ) -> None:
-    """Rows, tensors or whole bodies; only scripts that look at the head keep requests from the direct door."""
+    """Rows, tensors or whole bodies; only scripts that look at the head keep requests from the fast path."""
     service = puppet_service()
     assert type(service.dialect) is Unloaded
     with Joined(PuppetRuntime(signature), capacity=4) as joined:
@@ -44,7 +44,7 @@ def test_what_a_model_takes_decides(
 
 
 def test_a_model_with_an_image_input_speaks_images() -> None:
-    """It gets the head, which says what the body is, and takes requests of the direct door all the same."""
+    """It gets the head, which says what the body is, and takes requests of the fast path all the same."""
     images = ImageScoring(ImageInput(1, 2, 1), max_pixels=4, max_rows_bytes=100)
     service = puppet_service(images=images)
     with Joined(PuppetRuntime(replace(ROWS, inputs=(replace(ROWS.inputs[0], shape=(1, 2, 1)),)))) as joined:

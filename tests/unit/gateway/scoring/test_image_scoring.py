@@ -149,7 +149,7 @@ def test_what_small_images_become_counts_too(scene: Scene) -> None:
 
 @pytest.mark.parametrize("padding", [0, 100_000])
 def test_large_bodies_of_base64_go_the_same_way(scene: Scene, padding: int) -> None:
-    """Base64 without a head beside it, as the direct door brings it, is decoded on the thread too."""
+    """Base64 without a head beside it, as the fast path brings it, is decoded on the thread too."""
     text = base64.b64encode(png(7, LARGE_SIDE)).decode()
     answers = Answers()
     scene.score(json.dumps({"data": [text], "comment": "x" * padding}).encode(), answers, None)
