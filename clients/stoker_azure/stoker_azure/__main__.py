@@ -29,7 +29,7 @@ _NO_CHECK: Final = "--no-check"
 
 
 def main() -> int:
-    """Run the file as `python FILE` would; returns 2 if there is none, or if it is a notebook that is not run."""
+    """Run the file as `python FILE` does; return 2 if there is no file, or the notebook is refused."""
     words = sys.argv[1:]
     if words[:1] == [_OPTION]:
         if words[1:2] not in [[mode] for mode in _MODES]:

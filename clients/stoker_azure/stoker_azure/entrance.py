@@ -35,7 +35,7 @@ _PRINTED_AS: Final = "1.25"
 
 @functools.cache
 def enter() -> None:
-    """Prepare this process for code written for Azure's SDK; does nothing when it is called again.
+    """Prepare this process for code written for Azure's SDK; a second call does nothing.
 
     Raises:
         ImportError: The variable `STOKER_AZURE` has another value than `stoker` and `real`, or asks for an
@@ -52,7 +52,7 @@ def enter() -> None:
         finder.uninstall()
         return
     finder.install()
-    _take_the_place_of_azure()
+    _override_installed_azure()
     _choose_keras()
     if "numpy" in sys.modules:
         _print_numbers_plainly()
@@ -64,11 +64,11 @@ def enter() -> None:
         shell.events.register("post_run_cell", _advise_on_cell)
 
 
-def _take_the_place_of_azure() -> None:
-    """Let the stand-in win over an `azureml-core` that is installed, and say so."""
+def _override_installed_azure() -> None:
+    """Provide the stand-in in place of an installed `azureml-core`, and print a line that says so."""
     loaded = sys.modules.get(_CORE)
     if loaded is not None and not finder.is_provided(_CORE):
-        _say(
+        _write_line(
             f"{_CORE} was imported before, from {getattr(loaded, '__file__', None)}: this program talks to Azure. "
             f"Import stoker.azure first, or set {VARIABLE}=real if Azure is meant"
         )
@@ -76,14 +76,14 @@ def _take_the_place_of_azure() -> None:
     file = _installed_core()
     if file is not None:
         finder.install(before=_SDK)
-        _say(
+        _write_line(
             f"Stoker takes the place of the azureml-core that is installed, {file}; set {VARIABLE}=real if Azure is "
             "meant"
         )
 
 
 def _installed_core() -> str | None:
-    """The file of the real `azureml.core`; None if it is not installed. Nothing of it is imported."""
+    """Return the file of the real `azureml.core` without importing it; None if it is not installed."""
     package = PathFinder.find_spec(_SDK)
     if package is None or package.submodule_search_locations is None:
         return None
@@ -92,18 +92,18 @@ def _installed_core() -> str | None:
 
 
 def _choose_keras() -> None:
-    """Have Keras 2 where `tf-keras` is installed: what code of before has saved is loaded by the same Keras."""
+    """Choose Keras 2 if `tf-keras` is installed, so that models which Keras 2 saved can be loaded."""
     if importlib.util.find_spec("tf_keras") is None or _LEGACY_KERAS in os.environ:
         return
     os.environ[_LEGACY_KERAS] = "1"
     if "tensorflow" in sys.modules:
-        _say(
+        _write_line(
             "tensorflow was imported before, with Keras 3; for the Keras 2 of tf-keras import stoker.azure first"
         )
 
 
 class _NumpyWatch(importlib.abc.MetaPathFinder):
-    """Sees numpy being imported, and has it print numbers plainly from then on."""
+    """Waits for the import of numpy, and makes it print numbers plainly."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -125,7 +125,7 @@ class _NumpyWatch(importlib.abc.MetaPathFinder):
 
 
 def _print_numbers_plainly() -> None:
-    """Have scalars of numpy printed as numbers, `0.5` and not `np.float64(0.5)`: callers make bodies of that text."""
+    """Make numpy print scalars as numbers, `0.5` and not `np.float64(0.5)`: callers make bodies of that text."""
     import numpy as np
 
     if not np.get_printoptions()["legacy"]:
@@ -133,9 +133,9 @@ def _print_numbers_plainly() -> None:
 
 
 def show_exception(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    """Print an exception that nobody has caught as `python SCRIPT` would: the first frame is the script's.
+    """Print an uncaught exception as `python SCRIPT` does: the first frame is the script's.
 
-    Of exceptions of Azure's SDK, the last frame is so too.
+    For exceptions of Azure's SDK, the last frame is the script's too.
     """
     if isinstance(error, AzureMLException):
         sys.stderr.write(format_for_script(error))
@@ -143,16 +143,16 @@ def show_exception(kind: type[BaseException], error: BaseException, frames: Trac
     frames = frames_of_script(error) or frames
     # Not by sys.__excepthook__, which looks for the lines of a notebook's cells in files.
     traceback.print_exception(kind, error.with_traceback(frames), frames)
-    _say(advise(error))
+    _write_line(advise(error))
 
 
 def _advise_on_cell(result: Any) -> None:
-    """Say below the traceback of a notebook's cell what can be done."""
-    _say(advise(result.error_in_exec))
+    """Print advice below the traceback of a notebook's cell."""
+    _write_line(advise(result.error_in_exec))
 
 
 def advise(error: BaseException | None) -> str:
-    """Return what to do about an exception of code for Azure's SDK; nothing where that is not known."""
+    """Return advice on an exception of code for Azure's SDK; empty if there is none."""
     keras: ModuleType | None = sys.modules.get("keras")
     if isinstance(error, ValueError) and keras is not None and "legacy SavedModel format" in str(error):
         return (
@@ -162,6 +162,6 @@ def advise(error: BaseException | None) -> str:
     return ""
 
 
-def _say(sentence: str) -> None:
+def _write_line(sentence: str) -> None:
     if sentence:
         sys.stderr.write(f"stoker.azure: {sentence}\n")

@@ -48,7 +48,7 @@ class AzureMLException(Exception):
 
 
 class WebserviceException(AzureMLException):
-    """A model or a service cannot be used as it was asked for."""
+    """A model or a service cannot be used as requested."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class ModelNotFoundException(WebserviceException):
 
 
 class NotOffered(WebserviceException, NotImplementedError):
-    """Azure does this, Stoker does not; the message says what to do instead."""
+    """Stoker does not offer something of Azure; the message says what to do instead."""
 
 
 class ComputeTargetException(AzureMLException):
-    """There is no such compute target, or it cannot be one."""
+    """There is no such compute target, or it is not allowed."""
 
 
 class WorkspaceException(AzureMLException):
@@ -84,7 +84,7 @@ class ProjectSystemException(AzureMLException):
 
 
 class UserErrorException(AzureMLException):
-    """A file or an argument is not what it has to be."""
+    """A file or an argument is wrong."""
 
 
 class AuthenticationException(UserErrorException):
@@ -103,7 +103,7 @@ class ActivityFailedException(AzureMLException):
 
 
 class AzureMLAggregatedException(AzureMLException):
-    """Several at once."""
+    """Several exceptions."""
 
 
 class DiscoveryUrlNotFoundException(AzureMLException):

@@ -130,7 +130,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def _follow(self, top: str) -> None:
-        """Provide what else was loaded under our name: importing one real module would have loaded it as well."""
+        """Provide other loaded modules under Azure's names too: importing one real module would load them."""
         for name, target in list(self.imports.items()):
             if name.startswith(f"{top}.") and target in sys.modules and name not in sys.modules:
                 importlib.import_module(name)
@@ -140,7 +140,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _First(importlib.abc.MetaPathFinder):
-    """Stands first in `sys.meta_path`, and has the finder asked for a package and what is in it before all others."""
+    """Stands first in `sys.meta_path`, and asks the finder for modules of certain packages before all others."""
 
     def __init__(self) -> None:
         self.packages: set[str] = set()
@@ -158,7 +158,7 @@ _FIRST: Final = _First()
 
 
 def install(extra: Mapping[str, str] = MappingProxyType({}), before: str | None = None) -> None:
-    """Provide the modules of `IMPORTS`; calling it again changes nothing.
+    """Provide the modules of `IMPORTS`; a second call changes nothing.
 
     Args:
         extra: Further names, and the modules that are provided under them.
@@ -179,7 +179,7 @@ def is_provided(name: str) -> bool:
 
 
 def uninstall() -> None:
-    """Provide nothing any more, and forget the names under which modules were provided."""
+    """Stop providing modules, and remove the provided names from `sys.modules`."""
     for one in (_FINDER, _FIRST):
         if one in sys.meta_path:
             sys.meta_path.remove(one)

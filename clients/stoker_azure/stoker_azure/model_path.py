@@ -75,7 +75,7 @@ def _is_version_of(folder: Path, name: str, version: int | None) -> bool:
 
 
 def _version_folder(folder: Path, version: int | None) -> Path | None:
-    """The folder of this version, or of the highest one."""
+    """Return the folder of a version, by default of the highest one."""
     if not folder.is_dir():
         return None
     if version is None:

@@ -1,4 +1,4 @@
-"""Rows that a script collects, whichever class of Azure's it does that with: CSV files in the workspace."""
+"""`azureml.monitoring` and `azureml.ai.monitoring`: rows that a script collects, as CSV files in the workspace."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class CollectedRows:
     """Rows of one kind.
 
     Args:
-        data: Where they go.
+        data: The writer.
         model: Name of the model, for the path.
         version: Its version, for the path.
-        designation: What they are, for the path.
-        collection: What their files are called.
+        designation: Kind of the rows, for the path.
+        collection: Name of the files.
     """
 
     def __init__(self, data: ModelData, model: str, version: str, designation: str, collection: str) -> None:
@@ -78,10 +78,10 @@ class CollectedRows:
         self._designation, self._collection = designation, collection
 
     def correlations(self, correlation_id: str = "") -> dict[str, str] | None:
-        """Return what rows that are collected now have in `CORRELATIONS`; None in the self-check.
+        """Return the values of `CORRELATIONS` for rows that are collected now; None in the self-check.
 
         Args:
-            correlation_id: What they can be found by; without it a new id.
+            correlation_id: Id of the rows; a new one by default.
         """
         ids = current_request_ids()
         if SELF_CHECK in ids:
@@ -96,15 +96,15 @@ class CollectedRows:
     def add(
         self, collected: Any, names: Sequence[str] | None, correlations: Mapping[str, str]
     ) -> list[str] | None:
-        """Have rows written, unless the settings leave them out.
+        """Queue rows for writing, unless the settings leave them out.
 
         Args:
-            collected: What a script has collected.
+            collected: The argument of the script's call.
             names: Names of its columns, if they are known.
-            correlations: What `correlations` gave.
+            correlations: Result of `correlations`.
 
         Returns:
-            The names of the columns; None where nothing is written.
+            The names of the columns; None if nothing is written.
         """
         kept, ids = _BODIES.get(self._designation), current_request_ids()
         settings = self._data.settings
@@ -128,7 +128,7 @@ class CollectedRows:
 
 
 def _table(data: Any, names: list[str] | None) -> tuple[list[str], list[list[Any]]]:
-    """The names of the columns, and rows of as many values.
+    """Return the names of the columns, and rows of as many values.
 
     Raises:
         ValueError: The rows have another number of columns.
@@ -163,7 +163,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _flat(value: Any) -> Iterable[Any]:
-    """The values of a row, also of one with more dimensions."""
+    """Yield the values of a row, which may have more dimensions."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -185,7 +185,7 @@ _NAMED_BY_COLLECTION: Final = {"signals", "general"}
 
 
 class ModelDataCollector:
-    """Collects rows of one kind, where the service collects; else its methods do nothing.
+    """Collects rows of one kind; if the service does not collect, its methods do nothing.
 
     Each row gets the columns `$Timestamp`, `$RequestId` and `$CorrelationId` before its own, so rows of different
     collectors can be joined.
@@ -242,10 +242,10 @@ class ModelDataCollector:
         Args:
             input_data: A list, numpy array, or data frame of pandas or Spark; else one row of one value. A flat list
                 or array is one row if it is as long as the names of the features, else a row for each item.
-            user_correlation_id: What this call can be found by; without it a new id.
+            user_correlation_id: Id of this call; a new one by default.
 
         Returns:
-            What `add_correlations` takes; None if nothing is collected.
+            The argument for `add_correlations`; None if nothing is collected.
         """
         given, self._expected.correlations = getattr(self._expected, "correlations", None), None
         correlations = None if self._rows is None else self._rows.correlations(user_correlation_id)
@@ -259,7 +259,7 @@ class ModelDataCollector:
         return correlations
 
     def add_correlations(self, input_data: Any, correlations: Mapping[str, str] | None) -> Any:
-        """Give the rows that this collector collects next, on this thread and for this request, the id of others.
+        """Give other rows' id to the rows that this collector collects next, on this thread and for this request.
 
         Args:
             input_data: Those rows.
@@ -277,10 +277,10 @@ class ModelDataCollector:
 
 
 class CorrelationContext:
-    """What rows have in common; scripts may have classes of their own."""
+    """What rows have in common; scripts may define their own classes."""
 
     def get_id(self) -> str:
-        """The id that the rows get."""
+        """Return the id of the rows."""
         return ""
 
     def __str__(self) -> str:
@@ -309,25 +309,25 @@ class BasicCorrelationContext(CorrelationContext):
         self.headers = dict(headers or {})
 
     def get_id(self) -> str:
-        """The id that the rows get."""
+        """Return the id of the rows."""
         return self.id
 
     def get_timestamp(self) -> int:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         return self.timestamp
 
     def get_headers(self) -> dict[str, Any]:
-        """The headers."""
+        """Return the headers."""
         return self.headers
 
 
 def get_context() -> CorrelationContext:
-    """A new context."""
+    """Return a new context."""
     return BasicCorrelationContext()
 
 
 class Collector:
-    """Collects data frames of one kind, where the service collects; else it does nothing.
+    """Collects data frames of one kind; if the service does not collect, it does nothing.
 
     Attributes:
         name: What they are: `model_inputs`, `model_outputs` or another word.
@@ -337,7 +337,7 @@ class Collector:
         """Describe what is collected.
 
         Args:
-            on_error: Is told what is wrong; without it, it is raised.
+            on_error: Called with errors, which are raised by default.
 
         Raises:
             ValueError: The name is empty or no text.
@@ -360,7 +360,7 @@ class Collector:
 
         Args:
             data: A data frame of pandas.
-            correlation_context: What the rows can be found by; without it a new one.
+            correlation_context: Context of the rows; a new one by default.
 
         Returns:
             The context, for the rows that belong to these.

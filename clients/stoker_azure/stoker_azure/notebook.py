@@ -25,7 +25,7 @@ _WRITE: Final = "writefile"
 
 
 class NotebookRefused(Exception):
-    """A notebook that is not run; the message says why, and what to do."""
+    """A notebook cannot be run; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Cell:
 
 
 def run_notebook(path: Path, variables: dict[str, Any]) -> None:
-    """Run the cells of a notebook, one after the other; the value of a cell's last line is printed.
+    """Run the cells of a notebook in order, and print the value of each cell's last line.
 
     Lines that set up the display or packages are left out, and a sentence on stderr says so.
 
@@ -65,7 +65,7 @@ def run_notebook(path: Path, variables: dict[str, Any]) -> None:
 
 
 def _sources(path: Path) -> Iterator[tuple[int, str]]:
-    """The numbers, from 1, and the texts of the cells of code."""
+    """Yield the numbers, from 1, and the texts of the cells of code."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         cells = document["cells"]
@@ -97,7 +97,7 @@ def _read_cell(path: Path, number: int, source: str) -> _Cell:
 
 
 def _as_python(name: str, source: str) -> str:
-    """Leave out the lines for Jupyter. Python reports other syntax errors when it runs the cell."""
+    """Remove the lines for Jupyter. Python reports other syntax errors when it runs the cell."""
     lines = source.splitlines()
     while True:
         text = "\n".join(lines)

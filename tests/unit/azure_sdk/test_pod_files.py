@@ -13,7 +13,7 @@ from stoker.errors import InvalidSettings
 from stoker.models.frameworks import Framework
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
-from stoker_azure.sdk.services.cluster_deploying import lay_out, lay_out_versions
+from stoker_azure.sdk.services.cluster_deploying import write_pod_files, write_versioned_files
 from stoker_azure.sdk.services.records import Plan
 
 INSIDE = PurePosixPath("/models/digits")
@@ -58,7 +58,7 @@ def test_a_script_has_its_models_and_variables(repository: Repository, tmp_path:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "of-before").write_text("")
-    served = lay_out(folder, plan(inference=inference), models, INSIDE)
+    served = write_pod_files(folder, plan(inference=inference), models, INSIDE)
     assert served == {
         "path": "/models/digits/score.py",
         "name": "digits",
@@ -67,11 +67,11 @@ def test_a_script_has_its_models_and_variables(repository: Repository, tmp_path:
     }
     assert files(folder) == ["azureml-models/one/1/one.pkl", "azureml-models/two/1/two.pkl", "score.py"]
     inference["sourceDirectory"] = str(tmp_path / "source")
-    served = lay_out(folder, plan(inference=inference), models[:1], INSIDE)
+    served = write_pod_files(folder, plan(inference=inference), models[:1], INSIDE)
     assert served["model_dir"] == "/models/digits/azureml-models/one/1"
     assert files(folder) == ["azureml-models/one/1/one.pkl", "labels.txt", "score.py"]
     del inference["environment"]
-    assert lay_out(folder, plan(inference=inference), [], INSIDE) == {
+    assert write_pod_files(folder, plan(inference=inference), [], INSIDE) == {
         "path": "/models/digits/score.py",
         "name": "digits",
     }
@@ -81,12 +81,12 @@ def test_a_model_is_served_alone_if_it_can_be(repository: Repository, tmp_path: 
     """One of them, which needs no script."""
     graph = registered(repository, tmp_path, "graph", "onnx")
     weights = registered(repository, tmp_path, "weights", "files")
-    served = lay_out(tmp_path / "files", plan(), [graph], INSIDE)
+    served = write_pod_files(tmp_path / "files", plan(), [graph], INSIDE)
     assert served == {"path": "/models/digits/azureml-models/graph/1/graph.onnx", "name": "digits"}
     assert files(tmp_path / "files") == ["azureml-models/graph/1/graph.onnx"]
     for models in ([], [weights], [graph, weights]):
         with pytest.raises(InvalidSettings, match="without an inference_config exactly one ONNX model"):
-            lay_out(tmp_path / "files", plan(), models, INSIDE)
+            write_pod_files(tmp_path / "files", plan(), models, INSIDE)
 
 
 def test_pods_that_follow_versions_find_a_folder_of_them(repository: Repository, tmp_path: Path) -> None:
@@ -95,11 +95,11 @@ def test_pods_that_follow_versions_find_a_folder_of_them(repository: Repository,
     again = registered(repository, tmp_path, "graph", "onnx")
     folder = tmp_path / "files"
     for model in (graph, again):
-        served = lay_out_versions(folder, plan(), [model], INSIDE)
+        served = write_versioned_files(folder, plan(), [model], INSIDE)
         assert served == {"path": "/models/digits/graph", "name": "digits"}
     assert files(folder) == ["graph/2/model.onnx", "graph/labels.json"]
     assert json.loads((folder / "graph" / "labels.json").read_text()) == {"default": 2}
     weights = registered(repository, tmp_path, "weights", "files")
-    assert lay_out_versions(folder, plan(), [weights], INSIDE) is None
-    assert lay_out_versions(folder, plan(), [graph, weights], INSIDE) is None
-    assert lay_out_versions(folder, plan(inference={"entryScript": "score.py"}), [graph], INSIDE) is None
+    assert write_versioned_files(folder, plan(), [weights], INSIDE) is None
+    assert write_versioned_files(folder, plan(), [graph, weights], INSIDE) is None
+    assert write_versioned_files(folder, plan(inference={"entryScript": "score.py"}), [graph], INSIDE) is None

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from stoker_azure.config import DeploymentConfig
-from stoker_azure.sdk.services.cluster_deploying import plan_of
+from stoker_azure.sdk.services.cluster_deploying import make_plan
 from stoker_cluster.plan import ClusterPlan
 
 PRESENT = "an object"
@@ -161,7 +161,7 @@ def planned(keyword: str, namespace: str, *, given: bool) -> ClusterPlan:
         **({} if "namespace" in keywords else {"namespace": namespace}),
         **effect.given,
     }
-    return plan_of(DeploymentConfig.from_keywords("aks", **keywords), besides)
+    return make_plan(DeploymentConfig.from_keywords("aks", **keywords), besides)
 
 
 def changed(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

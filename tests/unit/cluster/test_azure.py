@@ -10,7 +10,7 @@ from tests.unit.cluster.keywords import planned as keyword_plan
 from stoker.errors import InvalidSettings
 from stoker_azure.config import DeploymentConfig
 from stoker_azure.config.deployment import fields_of
-from stoker_azure.sdk.services.cluster_deploying import plan_of
+from stoker_azure.sdk.services.cluster_deploying import make_plan
 from stoker_cluster.objects.configuration import pod_file
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.render import objects_of
@@ -24,7 +24,7 @@ GIVEN: dict[str, Any] = {
 
 def planned(given: dict[str, Any] | None = None, **keywords: Any) -> ClusterPlan:
     """The plan of `AksWebservice.deploy_configuration` with these keywords."""
-    return plan_of(DeploymentConfig.from_keywords("aks", **keywords), {**GIVEN, **(given or {})})
+    return make_plan(DeploymentConfig.from_keywords("aks", **keywords), {**GIVEN, **(given or {})})
 
 
 def found(plan: ClusterPlan, kind: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def test_the_how_to() -> None:
     """Three pods of two cores and 4 GB; with a GPU each where the environment has a GPU base image."""
     how_to = {"autoscale_enabled": False, "num_replicas": 3, "cpu_cores": 2, "memory_gb": 4}
     configuration = DeploymentConfig.from_keywords("aks", **how_to)
-    plan = plan_of(configuration, GIVEN, gpu_environment=True)
+    plan = make_plan(configuration, GIVEN, gpu_environment=True)
     assert found(plan, "Deployment")["spec"]["replicas"] == 3
     assert container(plan)["resources"] == {
         "requests": {"cpu": "2", "memory": "4G"},
@@ -99,9 +99,9 @@ def test_the_how_to() -> None:
     }
     assert plan.takes_keys
     assert plan.notes == ()
-    assert plan_of(configuration, GIVEN).gpu_count == 0
+    assert make_plan(configuration, GIVEN).gpu_count == 0
     none = DeploymentConfig.from_keywords("aks", **how_to, gpu_cores=0)
-    assert plan_of(none, GIVEN, gpu_environment=True).gpu_count == 0
+    assert make_plan(none, GIVEN, gpu_environment=True).gpu_count == 0
 
 
 def test_azures_own_defaults() -> None:
@@ -149,7 +149,7 @@ def test_contradictions_are_refused_as_azure_refuses_them(keywords: dict[str, An
 def test_other_deployments_are_for_one_machine(tmp_path: Path) -> None:
     """Those of types local and aci are no plan; one of more than 64 replicas is no server of one machine."""
     with pytest.raises(InvalidSettings, match="a deployment of type local is for one machine; serve it with"):
-        plan_of(DeploymentConfig.from_keywords("local", port=80), GIVEN)
+        make_plan(DeploymentConfig.from_keywords("local", port=80), GIVEN)
     with pytest.raises(InvalidSettings, match="65 replicas are more than the 64 of one machine"):
         DeploymentConfig.from_keywords("aks", num_replicas=65).imported()
 

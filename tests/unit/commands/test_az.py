@@ -46,7 +46,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         found.append(words)
         return 0
 
-    monkeypatch.setattr(az_actions, "_as_stoker", kept)
+    monkeypatch.setattr(az_actions, "_run_stoker", kept)
     return found
 
 

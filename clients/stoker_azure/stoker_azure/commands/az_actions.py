@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def _as_stoker(words: list[str]) -> int:
+def _run_stoker(words: list[str]) -> int:
     """Do what a command line of Stoker does."""
     module = find_command(words[0])
     parser = argparse.ArgumentParser(prog=f"stoker {words[0]}")
@@ -51,7 +51,7 @@ def native(*words: str) -> Callable[[argparse.Namespace], int]:
     """Return what does the same as these words of a command line of Stoker; `{name}` is an argument of Azure's."""
 
     def act(args: argparse.Namespace) -> int:
-        return _as_stoker([word.format_map(vars(args)) for word in words])
+        return _run_stoker([word.format_map(vars(args)) for word in words])
 
     return act
 
@@ -240,7 +240,7 @@ def submit(args: argparse.Namespace) -> int:
     """Run a script by a run configuration."""
     words = _submission(args, *(["--experiment", args.experiment] if args.experiment else []))
     words += ["--detach"] if args.detach else []
-    return _as_stoker(["submit", *words, args.script, *args.arguments])
+    return _run_stoker(["submit", *words, args.script, *args.arguments])
 
 
 def submit_hyperdrive(args: argparse.Namespace) -> int:
@@ -286,13 +286,13 @@ def prepare(args: argparse.Namespace) -> int:
 def download(args: argparse.Namespace) -> int:
     """Copy the files of a run."""
     words = ["runs", "download", args.reference, args.prefix]
-    return _as_stoker([*words, *(["--output", args.output] if args.output else [])])
+    return _run_stoker([*words, *(["--output", args.output] if args.output else [])])
 
 
 def download_logs(args: argparse.Namespace) -> int:
     """Copy the logs of a run."""
     words = ["runs", "download", args.reference, "azureml-logs/"]
-    return _as_stoker([*words, *(["--output", args.output] if args.output else [])])
+    return _run_stoker([*words, *(["--output", args.output] if args.output else [])])
 
 
 def promote(args: argparse.Namespace) -> int:
@@ -309,12 +309,12 @@ def promote(args: argparse.Namespace) -> int:
     except RepositoryError:
         note(f"{args.path} is registered as files for an entry script")
         words += ["--framework", "files"]
-    return _as_stoker(words)
+    return _run_stoker(words)
 
 
 def restore(args: argparse.Namespace) -> int:
     """Copy the source files of a run to a new folder."""
-    return _as_stoker(["runs", "snapshot", args.reference, "--output", args.output or args.reference])
+    return _run_stoker(["runs", "snapshot", args.reference, "--output", args.output or args.reference])
 
 
 def attach_folder(args: argparse.Namespace) -> int:

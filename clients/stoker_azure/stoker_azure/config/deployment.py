@@ -1,4 +1,4 @@
-"""The settings of a deployment on Azure: their names in the SDK and in the CLI's JSON, their values, their fate here.
+"""Deployment configurations for Azure: their settings by names of the SDK and of the CLI's JSON, and their effect.
 
 One row a setting. Names and limits are those of `azureml-core` 1.61: the keywords of `AksWebservice`, `AciWebservice`
 and `LocalWebservice.deploy_configuration`, and what `az ml model deploy --dc FILE` reads.
@@ -30,7 +30,7 @@ from stoker.settings.server import ImportedSettings
 __all__ = ["FIELDS", "KEPT_BECAUSE", "DeploymentConfig", "Field", "Group", "Kind", "fields_of"]
 
 Kind = Literal["aks", "aci", "local"]
-"""Where a deployment was to go: Kubernetes, Container Instances, Docker on the own machine."""
+"""The platform on Azure: Kubernetes, Container Instances, Docker on the own machine."""
 
 Group = Literal[
     "here",
@@ -43,7 +43,7 @@ Group = Literal[
     "monitoring",
     "labels",
 ]
-"""`here`: it has an effect on this machine. Else it has none, and the group says why."""
+"""`here`: the setting has an effect on this machine. Otherwise the group says why it has none."""
 
 KEPT_BECAUSE: Final[Mapping[Group, str]] = {
     "autoscaling": "the number of replicas is fixed on one machine",
@@ -61,15 +61,15 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One setting.
+    """A setting.
 
     Attributes:
-        keyword: Its name in the SDK.
+        keyword: Name in the SDK.
         json_names: Its names in the CLI's JSON, with dots for nesting; the first is the documented one. Empty where
             the CLI has none.
         kinds: The deployments that have it.
         read: Reads a value; see `stoker.settings.readers`.
-        group: What becomes of it here.
+        group: Whether it has an effect here, and if not, why.
     """
 
     keyword: str
@@ -79,12 +79,12 @@ class Field:
     group: Group
 
     def names(self, origin: Literal["keyword", "json"]) -> tuple[str, ...]:
-        """The names under which it may be given there."""
+        """Return the names of the setting in the SDK or in JSON."""
         return (self.keyword,) if origin == "keyword" else self.json_names
 
 
 def fields_of(kind: Kind) -> list[Field]:
-    """The settings that a deployment of this kind has."""
+    """Return the settings of a kind of deployment."""
     return [field for field in FIELDS if kind in field.kinds]
 
 
@@ -183,12 +183,12 @@ _SECRET: Final = {"primary_key", "secondary_key"}
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
-    """A deployment configuration, checked.
+    """A checked deployment configuration.
 
     Attributes:
-        kind: Where the deployment was to go.
-        values: The settings that were given, by their keyword in the SDK.
-        source: Where they were given, for messages.
+        kind: The platform on Azure.
+        values: The given settings, by keyword of the SDK.
+        source: Where the settings are from, for messages.
     """
 
     kind: Kind
@@ -210,21 +210,21 @@ class DeploymentConfig:
             raise InvalidSettings(f"{file}: computeType must be {' or '.join(_KINDS)}, got {given!r}")
         known = {name: field for field in fields_of(kind) for name in field.json_names}
         groups = {name.partition(".")[0] for name in known if "." in name}
-        return cls._checked(kind, dict(_flatten(content, groups)), known, file.name)
+        return cls._read(kind, dict(_flatten(content, groups)), known, file.name)
 
     @classmethod
     def from_keywords(cls, kind: Kind, **keywords: Any) -> DeploymentConfig:
-        """Take the keywords of `AksWebservice`, `AciWebservice` or `LocalWebservice.deploy_configuration`.
+        """Read the keywords of `AksWebservice`, `AciWebservice` or `LocalWebservice.deploy_configuration`.
 
         Raises:
             InvalidSettings: As `from_file`.
         """
         known = {field.keyword: field for field in fields_of(kind)}
         given = {name: value for name, value in keywords.items() if value is not None}
-        return cls._checked(kind, given, known, f"{kind.capitalize()}Webservice.deploy_configuration")
+        return cls._read(kind, given, known, f"{kind.capitalize()}Webservice.deploy_configuration")
 
     @classmethod
-    def _checked(
+    def _read(
         cls, kind: Kind, given: Mapping[str, Any], known: Mapping[str, Field], source: str
     ) -> DeploymentConfig:
         values: dict[str, Any] = {}
@@ -248,10 +248,10 @@ class DeploymentConfig:
         return cls(kind, values, source)
 
     def imported(self) -> ImportedSettings:
-        """Return the settings of Stoker that it asks for on one machine, and what the operator is told of it.
+        """Return the settings of Stoker for one machine, and notes for the operator.
 
         Raises:
-            InvalidSettings: It asks for more than one machine runs.
+            InvalidSettings: The configuration needs more than one machine.
         """
         values = self.values
         if (self.replicas or 0) > _MOST_REPLICAS:
@@ -286,7 +286,7 @@ class DeploymentConfig:
 
     @property
     def takes_keys(self) -> bool:
-        """Whether callers send keys; where nothing is said, in Kubernetes alone, as on Azure."""
+        """Whether callers send keys; by default only for Kubernetes, as on Azure."""
         return bool(self.values.get("auth_enabled", self.kind == "aks" and not self.takes_tokens))
 
     @property
@@ -296,13 +296,13 @@ class DeploymentConfig:
 
     @property
     def replicas(self) -> int | None:
-        """How many replicas run: as many as asked for, or the fewest that Azure's autoscaler would keep."""
+        """Number of replicas: the requested one, or the fewest that Azure's autoscaler would keep."""
         fewest: int | None = self.values.get("num_replicas", self.values.get("autoscale_min_replicas"))
         return fewest
 
     @property
     def max_concurrent_requests(self) -> int | None:
-        """Most requests in flight over all replicas; None is without limit."""
+        """Largest number of requests in flight over all replicas; None is no limit."""
         of_replica: int | None = self.values.get("replica_max_concurrent_requests")
         return of_replica and of_replica * (self.replicas or 1)
 
@@ -364,7 +364,7 @@ def _as_text(value: Any) -> str:
 
 
 def _contradictions(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterable[str]:
-    """What Azure refuses too. `names` are those under which the settings were given."""
+    """Yield contradictions that Azure refuses too; `names` has the names under which settings were given."""
     if values.get("auth_enabled") and values.get("token_auth_enabled"):
         yield f"{names['auth_enabled']} and {names['token_auth_enabled']} cannot both be true"
     for request, limit in (("cpu_cores", "cpu_cores_limit"), ("memory_gb", "memory_gb_limit")):

@@ -41,16 +41,16 @@ _IMAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class InferenceConfig:
-    """An inference configuration, checked.
+    """A checked inference configuration.
 
     Attributes:
-        source_directory: The folder that is copied with it on Azure; None if it goes alone.
-        conda_file: Its environment as a file of conda.
-        conda: The same, where the configuration itself has it.
-        managed: Who installs that, in the words of `ModelSettings.environment_managed`; empty if it does not say.
-        environment_variables: Variables of its process.
-        description: The operator's words.
-        notes: What the operator is told of the rest.
+        source_directory: The folder that Azure copies with the script; None for the script alone.
+        conda_file: The environment as a conda file.
+        conda: The environment, if the configuration contains it.
+        managed: Who installs the environment, a value of `ModelSettings.environment_managed`; empty if unset.
+        environment_variables: Variables of the process.
+        description: Free text.
+        notes: Notes for the operator.
     """
 
     entry_script: Path
@@ -106,13 +106,13 @@ class InferenceConfig:
         )
 
     def model(self, conda_dir: Path) -> ModelSettings:
-        """The settings of the model that it describes.
+        """Return the settings of the model.
 
         Args:
-            conda_dir: Where the environment becomes a file of conda, if the configuration itself has it.
+            conda_dir: Folder for a conda file, if the configuration contains the environment.
 
         Raises:
-            InvalidSettings: A value is none that Stoker can use.
+            InvalidSettings: Stoker cannot use a value.
         """
         variables = dict(self.environment_variables)
         if self.source_directory is not None:
@@ -133,12 +133,12 @@ class InferenceConfig:
 
 
 def write_conda_file(conda: Mapping[str, Any], conda_dir: Path, source: str) -> Path:
-    """Make the environment that a configuration itself has a file of conda.
+    """Write an environment that a configuration contains as a conda file.
 
     Args:
-        conda: The environment, as such a file has it.
-        conda_dir: Where it is written, below a folder for its content.
-        source: What its name tells of where it is from: the packages' file is shown.
+        conda: The content of the file.
+        conda_dir: Folder for the file, which gets a folder for its content.
+        source: Where the environment is from; part of the file's name, which is shown.
     """
     content = yaml.safe_dump(dict(conda), sort_keys=True).encode()
     folder = private_folder(conda_dir / hashlib.sha256(content).hexdigest()[:16])
@@ -183,7 +183,7 @@ class _Reader:
         kind: str,
         folder: Path | None = None,
     ) -> Path | None:
-        """A path that is there: within `folder`, else beside the file or in the current directory."""
+        """Return an existing path: within `folder`, else beside the file or in the current directory."""
         value = content.get(name)
         if value is None:
             return None
@@ -202,7 +202,7 @@ def _given(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_parts(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment that the entries of the older form describe."""
+    """Return the environment that entries of the older form describe."""
     if "condaFile" not in content:
         return {}
     return {"python": {"condaDependenciesFile": content["condaFile"]}}
@@ -234,7 +234,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether this is a section that was written without anything in it."""
+    """Whether a section has no content."""
     if isinstance(value, dict):
         return all(_is_empty(inner) for inner in value.values())
     return value in (None, [], "", False, True)

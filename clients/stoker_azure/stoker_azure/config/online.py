@@ -1,4 +1,4 @@
-"""A deployment of an online endpoint, in Stoker's settings: what `az ml online-deployment create -f FILE` reads."""
+"""The YAML of `az ml online-endpoint` and `online-deployment`, in Stoker's settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from stoker.settings.server import ImportedSettings
 from stoker.settings.traffic import Endpoint
 from stoker.system.durable import private_folder
 from stoker_azure.config.inference import check_names, write_conda_file
-from stoker_azure.config.online_fields import DEPLOYMENT_FIELDS, ENDPOINT_FIELDS, checked_values, kept_notes
+from stoker_azure.config.online_fields import (
+    DEPLOYMENT_FIELDS,
+    ENDPOINT_FIELDS,
+    notes_without_effect,
+    read_fields,
+)
 
 __all__ = [
     "OnlineDeployment",
@@ -62,13 +67,13 @@ _BODIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class OnlineModel:
-    """The model of a deployment; one of both is given.
+    """The model of a deployment: either registered or a path.
 
     Attributes:
         registered: A registered model as NAME[:VERSION].
         path: Its file or folder.
-        name: What it is called on Azure, as part of AZUREML_MODEL_DIR.
-        version: Its version there.
+        name: Name on Azure, part of AZUREML_MODEL_DIR.
+        version: Version on Azure.
     """
 
     registered: str = ""
@@ -78,10 +83,10 @@ class OnlineModel:
 
     @classmethod
     def of(cls, value: Any, file: Path) -> OnlineModel | None:
-        """Read the key `model`; None where there is none.
+        """Read the key `model`; None if it is missing.
 
         Raises:
-            InvalidSettings: It is neither a reference to a registered model nor the path of one that is there.
+            InvalidSettings: The value is neither a reference to a registered model nor an existing path.
         """
         if value is None:
             return None
@@ -102,10 +107,10 @@ class OnlineModel:
         return cls(path=path, name=shown, version=name_from_file(str(content.get("version", 1))))
 
     def model_dir(self, run_dir: Path) -> Path | None:
-        """What AZUREML_MODEL_DIR is for a script: on Azure the folder around what `path` names, with nothing else.
+        """Return AZUREML_MODEL_DIR for a script: a folder that has `path` and nothing else, as on Azure.
 
         Args:
-            run_dir: The workspace's folder of the state of running servers.
+            run_dir: The workspace's folder of running servers.
         """
         if self.path is None:
             return None
@@ -172,12 +177,12 @@ class OnlineEnvironment:
         return cls(conda_file=path, notes=notes)
 
     def file(self, conda_dir: Path, source: str) -> Path | None:
-        """The packages as a file of conda, written to a folder if it has to be."""
+        """Return the packages as a conda file, written to a folder if needed."""
         return self.conda_file if self.conda is None else write_conda_file(self.conda, conda_dir, source)
 
 
 def path_beside(value: Any, name: str, base: Path, source: str) -> Path:
-    """A path of the YAML: relative to the file in which it stands.
+    """Return a path of the YAML, which is relative to its file.
 
     Raises:
         InvalidSettings: It is none, or one of another machine.
@@ -192,7 +197,7 @@ def path_beside(value: Any, name: str, base: Path, source: str) -> Path:
 
 
 def read_collections(values: Mapping[str, Any], source: str) -> dict[str, Any] | bool | None:
-    """Read `data_collector` as the setting `collect`; None where nothing is said of it.
+    """Read `data_collector` as the setting `collect`; None if unset.
 
     Raises:
         InvalidSettings: It is malformed.
@@ -220,7 +225,7 @@ def read_collections(values: Mapping[str, Any], source: str) -> dict[str, Any] |
 
 
 def _inline(value: Any, name: str, file: Path) -> tuple[Mapping[str, Any], Path]:
-    """A mapping that stands in the YAML, or in the file that it names; and the folder of that file."""
+    """Return a mapping of the YAML, or of the file that it names, and the folder of that file."""
     if isinstance(value, str):
         other = path_beside(value, name, file.parent.absolute(), file.name)
         return read_yaml(other, f"file of {name}", f"what {name} may have, by name"), other.parent
@@ -252,15 +257,15 @@ _PER_INSTANCE: Final = "request_settings.max_concurrent_requests_per_instance"
 
 @dataclass(frozen=True, slots=True)
 class OnlineDeployment:
-    """A deployment, checked.
+    """A checked online deployment.
 
     Attributes:
-        name: Its name; the name of the service.
-        values: The settings that were given, by their dotted names.
-        entry_script: The script; None where the model is served without one.
-        source_directory: The folder that is copied with it on Azure.
+        name: Name of the deployment and of the service.
+        values: The given settings, by dotted name.
+        entry_script: The script; None if the model is served without one.
+        source_directory: The folder that Azure copies with the script.
         asset: The model; None for a script that needs none.
-        collect: The setting `collect`, as `model_settings` reads it; None where nothing is said of it.
+        collect: The setting `collect`, as `model_settings` reads it; None if unset.
     """
 
     name: str
@@ -285,7 +290,7 @@ class OnlineDeployment:
             raise InvalidSettings(
                 f"{file} is no online deployment, for its $schema is {schema}; an endpoint is given with --endpoint"
             )
-        values = checked_values(content, DEPLOYMENT_FIELDS, file.name)
+        values = read_fields(content, DEPLOYMENT_FIELDS, file.name)
         if "name" not in values:
             raise InvalidSettings(f"{file.name}: name is missing; a deployment has one, such as blue")
         folder, script = _script(values, file)
@@ -308,25 +313,25 @@ class OnlineDeployment:
 
     @property
     def endpoint_name(self) -> str | None:
-        """The endpoint to which it belongs."""
+        """The name of the endpoint."""
         return self.values.get("endpoint_name")
 
     @property
     def replicas(self) -> int | None:
-        """How many replicas run: as many as asked for, or the fewest that Azure's autoscaler would keep."""
+        """Number of replicas: the requested one, or the fewest that Azure's autoscaler would keep."""
         fewest: int | None = self.values.get(
             "instance_count", self.values.get("scale_settings.min_instances")
         )
         return fewest
 
     def model(self, run_dir: Path) -> ModelSettings:
-        """The settings of the model that it describes.
+        """Return the settings of the model.
 
         Args:
-            run_dir: The workspace's folder of the state of running servers, for what has to become a file.
+            run_dir: The workspace's folder of running servers, for files that are written.
 
         Raises:
-            InvalidSettings: A value is none that Stoker can use.
+            InvalidSettings: Stoker cannot use a value.
         """
         values = self.values
         of_instance = values.get(_PER_INSTANCE)
@@ -349,7 +354,7 @@ class OnlineDeployment:
         )
 
     def notes(self) -> Iterable[str]:
-        """What the operator is told of it, one line each."""
+        """Yield notes for the operator."""
         values, prefix = self.values, f"{self.name}: "
         shown = [f"instance_count {self.replicas}"] if self.replicas is not None else []
         shown += [
@@ -371,7 +376,7 @@ class OnlineDeployment:
                 "answers alone; enable model_inputs or model_outputs"
             )
         yield from (f"{prefix}{note}" for note in self.environment.notes)
-        yield from kept_notes(values, DEPLOYMENT_FIELDS, prefix)
+        yield from notes_without_effect(values, DEPLOYMENT_FIELDS, prefix)
 
     def _files(self, run_dir: Path) -> dict[str, Any]:
         asset = self.asset
@@ -399,7 +404,7 @@ class OnlineDeployment:
 
 
 def _script(values: Mapping[str, Any], file: Path) -> tuple[Path | None, Path | None]:
-    """The folder of the code and the script in it; None where there is none."""
+    """Return the folder of the code and the script in it; None if there is none."""
     code, script = (values.get(f"code_configuration.{part}") for part in ("code", "scoring_script"))
     if code is None and script is None:
         return None, None
@@ -425,10 +430,10 @@ _ALL: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class OnlineEndpoint:
-    """An endpoint, checked.
+    """A checked online endpoint.
 
     Attributes:
-        values: The settings that were given, by their dotted names; none where there is no file.
+        values: The given settings, by dotted name; empty without a file.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -447,10 +452,10 @@ class OnlineEndpoint:
             raise InvalidSettings(
                 f"{file} is no online endpoint, for its $schema is {schema}; a deployment is given with --deployment"
             )
-        return cls(checked_values(content, ENDPOINT_FIELDS, file.name), file.name)
+        return cls(read_fields(content, ENDPOINT_FIELDS, file.name), file.name)
 
     def imported(self, deployments: Sequence[OnlineDeployment]) -> ImportedSettings:
-        """The settings of the server, with what the operator is told of the endpoint and its deployments.
+        """Return the settings of the server, with notes for the operator on the endpoint and its deployments.
 
         Raises:
             InvalidSettings: The deployments are of several endpoints or have the same name, or the endpoint's traffic
@@ -518,4 +523,4 @@ class OnlineEndpoint:
             yield "no traffic is given (--endpoint FILE): the first deployment gets all, the header chooses another"
         if self.values.get("auth_mode") == "aad_token":
             yield "auth_mode aad_token: tokens are those of this server, not of Microsoft Entra"
-        yield from kept_notes(self.values, ENDPOINT_FIELDS, "")
+        yield from notes_without_effect(self.values, ENDPOINT_FIELDS, "")

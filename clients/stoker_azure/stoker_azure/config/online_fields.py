@@ -1,4 +1,4 @@
-"""The settings of online endpoints and deployments in the YAML of `az ml` (CLI v2): names, values, their fate here.
+"""The settings of online endpoints and deployments in the YAML of `az ml` (CLI v2): names, values and effect.
 
 One row a setting, for the keys of the schemas `managedOnlineDeployment`, `kubernetesOnlineDeployment`,
 `managedOnlineEndpoint` and `kubernetesOnlineEndpoint`. What has a shape of its own (the model, the environment, what
@@ -29,8 +29,8 @@ __all__ = [
     "KEPT_ONLINE_BECAUSE",
     "OnlineField",
     "OnlineGroup",
-    "checked_values",
-    "kept_notes",
+    "notes_without_effect",
+    "read_fields",
 ]
 
 OnlineGroup = Literal[
@@ -45,7 +45,7 @@ OnlineGroup = Literal[
     "image",
     "labels",
 ]
-"""`here`: it has an effect on this machine. `silent`: it says nothing. Else it has none, and the group says why."""
+"""`here`: the setting has an effect here. `silent`: it needs none. Otherwise the group says why it has none."""
 
 KEPT_ONLINE_BECAUSE: Final[Mapping[OnlineGroup, str]] = {
     "autoscaling": KEPT_BECAUSE["autoscaling"],
@@ -64,12 +64,12 @@ _CPU: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m?)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class OnlineField:
-    """One setting.
+    """A setting.
 
     Attributes:
-        name: Its name in the YAML, with dots for nesting.
+        name: Name in the YAML, with dots for nesting.
         read: Reads a value; see `stoker.settings.readers`.
-        group: What becomes of it here.
+        group: Whether it has an effect here, and if not, why.
     """
 
     name: str
@@ -77,18 +77,20 @@ class OnlineField:
     group: OnlineGroup = "here"
 
 
-def checked_values(content: Mapping[str, Any], fields: Iterable[OnlineField], source: str) -> dict[str, Any]:
-    """Return the settings of a file by their dotted names, checked; what is null is not given.
+def read_fields(content: Mapping[str, Any], fields: Iterable[OnlineField], source: str) -> dict[str, Any]:
+    """Read the settings of a file by their dotted names; null is not a value.
 
     Raises:
-        InvalidSettings: One is unknown or has a bad value.
+        InvalidSettings: A setting is unknown or has a bad value.
     """
     known = {field.name: field for field in fields}
-    return dict(_checked(content, "", known, source))
+    return dict(_read(content, "", known, source))
 
 
-def kept_notes(values: Mapping[str, Any], fields: Iterable[OnlineField], prefix: str) -> Iterable[str]:
-    """What the operator is told of the settings that have no effect, one line a group."""
+def notes_without_effect(
+    values: Mapping[str, Any], fields: Iterable[OnlineField], prefix: str
+) -> Iterable[str]:
+    """Yield notes on the settings without effect, one a group."""
     by_name = {field.name: field for field in fields}
     for group, because in KEPT_ONLINE_BECAUSE.items():
         given = [f"{name} {_shown(value)}" for name, value in values.items() if by_name[name].group == group]
@@ -96,7 +98,7 @@ def kept_notes(values: Mapping[str, Any], fields: Iterable[OnlineField], prefix:
             yield f"{prefix}kept for the cluster: {group} ({', '.join(given)}); {because}"
 
 
-def _checked(
+def _read(
     content: Mapping[str, Any], prefix: str, known: Mapping[str, OnlineField], source: str
 ) -> Iterable[tuple[str, Any]]:
     for key, value in content.items():
@@ -107,7 +109,7 @@ def _checked(
         elif not any(other.startswith(f"{name}.") for other in known):
             raise unknown_setting(name, sorted(known), source)
         elif isinstance(value, Mapping):
-            yield from _checked(value, f"{name}.", known, source)
+            yield from _read(value, f"{name}.", known, source)
         elif value is not None:
             raise InvalidSettings(f"{source}: {name} must be a mapping, got {value!r}")
 
@@ -134,7 +136,7 @@ def _anything(value: Any) -> Any:
 
 
 def _cpus(value: Any) -> float:
-    """Cores as Kubernetes has them: `2`, `0.5`, `500m`."""
+    """Read cores as Kubernetes does: `2`, `0.5`, `500m`."""
     found = _CPU.fullmatch(str(value)) if not isinstance(value, bool) else None
     if found is None or not float(found[1]):
         raise ValueError("must be a number of cores above 0, such as 2, 0.5 or 500m")
@@ -217,7 +219,7 @@ DEPLOYMENT_FIELDS: Final = (
     OnlineField("app_insights_enabled", read_flag, "monitoring"),
     OnlineField("model_mount_path", read_text, "image"),
 )
-"""What a deployment may have."""
+"""The settings of a deployment."""
 
 ENDPOINT_FIELDS: Final = (
     *_COMMON,
@@ -234,4 +236,4 @@ ENDPOINT_FIELDS: Final = (
     OnlineField("scoring_uri", read_text, "silent"),
     OnlineField("openapi_uri", read_text, "silent"),
 )
-"""What an endpoint may have."""
+"""The settings of an endpoint."""

@@ -50,12 +50,12 @@ SERVER_VARIABLES: Final = (*_OF_THE_SCRIPT, *_SETTINGS, *_READ_BY_SETTINGS, *_WI
 
 @dataclass(frozen=True, slots=True)
 class AzureServer:
-    """What the variables of Azure's inference server ask for.
+    """The settings in the variables of Azure's inference server.
 
     Attributes:
-        values: The settings by name, those of the file included; `load_settings` reads some of them as variables.
-        unknown: Names in the file that are none of its settings.
-        source: Where they are from, for messages.
+        values: The settings by name, also those of the file; `load_settings` reads some of them as variables.
+        unknown: Names in the file that are not settings.
+        source: Where the settings are from, for messages.
     """
 
     script: Path
@@ -65,10 +65,10 @@ class AzureServer:
 
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> AzureServer | None:
-        """Read the variables and the file; None unless they name an entry script.
+        """Read the variables and the file; return None unless they name an entry script.
 
         Raises:
-            InvalidSettings: The script or the file is not there, or the file is malformed.
+            InvalidSettings: The script or the file is missing, or the file is malformed.
         """
         if not (environ.get("AZUREML_ENTRY_SCRIPT") or environ.get("AZUREML_CONFIG_FILE")):
             return None
@@ -89,7 +89,7 @@ class AzureServer:
         )
 
     def model(self) -> ModelSettings:
-        """The settings of the script."""
+        """Return the settings of the script."""
         values = self.values
         # A variable of the process itself is inherited; one of the file has to be set.
         variables = {name: values[name] for name in _OF_THE_SCRIPT[2:] if name in values}
@@ -102,7 +102,7 @@ class AzureServer:
         return model_settings(given, self.source)
 
     def imported(self) -> ImportedSettings:
-        """The settings of the server, and what the operator is told of the others."""
+        """Return the settings of the server, with notes for the operator on the others."""
         server = {setting: self.values[name] for name, setting in _SETTINGS.items() if name in self.values}
         notes = [f"{self.source}: AZUREML_ENTRY_SCRIPT {self.values['AZUREML_ENTRY_SCRIPT']} is served"]
         notes += [

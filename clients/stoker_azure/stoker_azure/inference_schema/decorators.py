@@ -18,6 +18,7 @@ __all__ = [
     "FunctionSchemas",
     "convert_argument",
     "find_schemas",
+    "function_schemas",
     "get_input_schema",
     "get_output_schema",
     "get_schemas_dict",
@@ -26,7 +27,6 @@ __all__ = [
     "is_schema_decorated",
     "output_schema",
     "record",
-    "schemas_of",
 ]
 
 _MARK: Final = "__stoker_schemas__"
@@ -34,7 +34,7 @@ _MARK: Final = "__stoker_schemas__"
 
 @dataclass(frozen=True, slots=True)
 class FunctionSchemas:
-    """What is known of one function; each decorator adds to what those below it have said.
+    """The schemas of one function; each decorator adds to those below it.
 
     Attributes:
         name: `MODULE.NAME` of the function.
@@ -51,7 +51,7 @@ class FunctionSchemas:
     def with_input(
         self, names: Sequence[str], param_name: str, schema: dict[str, Any], versions: Sequence[str]
     ) -> FunctionSchemas:
-        """Return it with a further argument described.
+        """Return the schemas with one more argument.
 
         Args:
             names: Names of all arguments of the function.
@@ -76,7 +76,7 @@ class FunctionSchemas:
         )
 
     def with_output(self, schema: dict[str, Any], versions: Sequence[str]) -> FunctionSchemas:
-        """Return it with the returned value described.
+        """Return the schemas with the returned value.
 
         Args:
             schema: The schema, with an `example`.
@@ -99,14 +99,14 @@ REGISTRY: Final[Mapping[str, FunctionSchemas]] = MappingProxyType(_REGISTRY)
 
 
 def record(wrapper: Callable[..., Any], schemas: FunctionSchemas) -> Callable[..., Any]:
-    """Attach what is known to the function that a decorator made, and return that function."""
+    """Attach schemas to the function that a decorator made, and return that function."""
     setattr(wrapper, _MARK, schemas)
     _REGISTRY[schemas.name] = schemas
     return wrapper
 
 
-def schemas_of(function: Callable[..., Any]) -> FunctionSchemas:
-    """Return what is known of a function; of an undecorated one its name."""
+def function_schemas(function: Callable[..., Any]) -> FunctionSchemas:
+    """Return the schemas of a function; an undecorated one has its name only."""
     found = find_schemas(function)
     if found is not None:
         return found
@@ -116,7 +116,7 @@ def schemas_of(function: Callable[..., Any]) -> FunctionSchemas:
 
 
 def find_schemas(function: object) -> FunctionSchemas | None:
-    """Return what is known of a function, also where other decorators are around it, or None."""
+    """Return the schemas of a function, also if other decorators wrap it; None if it has none."""
     return _search(function, set())
 
 
@@ -212,7 +212,7 @@ def input_schema(
 
     def decorate(function: _Function) -> _Function:
         names = list(inspect.signature(function).parameters)
-        schemas = schemas_of(function).with_input(names, param_name, schema, versions)
+        schemas = function_schemas(function).with_input(names, param_name, schema, versions)
 
         @functools.wraps(function)
         def converting(*args: Any, **kwargs: Any) -> Any:
@@ -251,7 +251,7 @@ def output_schema(output_type: AbstractParameterType) -> Callable[[_Function], _
     versions = output_type.supported_versions()
 
     def decorate(function: _Function) -> _Function:
-        schemas = schemas_of(function).with_output(schema, versions)
+        schemas = function_schemas(function).with_output(schema, versions)
 
         @functools.wraps(function)
         def described(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +268,7 @@ def _check_type(param_type: object) -> None:
 
 
 def _is_empty(value: object) -> bool:
-    """Whether it counts as left out; arrays and frames never do."""
+    """Whether a value counts as left out; arrays and frames never do."""
     return value is None or (isinstance(value, _PLAIN) and not value)
 
 
@@ -279,17 +279,17 @@ def is_schema_decorated(func: Callable[..., Any]) -> bool:
 
 def get_input_schema(func: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema of a function's arguments: an object with a property and an example for each."""
-    return copy.deepcopy(schemas_of(func).input) or {"type": "object"}
+    return copy.deepcopy(function_schemas(func).input) or {"type": "object"}
 
 
 def get_output_schema(func: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema of what a function returns."""
-    return copy.deepcopy(schemas_of(func).output) or {"type": "object"}
+    return copy.deepcopy(function_schemas(func).output) or {"type": "object"}
 
 
 def get_supported_versions(func: Callable[..., Any]) -> list[str]:
     """Return the Swagger versions that can express all schemas of a function, of `2.0`, `3.0` and `3.1`."""
-    return sorted(schemas_of(func).versions)
+    return sorted(function_schemas(func).versions)
 
 
 def get_schemas_dict() -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which compute targets stand for a cluster: a record of the workspace for each, also of those that are not there."""
+"""Bindings of compute targets to clusters: records of the workspace, also for targets that do not exist yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker_cluster.plan import ClusterPlan
 __all__ = ["STORE", "Binding", "bind", "binding_of", "bindings", "has_kubeconfig", "unbind", "vm_size_of"]
 
 STORE: Final = "store"
-"""What `models` of a binding is where the files of services come from the store of their namespace."""
+"""Value of `models` of a binding if the files of services come from the store of their namespace."""
 
 _OF_THE_SERVICE: Final = (
     "name",
@@ -37,7 +37,7 @@ class Binding:
 
     Attributes:
         context: Context of the kubeconfig.
-        namespace: Namespace of its services, where they say none.
+        namespace: Default namespace of services.
         fields: Fields of the plan of each of its services, as the command line or a file has them.
     """
 
@@ -54,7 +54,7 @@ class Binding:
         """Return the fields of a plan.
 
         Raises:
-            InvalidSettings: One cannot be.
+            InvalidSettings: A field is not allowed.
         """
         fields = {name: value for name, value in self.fields.items() if (name, value) != ("models", STORE)}
         return {
@@ -64,10 +64,10 @@ class Binding:
 
 
 def bind(workspace: Workspace, target: str, binding: Binding) -> None:
-    """Let a compute target stand for a cluster from now on.
+    """Bind a compute target to a cluster.
 
     Raises:
-        InvalidSettings: It cannot have this name, or a field of the plan cannot be, or is that of a service.
+        InvalidSettings: The name or a field of the plan is not allowed, or a field belongs to a service.
     """
     checked_name(target, "compute target")
     for name in _OF_THE_SERVICE:
@@ -82,7 +82,7 @@ def bind(workspace: Workspace, target: str, binding: Binding) -> None:
 
 
 def unbind(workspace: Workspace, target: str) -> bool:
-    """Let a compute target stand for this machine again; returns whether it was bound. Services stay."""
+    """Remove the binding of a compute target, and return whether it was bound. Services stay."""
     was_bound = binding_of(workspace, target) is not None
     if was_bound:
         (workspace.azure_dir / "clusters" / f"{target}.json").unlink(missing_ok=True)
@@ -90,10 +90,10 @@ def unbind(workspace: Workspace, target: str) -> bool:
 
 
 def binding_of(workspace: Workspace, target: str | None) -> Binding | None:
-    """Return the cluster of a compute target; None if this machine stands for it.
+    """Return the binding of a compute target; None if this machine stands for it.
 
     Raises:
-        InvalidSettings: Its record cannot be read.
+        InvalidSettings: The record cannot be read.
     """
     if target is None or not is_name(target):
         return None
@@ -107,13 +107,13 @@ def binding_of(workspace: Workspace, target: str | None) -> Binding | None:
 
 
 def has_kubeconfig() -> bool:
-    """Whether this machine knows any cluster."""
+    """Whether this machine has a kubeconfig."""
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
     return any(Path(file).expanduser().is_file() for file in files.split(os.pathsep))
 
 
 def vm_size_of(workspace: Workspace, target: str | None) -> str | None:
-    """Return the size of machines that a compute target was created with; None if that was not said."""
+    """Return the size of machines of a compute target; None if it has none."""
     if target is None or not is_name(target):
         return None
     try:
@@ -125,6 +125,6 @@ def vm_size_of(workspace: Workspace, target: str | None) -> str | None:
 
 
 def bindings(workspace: Workspace) -> dict[str, Binding]:
-    """Return all compute targets that are bound, by name."""
+    """Return all bindings, by the name of the compute target."""
     names = sorted(file.stem for file in (workspace.azure_dir / "clusters").glob("*.json"))
     return {name: found for name in names if (found := binding_of(workspace, name)) is not None}

@@ -21,7 +21,7 @@ from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import ComputeTargetException
 from stoker_azure.sdk.base import BaseWorkspace, none_in_workspace, raised_as
 from stoker_azure.sdk.bindings import Binding, bind, binding_of, has_kubeconfig
-from stoker_azure.sdk.unoffered import UnofferedByComputeTarget, unoffered_names
+from stoker_azure.sdk.unoffered import UnofferedByComputeTarget, make_getattr
 from stoker_runs.targets.definitions import find_target, list_targets
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "RemoteCompute",
     "TargetOfRuns",
     "cores_and_gpus",
-    "given",
+    "without_none",
 ]
 
 _KINDS: Final[Mapping[str, str]] = {"amlcompute": "AmlCompute", "ssh": "VirtualMachine"}
@@ -54,11 +54,11 @@ _NAMES: Final[Mapping[str, str]] = {"port": "ssh_port", "key_file": "private_key
 
 @dataclass(slots=True)
 class Configuration:
-    """How a target would be made, or found, on Azure; kept with it.
+    """The arguments with which a target would be created or attached on Azure.
 
     Attributes:
-        kind: What it is on Azure.
-        secrets: Those among them that are kept in a file for their owner alone.
+        kind: Azure's name of the type, such as `AKS`.
+        secrets: Passwords and tokens, kept in a file that only the owner reads.
     """
 
     kind: str
@@ -66,13 +66,13 @@ class Configuration:
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
     def validate_configuration(self) -> None:
-        """Accept it: what cannot be is refused when it is made."""
+        """Do nothing: `ComputeTarget.create` checks the arguments."""
 
     def bind(self, workspace: LocalWorkspace, target: str) -> None:
-        """Let the target stand for the cluster that it names; most name none."""
+        """Bind the target to the cluster that the arguments name; most name none."""
 
-    def keep(self, workspace: BaseWorkspace, file: Path) -> None:
-        """Keep what is no part of the record: the secrets, if there are any, in a file of mode 0600.
+    def save(self, workspace: BaseWorkspace, file: Path) -> None:
+        """Save what the record does not hold: secrets, in a file of mode 0600.
 
         Args:
             workspace: Whose target it is.
@@ -88,19 +88,19 @@ class ComputeTarget(UnofferedByComputeTarget):
     """A compute target of the workspace.
 
     Attributes:
-        type: What it is on Azure, such as `AKS`.
+        type: Azure's name of the type, such as `AKS`.
         provisioning_state: `Succeeded`.
-        created_on: When it was created, RFC 3339 in UTC.
-        vm_size: The machines that were asked for.
-        agent_count: How many were asked for.
-        location: The region that was asked for.
+        created_on: Time of creation, RFC 3339 in UTC.
+        vm_size: The requested size of machines.
+        agent_count: The requested number of machines.
+        location: The requested region.
     """
 
     kind: ClassVar[str] = ""
     words: ClassVar[str] = "this machine stands for it"
 
     def __new__(cls, workspace: BaseWorkspace, name: str) -> Self:
-        """A target is of the class of its kind, also one that is asked for as `ComputeTarget`."""
+        """Make an object of the class of the target's kind, also for `ComputeTarget(workspace, name)`."""
         record = _record(workspace, name)
         found = CLASSES.get(record["type"], cls)
         if not issubclass(found, cls):
@@ -111,7 +111,7 @@ class ComputeTarget(UnofferedByComputeTarget):
         return made  # type: ignore[no-any-return]  # a subclass
 
     def __init__(self, workspace: BaseWorkspace, name: str) -> None:
-        """Find a target.
+        """Find a compute target.
 
         Raises:
             ComputeTargetException: The workspace has none with this name.
@@ -142,34 +142,34 @@ class ComputeTarget(UnofferedByComputeTarget):
         *,
         _again: bool = False,
     ) -> ComputeTarget:
-        """Keep a compute target in the workspace, or find it there; no machine is made, and a line says so.
+        """Save a compute target in the workspace, or find it there. No machine is created, and a line says so.
 
-        For one that is bound to a cluster the line says which machines that has of the size that is asked for.
+        If the target is bound to a cluster, the line counts the machines of the requested size.
 
         Raises:
-            ComputeTargetException: It cannot have this name.
+            ComputeTargetException: The name is not allowed.
         """
         with raised_as(ComputeTargetException):
             checked_name(name, "compute target")
         is_new = name not in ComputeTarget.names(workspace)
         if is_new or _again:
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            _keep(workspace, name, now, provisioning_configuration)
+            _save(workspace, name, now, provisioning_configuration)
             made = ComputeTarget(workspace, name)
             with raised_as(ComputeTargetException):
-                for line in _said(made, provisioning_configuration.values) if is_new else ():
+                for line in _description_lines(made, provisioning_configuration.values) if is_new else ():
                     print(line)
         return ComputeTarget(workspace, name)
 
     @staticmethod
     def attach(workspace: BaseWorkspace, name: str, attach_configuration: Configuration) -> ComputeTarget:
-        """Keep a compute target in the workspace; one that names a cluster is bound to it, a machine is logged in to.
+        """Save a compute target. A target that names a cluster is bound to it; a machine is logged in to.
 
-        A cluster of Azure is the context of the kubeconfig with its name. What its pods run is what `STOKER_IMAGE`
-        names, or the binding that the target has already.
+        The cluster is the context of the kubeconfig with its name. Its pods run the image in
+        `STOKER_IMAGE`, or that of an existing binding.
 
         Raises:
-            ComputeTargetException: It cannot have this name, or the cluster or machine that it names cannot be used.
+            ComputeTargetException: The name is not allowed, or the cluster or machine cannot be used.
         """
         with raised_as(ComputeTargetException):
             attach_configuration.bind(workspace.local, name)
@@ -177,42 +177,42 @@ class ComputeTarget(UnofferedByComputeTarget):
 
     @staticmethod
     def list(workspace: BaseWorkspace) -> Sequence[ComputeTarget]:
-        """All compute targets of the workspace, by name."""
+        """Return all compute targets of the workspace, by name."""
         return [ComputeTarget(workspace, name) for name in ComputeTarget.names(workspace)]
 
     @staticmethod
     def names(workspace: BaseWorkspace) -> Sequence[str]:
-        """The names of all compute targets of the workspace."""
+        """Return the names of all compute targets of the workspace."""
         names = {file.stem for file in (workspace.local.azure_dir / "compute").glob("*.json")}
         names |= set(list_targets(workspace.local.targets_dir))
         return [name for name in sorted(names) if is_name(name) and _find_record(workspace, name) is not None]
 
     def wait_for_completion(self, show_output: bool = False, is_delete_operation: bool = False) -> None:
-        """Say that it is there."""
+        """Print that the target is ready."""
         del is_delete_operation
         if show_output:
             print(self.provisioning_state)
         print(f'Provisioning operation finished, operation "{self.provisioning_state}"')
 
     def refresh_state(self) -> None:
-        """Nothing changes."""
+        """Do nothing: a target is always ready."""
 
     def get_status(self) -> str:
-        """The state of its provisioning."""
+        """Return the provisioning state."""
         return self.provisioning_state
 
     def delete(self) -> None:
-        """Forget it. Services that were deployed to it go on."""
+        """Delete the record of the target. Services that were deployed to the target keep running."""
         file = _file(self.workspace, self.name)
         file.unlink(missing_ok=True)
         file.with_suffix(".secret").unlink(missing_ok=True)
 
     def detach(self) -> None:
-        """The same as `delete`."""
+        """Delete the target."""
         self.delete()
 
     def serialize(self) -> dict[str, Any]:
-        """The target as JSON."""
+        """Return the target as JSON."""
         return {
             "name": self.name,
             "computeType": self.type,
@@ -224,14 +224,14 @@ class ComputeTarget(UnofferedByComputeTarget):
 
 
 class TargetOfRuns(ComputeTarget):
-    """A compute target that scripts are sent to: one of `stoker targets` too."""
+    """A compute target for runs; `stoker targets` lists it too."""
 
-    def _keep(self, configuration: Configuration) -> None:
-        """Keep other values of what it was made with."""
-        _keep(self.workspace, self.name, self.created_on, configuration)
+    def _save(self, configuration: Configuration) -> None:
+        """Save changed arguments."""
+        _save(self.workspace, self.name, self.created_on, configuration)
 
     def delete(self) -> None:
-        """Forget it, unless a run is on it."""
+        """Delete the target, unless a run uses it."""
         from stoker_runs.targets.attaching import detach
 
         with raised_as(ComputeTargetException):
@@ -239,16 +239,16 @@ class TargetOfRuns(ComputeTarget):
         super().delete()
 
 
-def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are not None."""
+def without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _said(target: ComputeTarget, configuration: Mapping[str, Any]) -> Iterator[str]:
-    """What stands for the target."""
+def _description_lines(target: ComputeTarget, configuration: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines that say what runs the target's jobs."""
     binding = binding_of(target.workspace.local, target.name)
     if binding is None:
-        yield f"{target.name}: {target.words}{_kept(configuration)}"
+        yield f"{target.name}: {target.words}{_kept_text(configuration)}"
         return
     from stoker_cluster.access import Cluster
     from stoker_cluster.applying import describe_machines
@@ -260,18 +260,18 @@ def _said(target: ComputeTarget, configuration: Mapping[str, Any]) -> Iterator[s
         yield f"{target.name}: {describe_machines(cluster, size, configuration.get('agent_count'))}"
 
 
-def _kept(configuration: Mapping[str, Any]) -> str:
+def _kept_text(configuration: Mapping[str, Any]) -> str:
     shown = ", ".join(f"{name} {value}" for name, value in configuration.items())
     return f"; kept for it: {shown}" if shown else ""
 
 
-def _keep(workspace: BaseWorkspace, name: str, created_on: str, configuration: Configuration) -> None:
-    """Write the record of a target, and what is no part of it."""
+def _save(workspace: BaseWorkspace, name: str, created_on: str, configuration: Configuration) -> None:
+    """Write the record of a target and its secrets."""
     file = _file(workspace, name)
     with raised_as(ComputeTargetException):
         workspace.local.create()
         private_folder(file.parent)
-        configuration.keep(workspace, file)
+        configuration.save(workspace, file)
     record = {
         "name": name,
         "type": configuration.kind,
@@ -291,7 +291,7 @@ def _record(workspace: BaseWorkspace, name: str) -> dict[str, Any]:
 
 
 def _find_record(workspace: BaseWorkspace, name: str) -> dict[str, Any] | None:
-    """The record of a target, with what `stoker targets` says of it; None where there is no such target."""
+    """Find the record of a target, with its settings in `stoker targets`; None if there is no such target."""
     file = _file(workspace, name)
     record: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
     if record and record["type"] not in _OF_RUNS:
@@ -351,21 +351,21 @@ _STEPS_ALONE: Final = "Azure takes it for steps of pipelines alone"
 
 
 def cores_and_gpus(vm_size: str) -> tuple[int, int]:
-    """What a machine of Azure has; of a size that is not known one core, and a GPU where its name begins with N."""
+    """Return the cores and GPUs of a size of machines; an unknown one has 1 core, and a GPU if it begins with N."""
     name = vm_size.upper().removesuffix("_PROMO")
     return _SIZES.get(name, (1, 1 if name.removeprefix("STANDARD_").startswith("N") else 0))
 
 
 @dataclass(frozen=True, slots=True)
 class AmlComputeStatus:
-    """How a cluster is.
+    """The status of a cluster.
 
     Attributes:
-        nodes: How many machines it has: this one, as long as it is not scaled to none.
-        running: How many of them have runs.
-        least: How many it keeps.
-        most: How many it may have.
-        idle_s: How long one may be idle.
+        nodes: Number of machines: 1, this one, or 0 if the cluster may have none.
+        running: Number of machines with runs.
+        least: Smallest number of machines.
+        most: Largest number of machines.
+        idle_s: Seconds that a machine may be idle.
         vm_size: Their size.
         vm_priority: `dedicated` or `lowpriority`.
     """
@@ -380,11 +380,11 @@ class AmlComputeStatus:
 
     @property
     def current_node_count(self) -> int:
-        """How many machines it has."""
+        """Number of machines."""
         return self.nodes
 
     def serialize(self) -> dict[str, Any]:
-        """Azure's JSON."""
+        """Return the status in Azure's JSON."""
         counts = dict.fromkeys(("preparing", "running", "idle", "unusable", "leaving", "preempted"), 0) | {
             "running": self.running,
             "idle": self.nodes - self.running,
@@ -408,10 +408,10 @@ class AmlComputeStatus:
 
 
 class _Cluster(Configuration):
-    """What is asked for of a cluster; it becomes a compute target of `stoker targets` too."""
+    """The arguments for a cluster, which becomes a compute target of `stoker targets` too."""
 
-    def keep(self, workspace: BaseWorkspace, file: Path) -> None:
-        """Write the target's file."""
+    def save(self, workspace: BaseWorkspace, file: Path) -> None:
+        """Attach the cluster as a target of `stoker targets`."""
         from stoker_runs.targets.attaching import attach
 
         nodes = {name: self.values[name] for name in ("min_nodes", "max_nodes")}
@@ -419,7 +419,7 @@ class _Cluster(Configuration):
 
 
 class AmlCompute(TargetOfRuns):
-    """A cluster that trains. The slots of this machine stand for it."""
+    """A cluster for training. This machine's slots stand for it."""
 
     kind: ClassVar[str] = "AmlCompute"
     words: ClassVar[str] = "the cores and GPUs of this machine stand for the cluster"
@@ -433,15 +433,15 @@ class AmlCompute(TargetOfRuns):
         idle_seconds_before_scaledown: int | str = _IDLE_S,
         **others: Any,
     ) -> Configuration:
-        """What `ComputeTarget.create` takes.
+        """Return the arguments for `ComputeTarget.create`.
 
         Args:
-            vm_size: Size of the machines, such as `STANDARD_NC6`; says how many GPUs a run is to have.
+            vm_size: Size of the machines, such as `STANDARD_NC6`; sets the number of GPUs of a run.
             vm_priority: `dedicated` or `lowpriority`.
-            min_nodes: How many there always are. Texts, as of environment variables, are numbers too.
-            max_nodes: How many there may be; mandatory.
-            idle_seconds_before_scaledown: How long one may be idle.
-            others: Azure's further arguments, which are about its network.
+            min_nodes: Smallest number of machines, a number or its text.
+            max_nodes: Largest number of machines; mandatory.
+            idle_seconds_before_scaledown: Seconds that a machine may be idle.
+            others: Azure's arguments about its network, without effect.
 
         Raises:
             ComputeTargetException: `max_nodes` is missing or less than `min_nodes`.
@@ -460,12 +460,12 @@ class AmlCompute(TargetOfRuns):
         max_nodes: int | str | None = None,
         idle_seconds_before_scaledown: int | str | None = None,
     ) -> None:
-        """Change how many nodes it may have, and how long one may be idle; what is not given stays.
+        """Change the limits of the cluster; arguments that are None change nothing.
 
         Raises:
             ComputeTargetException: `max_nodes` is less than `min_nodes`, or one is no number.
         """
-        asked = given(
+        asked = without_none(
             {
                 "min_nodes": min_nodes,
                 "max_nodes": max_nodes,
@@ -473,7 +473,7 @@ class AmlCompute(TargetOfRuns):
             }
         )
         self._configuration |= _scale(**{**self._scale_settings(), **asked})
-        self._keep(_Cluster(self.kind, self._configuration))
+        self._save(_Cluster(self.kind, self._configuration))
 
     def _scale_settings(self) -> dict[str, Any]:
         known = {"min_nodes": 0, "idle_seconds_before_scaledown": _IDLE_S, **self._configuration}
@@ -486,12 +486,12 @@ class AmlCompute(TargetOfRuns):
         min_node_count: int | None = None,
         timeout_in_minutes: float = 25,
     ) -> None:
-        """Say that it is there: this machine is."""
+        """Print that the cluster is ready."""
         del min_node_count, timeout_in_minutes
         super().wait_for_completion(show_output, is_delete_operation)
 
     def get_status(self) -> Any:
-        """How many machines it has: one, this one."""
+        """Return the number of machines and the limits."""
         kept, scale = self._configuration, self._scale_settings()
         return AmlComputeStatus(
             min(1, scale["max_nodes"]),
@@ -504,12 +504,12 @@ class AmlCompute(TargetOfRuns):
         )
 
     def list_nodes(self) -> list[dict[str, Any]]:
-        """The machines that run something now: none is known, since this one is no node of a cluster."""
+        """Return an empty list: this machine is not a node of a cluster."""
         return []
 
     @staticmethod
     def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
-        """Sizes of machines whose cores and GPUs are known."""
+        """Return the sizes of machines whose cores and GPUs are known."""
         del workspace, location
         return [
             {"name": name.title().replace("_V", "_v"), "vCPUs": cores, "gpus": gpus}
@@ -518,7 +518,7 @@ class AmlCompute(TargetOfRuns):
 
 
 class _Attached(ComputeTarget):
-    """A machine that is attached with what SSH needs."""
+    """A machine that is reached by SSH."""
 
     kind: ClassVar[str] = ""
     words: ClassVar[str] = "it is kept as a record"
@@ -535,22 +535,22 @@ class _Attached(ComputeTarget):
         private_key_file: str | None = "",
         private_key_passphrase: str | None = "",
     ) -> Configuration:
-        """What `ComputeTarget.attach` takes. Password and passphrase are kept in a file of mode 0600."""
+        """Return the arguments for `ComputeTarget.attach`. Secrets are kept in a file of mode 0600."""
         del resource_id
         known = {"address": address, "ssh_port": ssh_port, "username": username}
-        values = given({**known, "private_key_file": private_key_file or None})
+        values = without_none({**known, "private_key_file": private_key_file or None})
         secrets = {"password": password, "private_key_passphrase": private_key_passphrase}
         return cls.configuration(cls.kind, values, {name: text for name, text in secrets.items() if text})
 
 
 class _BySsh(Configuration):
-    """How a machine is reached; it becomes a compute target of `stoker targets` too, which has the secrets."""
+    """The arguments for a machine, which becomes a compute target of `stoker targets` too, with the secrets."""
 
-    def keep(self, workspace: BaseWorkspace, file: Path) -> None:
-        """Attach the machine, which is logged in to, unless `STOKER_ATTACH_CHECK` is `0`.
+    def save(self, workspace: BaseWorkspace, file: Path) -> None:
+        """Attach the machine after logging in to it; if `STOKER_ATTACH_CHECK` is `0`, without logging in.
 
         Raises:
-            OperatorError: It cannot be used; nothing is kept.
+            OperatorError: The machine cannot be used; nothing is saved.
         """
         from stoker_runs.targets.attaching import attach
         from stoker_runs.targets.registry import engine_of
@@ -564,7 +564,7 @@ class _BySsh(Configuration):
 
 
 class RemoteCompute(TargetOfRuns, _Attached):
-    """A virtual machine, or any other that SSH reaches: scripts are sent there."""
+    """A machine that SSH reaches: scripts are sent there."""
 
     kind = "VirtualMachine"
     words = "scripts are sent there by SSH"
@@ -572,7 +572,7 @@ class RemoteCompute(TargetOfRuns, _Attached):
 
 
 class DsvmCompute(RemoteCompute):
-    """A Data Science Virtual Machine, by its class of before."""
+    """A Data Science Virtual Machine."""
 
     kind = "DataScienceVirtualMachine"
 
@@ -584,14 +584,14 @@ class HDInsightCompute(_Attached):
 
 
 class _OfPipelines(ComputeTarget):
-    """A service of Azure that takes steps of pipelines, and no scripts; there is none of it here."""
+    """A service of Azure for steps of pipelines, kept as a record."""
 
     kind: ClassVar[str] = ""
     words: ClassVar[str] = f"it is kept as a record; {_STEPS_ALONE}"
 
     @property
     def cluster_resource_id(self) -> str:
-        """Its names on Azure."""
+        """The names of the resource on Azure."""
         return "/".join(str(value) for value in self._configuration.values())
 
 
@@ -604,8 +604,8 @@ class BatchCompute(_OfPipelines):
     def attach_configuration(
         resource_group: str | None = None, account_name: str | None = None, resource_id: str | None = None
     ) -> Configuration:
-        """What `ComputeTarget.attach` takes."""
-        return Configuration(BatchCompute.kind, given(locals()))
+        """Return the arguments for `ComputeTarget.attach`."""
+        return Configuration(BatchCompute.kind, without_none(locals()))
 
 
 class DatabricksCompute(_OfPipelines):
@@ -620,14 +620,16 @@ class DatabricksCompute(_OfPipelines):
         resource_id: str | None = None,
         access_token: str = "",
     ) -> Configuration:
-        """What `ComputeTarget.attach` takes. The token is kept in a file of mode 0600."""
+        """Return the arguments for `ComputeTarget.attach`. The token is kept in a file of mode 0600."""
         names = {
             "resource_group": resource_group,
             "workspace_name": workspace_name,
             "resource_id": resource_id,
         }
         return Configuration(
-            DatabricksCompute.kind, given(names), {"access_token": access_token} if access_token else {}
+            DatabricksCompute.kind,
+            without_none(names),
+            {"access_token": access_token} if access_token else {},
         )
 
 
@@ -640,14 +642,14 @@ class AdlaCompute(_OfPipelines):
     def attach_configuration(
         resource_group: str | None = None, account_name: str | None = None, resource_id: str | None = None
     ) -> Configuration:
-        """What `ComputeTarget.attach` takes."""
-        return Configuration(AdlaCompute.kind, given(locals()))
+        """Return the arguments for `ComputeTarget.attach`."""
+        return Configuration(AdlaCompute.kind, without_none(locals()))
 
 
 def _scale(
     min_nodes: int | str, max_nodes: int | str, idle_seconds_before_scaledown: int | str
 ) -> dict[str, int]:
-    """How many nodes a cluster may have, and how long one may be idle, as numbers."""
+    """Return the limits of a cluster as numbers."""
     least, most = _number("min_nodes", min_nodes), _number("max_nodes", max_nodes)
     if not 0 <= least <= most:
         raise ComputeTargetException(f"max_nodes is {most}, less than min_nodes, {least}")
@@ -668,20 +670,20 @@ _OF_TRAINING: Final = frozenset(
     {"ComputeInstance", "DataFactoryCompute", "KubernetesCompute", "SynapseCompute"}
 )
 
-__getattr__ = unoffered_names("azureml.core.compute", _OF_TRAINING, __name__)
+__getattr__ = make_getattr("azureml.core.compute", _OF_TRAINING, __name__)
 
 
 class AksConfiguration(Configuration):
-    """How a cluster of Azure Kubernetes Service would be made, or found."""
+    """The arguments for a cluster of Azure Kubernetes Service."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(_TYPE, values)
 
     def bind(self, workspace: LocalWorkspace, target: str) -> None:
-        """Let the target stand for the cluster that it names, if there is a kubeconfig with its context.
+        """Bind the target to the cluster that the arguments name, if there is a kubeconfig.
 
         Raises:
-            InvalidSettings: Nothing says what its pods run, or the name cannot be one.
+            InvalidSettings: No image is named, or the name is not allowed.
             ClusterError: The kubeconfig has no such context.
         """
         name = self.values.get("cluster_name") or str(self.values.get("resource_id", "")).rpartition("/")[2]
@@ -702,18 +704,18 @@ class AksConfiguration(Configuration):
         bind(workspace, target, Binding(context=name, namespace=cluster.namespace, fields={"image": image}))
 
     def enable_ssl(self, **ssl: Any) -> None:
-        """Keep how the cluster would speak TLS; the pods speak plain HTTP."""
+        """Keep the names of the TLS arguments; pods speak plain HTTP."""
         self.values["ssl"] = sorted(ssl)
 
 
 class AksCompute(ComputeTarget):
-    """A cluster of Azure Kubernetes Service, for which this machine stands, or the cluster that it is bound to."""
+    """A cluster of Azure Kubernetes Service: this machine stands for it, or the cluster that it is bound to."""
 
     kind = _TYPE
     words = "this machine stands for the cluster"
 
     class ClusterPurpose:
-        """What a cluster is for."""
+        """Purposes of a cluster."""
 
         FAST_PROD = "FastProd"
         DEV_TEST = "DevTest"
@@ -736,8 +738,8 @@ class AksCompute(ComputeTarget):
         load_balancer_type: str | None = None,
         load_balancer_subnet: str | None = None,
     ) -> AksConfiguration:
-        """What `ComputeTarget.create` takes; the arguments are those of Azure."""
-        return AksConfiguration(given(locals()))
+        """Return the arguments for `ComputeTarget.create`."""
+        return AksConfiguration(without_none(locals()))
 
     @staticmethod
     def attach_configuration(
@@ -748,8 +750,8 @@ class AksCompute(ComputeTarget):
         load_balancer_type: str | None = None,
         load_balancer_subnet: str | None = None,
     ) -> AksConfiguration:
-        """What `ComputeTarget.attach` takes; the arguments are those of Azure."""
-        return AksConfiguration(given(locals()))
+        """Return the arguments for `ComputeTarget.attach`."""
+        return AksConfiguration(without_none(locals()))
 
 
 CLASSES: Final[dict[str, type[ComputeTarget]]] = {

@@ -9,7 +9,7 @@ from stoker_azure.sdk.compute import ComputeTarget
 from stoker_azure.sdk.environment import ContainerRegistry, Environment
 from stoker_azure.sdk.inference_config import Image
 from stoker_azure.sdk.model import Model, Webservice
-from stoker_azure.sdk.unoffered import unoffered_names
+from stoker_azure.sdk.unoffered import make_getattr
 from stoker_azure.sdk.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _IMPORTED_WHEN_USED: Final = {
     "ScriptRun": "run",
     "ScriptRunConfig": "run_configuration",
 }
-_unoffered: Final = unoffered_names("azureml.core", _OF_TRAINING, __name__)
+_unoffered: Final = make_getattr("azureml.core", _OF_TRAINING, __name__)
 
 
 def __getattr__(name: str) -> Any:

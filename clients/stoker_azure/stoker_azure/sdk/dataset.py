@@ -66,10 +66,10 @@ class FileDataset:
         tags: dict[str, str] | None = None,
         create_new_version: bool = False,
     ) -> Self:
-        """Keep it in the workspace under a name; the same paths again are the same version.
+        """Save the data set in the workspace under a name; the same paths again are the same version.
 
         Raises:
-            UserErrorException: There is another data set of this name, and no new version is wanted.
+            UserErrorException: The name has other paths, and `create_new_version` is false.
         """
         with raised_as(UserErrorException):
             checked_data_set_name(name)
@@ -94,24 +94,24 @@ class FileDataset:
         return self
 
     def as_named_input(self, name: str) -> DatasetConsumption:
-        """Give it the name by which the script finds it."""
+        """Return the data set as an input with a name, by which the script finds it."""
         return DatasetConsumption(self, name)
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumption:
-        """Have it as a folder, an argument of the script."""
+        """Return the data set as an argument of the script: the path of a folder."""
         del path_on_compute
         return DatasetConsumption(self, (self.name or "input").replace(" ", "_"))
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumption:
-        """Have it as a folder, an argument of the script."""
+        """Return the data set as an argument of the script: the path of a folder."""
         return self.as_mount(path_on_compute)
 
     def as_hdfs(self) -> DatasetConsumption:
-        """Have it as a folder, an argument of the script."""
+        """Return the data set as an argument of the script: the path of a folder."""
         return self.as_mount()
 
     def files(self) -> list[Path]:
-        """All its files, on this machine."""
+        """Return the paths of all files on this machine."""
         found: list[Path] = []
         if any(store is None for store, _ in self._places):
             found += _files_in(self._fetched())
@@ -127,21 +127,21 @@ class FileDataset:
         return found
 
     def _fetched(self) -> Path:
-        """The file, or the folder with the files, of its addresses of the web."""
+        """Fetch the files from the web, and return the file, or the folder with them."""
         addresses = [address for store, address in self._places if store is None]
         with raised_as(UserErrorException):
             return fetch_files(addresses, LocalWorkspace.find(), tqdm.write)
 
     def to_path(self) -> list[str]:
-        """The paths of its files, from the folder on which they would be mounted."""
+        """Return the paths of the files within the folder that would be mounted."""
         base = self._mounted_at()
         return [f"/{file.relative_to(base).as_posix()}" for file in self.files()]
 
     def folder(self) -> Path:
-        """The folder that has its files: nothing is copied.
+        """Return the folder that has the files; nothing is copied.
 
         Raises:
-            UserErrorException: It is of several places, or there is nothing.
+            UserErrorException: The files are in several folders, or the folder is missing.
         """
         bases = {_base(store, path) for store, path in self._places if store is not None}
         if any(store is None for store, _ in self._places):
@@ -156,15 +156,15 @@ class FileDataset:
         return base
 
     def _mounted_at(self) -> Path:
-        """The folder from which the paths of its files are shown."""
+        """Return the folder that paths of files are relative to."""
         base = self.folder()
         return base.parent if base.is_file() else base
 
     def download(self, target_path: str | None = None, overwrite: bool = False, **_others: Any) -> list[str]:
-        """Copy its files to a folder; returns their paths there.
+        """Copy the files into a folder, and return the paths of the copies.
 
         Raises:
-            UserErrorException: One is there already.
+            UserErrorException: A copy exists.
         """
         base, place = self._mounted_at(), Path(target_path or ".")
         copied = []
@@ -178,7 +178,7 @@ class FileDataset:
         return copied
 
     def mount(self, mount_point: str | None = None) -> _Mounted:
-        """A context with the folder in `mount_point`: it is where it is, so nothing is mounted."""
+        """Return a context with the folder as `mount_point`; nothing needs to be mounted."""
         del mount_point
         return _Mounted(str(self.folder()))
 
@@ -196,10 +196,10 @@ class _Mounted:
         self.stop()
 
     def start(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class DatasetConsumption(Printable):
@@ -214,7 +214,7 @@ class DatasetConsumption(Printable):
         self.name = name
 
     def as_mount(self, path_on_compute: str | None = None) -> Self:
-        """Have it as a folder."""
+        """Return the same: the script gets the path of a folder."""
         del path_on_compute
         return self
 
@@ -240,7 +240,7 @@ class OutputFileDatasetConfig(Printable):
         self.destination = destination
 
     def as_mount(self, *_arguments: Any, **_more: Any) -> Self:
-        """Have it as a folder."""
+        """Return the same: the script gets the path of a folder."""
         return self
 
     as_upload = as_mount
@@ -251,7 +251,7 @@ class _Files:
 
     @staticmethod
     def from_files(path: _Path, validate: bool = True, is_file: bool = False) -> FileDataset:
-        """A data set of files.
+        """Make a data set of files.
 
         Args:
             path: `(store, path)`, a `DataPath`, an address `https://…` of the web, or a list of them; a path in a
@@ -259,7 +259,7 @@ class _Files:
             validate: Not used: the files may come later.
 
         Raises:
-            UserErrorException: It is something else.
+            UserErrorException: `path` is something else.
         """
         del validate, is_file
         several = path if isinstance(path, list) else [path]
@@ -284,17 +284,17 @@ class _Tables(metaclass=NotAClass):
 
 
 class Dataset:
-    """Where data sets are made and found."""
+    """Makes and finds data sets."""
 
     File = _Files
     Tabular = _Tables
 
     @staticmethod
     def get_by_name(workspace: BaseWorkspace, name: str, version: int | str = "latest") -> FileDataset:
-        """A registered data set.
+        """Return a registered data set.
 
         Raises:
-            UserErrorException: It is not registered.
+            UserErrorException: There is no such data set or version.
         """
         versions = data_set_versions(workspace.local, name)
         number = len(versions) if version == "latest" else int(version)
@@ -312,7 +312,7 @@ class Dataset:
 
     @staticmethod
     def get_all(workspace: BaseWorkspace) -> dict[str, FileDataset]:
-        """The latest version of each data set, by name."""
+        """Return the latest version of each data set, by name."""
         files = (workspace.local.azure_dir / "datasets").glob("*.json")
         return {
             name: Dataset.get_by_name(workspace, name)
@@ -333,14 +333,14 @@ def _place(path: _Path) -> tuple[Datastore, str]:
 
 
 def _files_in(place: Path) -> list[Path]:
-    """The files of a folder, or the file itself where it is one."""
+    """Return the files of a folder, or the file itself."""
     if place.is_file():
         return [place]
     return sorted(file for file in files_below(place) if file.is_file()) if place.is_dir() else []
 
 
 def _base(store: Datastore, path: str) -> Path:
-    """The folder before the first part of a path that is a pattern."""
+    """Return the folder before the first pattern in a path."""
     parts = path.strip("/").split("/")
     fixed = next(
         (number for number, part in enumerate(parts) if any(sign in part for sign in _GLOB)), len(parts)

@@ -35,7 +35,7 @@ class _Store(Protocol):
     name: str
 
     def place(self, path: str | None) -> Path:
-        """Where a path of the store is on this machine."""
+        """Return the place of a path of the store on this machine."""
         ...
 
 
@@ -92,32 +92,32 @@ class DataReference:
         return f"DataReference({self.datastore.name!r}, {self.path_on_datastore!r})"
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
-        """A path below this one."""
+        """Return a reference to a path below this one."""
         joined = "/".join(part.strip("/") for part in (self.path_on_datastore, path or "") if part.strip("/"))
         return DataReference(
             self.datastore, data_reference_name or self.data_reference_name, joined, self.mode
         )
 
     def as_mount(self) -> Self:
-        """Have the script find the folder."""
+        """Let the script read the folder."""
         return self._with("mount")
 
     def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> Self:
-        """Have the script find the folder; a store of this machine is not copied."""
+        """Let the script read the folder; a store of this machine is not copied."""
         del path_on_compute, overwrite
         return self._with("download")
 
     def as_upload(self, path_on_compute: str | None = None, overwrite: bool = False) -> Self:
-        """Have the script write to the folder."""
+        """Let the script write to the folder."""
         del path_on_compute, overwrite
         return self._with("upload")
 
     def to_config(self) -> Self:
-        """Its entry in `RunConfiguration.data_references`."""
+        """Return the entry for `RunConfiguration.data_references`."""
         return self
 
     def to_path(self) -> Path:
-        """Where it is on this machine."""
+        """Return the path on this machine."""
         return self.datastore.place(self.path_on_datastore)
 
     def _with(self, mode: str) -> Self:
@@ -162,12 +162,12 @@ class Datastore:
 
     @staticmethod
     def names(workspace: BaseWorkspace) -> list[str]:
-        """Names of all stores."""
+        """Return the names of all stores."""
         return store_names(workspace.local)
 
     @staticmethod
     def get(workspace: BaseWorkspace, datastore_name: str) -> Datastore:
-        """A store by its name.
+        """Find a store by its name.
 
         Raises:
             UserErrorException: There is none.
@@ -176,7 +176,7 @@ class Datastore:
 
     @staticmethod
     def get_default(workspace: BaseWorkspace) -> Datastore:
-        """The default store."""
+        """Return the default store."""
         return Datastore(workspace)
 
     @staticmethod
@@ -202,22 +202,22 @@ class Datastore:
     register_azure_sql_database = UnofferedMethod(_ELSEWHERE)
 
     def set_as_default(self) -> None:
-        """Make it the default store."""
+        """Make this store the default."""
         private_folder(_folder(self.workspace))
         replace_file(_folder(self.workspace) / _DEFAULT, self.name.encode())
 
     def unregister(self) -> None:
-        """Forget the store; the files of a registered folder stay, those of a folder of the workspace too."""
+        """Remove the store from the workspace; its files stay."""
         (_folder(self.workspace) / self.name / STORE_FILE).unlink(missing_ok=True)
 
     def place(self, path: str | None) -> Path:
-        """Where a path of the store is on this machine.
+        """Return the place of a path of the store on this machine.
 
         Args:
             path: The path; a leading `/` means the store's root.
 
         Raises:
-            UserErrorException: It leads out of the store.
+            UserErrorException: The path leads out of the store.
         """
         place = resolve_in_store(self.root, path)
         if place is None:
@@ -225,15 +225,15 @@ class Datastore:
         return place
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
-        """A reference to a path of the store."""
+        """Return a reference to a path of the store."""
         return DataReference(self, data_reference_name, path)
 
     def as_mount(self) -> DataReference:
-        """A reference to the whole store."""
+        """Return a reference to the whole store."""
         return self.path().as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A reference to the whole store."""
+        """Return a reference to the whole store."""
         del path_on_compute
         return self.path().as_download()
 
@@ -247,7 +247,7 @@ class Datastore:
         """Copy a folder into the store.
 
         Args:
-            target_path: Where in the store.
+            target_path: Path in the store.
             overwrite: Whether to replace files that are there; else they are skipped, and a line says so.
             show_progress: Whether to print a line for each file.
 
@@ -289,7 +289,7 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files of the store to a folder; returns how many."""
+        """Copy files of the store to a folder, and return their number."""
         del show_progress
         start = self.place(prefix)
         files = [start] if start.is_file() else sorted(file for file in files_below(start) if file.is_file())
@@ -308,7 +308,7 @@ class Datastore:
         with raised_as(UserErrorException):
             self.workspace.local.create()
         listed = list(pairs)
-        say = tqdm.write if show else _silent
+        say = tqdm.write if show else _discard
         say(f"Uploading an estimated of {len(listed)} files")
         base = self.place(target_path)
         tree, done = Tree(private_folder(self.root)), 0
@@ -318,7 +318,7 @@ class Datastore:
             if target.exists() and not overwrite:
                 say(f"Target already exists. Skipping upload for {shown}")
                 continue
-            _put(source, tree, shown.as_posix())
+            _copy_into(source, tree, shown.as_posix())
             done += 1
             say(f"Uploaded {source}, {done} files out of an estimated total of {len(listed)}")
         say(f"Uploaded {done} files")
@@ -328,11 +328,11 @@ class Datastore:
 AzureBlobDatastore = Datastore
 
 
-def _put(source: Path, tree: Tree, name: str) -> None:
-    """Copy a file into a store, whole: runs write into it too, and their links are not followed.
+def _copy_into(source: Path, tree: Tree, name: str) -> None:
+    """Copy a file into a store at once: runs write into the store too, and links of theirs are not followed.
 
     Raises:
-        UserErrorException: It cannot be read or written.
+        UserErrorException: The file cannot be read or written.
     """
     staged = f"{name.rpartition('/')[0]}/.{os.urandom(8).hex()}.part".lstrip("/")
     try:
@@ -351,7 +351,7 @@ def _put(source: Path, tree: Tree, name: str) -> None:
         ) from error
 
 
-def _silent(_line: str) -> None:
+def _discard(_line: str) -> None:
     """Say nothing."""
 
 

@@ -37,7 +37,7 @@ _PACKAGE: Final = re.compile(r"(?:[^\s=<>!~\[]*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)
 
 
 class CondaDependencies:
-    """What a conda file says: `channels`, `dependencies` and the list for pip among them.
+    """The content of a conda file: `channels`, `dependencies` and the list for pip among them.
 
     A new one is empty. (Azure's own begins with a version of Python and `azureml-defaults`; neither is needed here.)
 
@@ -65,7 +65,7 @@ class CondaDependencies:
         python_version: str | None = None,
         pin_sdk_version: bool = True,
     ) -> Self:
-        """Make one of packages.
+        """Make dependencies from lists of packages.
 
         Args:
             pip_indexurl: Where pip looks for packages.
@@ -87,7 +87,7 @@ class CondaDependencies:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
-        """Take what `as_dict` gave."""
+        """Make dependencies from the result of `as_dict`."""
         made = cls()
         made._content = copy.deepcopy(dict(content))
         return made
@@ -115,22 +115,22 @@ class CondaDependencies:
         return [line for line in self._pip if line.startswith("-")]
 
     def get_python_version(self) -> str | None:
-        """The version of Python, if one is given."""
+        """Return the version of Python, if one is given."""
         for entry in self.conda_packages:
             if _name(entry) == "python":
                 return entry.partition("=")[2].lstrip("=") or None
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as YAML has it."""
+        """Return the content as YAML has it."""
         return copy.deepcopy(self._content)
 
     def serialize_to_string(self) -> str:
-        """All of it, as YAML."""
+        """Return the content as YAML."""
         return yaml.safe_dump(self._content, sort_keys=False)
 
     def save(self, path: str | None = None) -> str:
-        """Write it to a file, `conda_dependencies.yml` in the current folder by default; returns its path."""
+        """Write a conda file, by default `conda_dependencies.yml` in the current folder, and return its path."""
         file = Path(path or ".")
         if file.is_dir():
             file /= "conda_dependencies.yml"
@@ -138,7 +138,7 @@ class CondaDependencies:
         return str(file)
 
     def save_to_file(self, base_directory: str, conda_file_path: str | None = None) -> str:
-        """Write it to a file in a folder; returns the file's path in it."""
+        """Write a conda file into a folder, and return its path in the folder."""
         name = conda_file_path or "conda_dependencies.yml"
         self.save(str(Path(base_directory) / name))
         return name
@@ -146,7 +146,7 @@ class CondaDependencies:
     # --- changing it ---
 
     def set_python_version(self, version: str) -> None:
-        """Ask for a version of Python."""
+        """Set the version of Python."""
         self.remove_conda_package("python")
         self._dependencies.insert(0, f"python={version}")
 
@@ -161,7 +161,7 @@ class CondaDependencies:
         self._content["channels"] = [other for other in self.conda_channels if other != channel]
 
     def add_conda_package(self, conda_package: str) -> None:
-        """Add a package for conda; it takes the place of the same package in another version."""
+        """Add a package for conda, replacing other versions of it."""
         self.remove_conda_package(conda_package)
         self._dependencies.append(conda_package)
 
@@ -174,7 +174,7 @@ class CondaDependencies:
         ]
 
     def add_pip_package(self, pip_package: str) -> None:
-        """Add a package for pip; it takes the place of the same package in another version."""
+        """Add a package for pip, replacing other versions of it."""
         self.remove_pip_package(pip_package)
         self._pip = [*self._pip, pip_package]
 
@@ -191,7 +191,7 @@ class CondaDependencies:
         self.add_conda_package(_tensorflow(core_type, "=", version))
 
     def add_tensorflow_pip_package(self, core_type: str = "cpu", version: str | None = None) -> None:
-        """Add TensorFlow for pip; the arguments are as above."""
+        """Add TensorFlow for pip."""
         self.add_pip_package(_tensorflow(core_type, "==", version))
 
     def set_pip_requirements(self, pip_requirements: Iterable[str]) -> None:
@@ -220,7 +220,7 @@ class CondaDependencies:
 
     @property
     def _pip(self) -> list[str]:
-        """The lines for pip; to be changed only by assigning to it."""
+        """The lines for pip; assign to change them."""
         sections = [entry["pip"] for entry in self._dependencies if isinstance(entry, dict)]
         return [line for lines in sections for line in lines]
 
@@ -258,7 +258,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def pip_lines(lines: Iterable[str], folder: Path) -> list[str]:
-    """Lines of a requirements file, or of the list for pip, that mean the same wherever they are read.
+    """Return lines of a requirements file with absolute paths, so that they mean the same in any folder.
 
     Args:
         lines: The lines; empty ones and comments are left out.
@@ -273,7 +273,7 @@ def pip_lines(lines: Iterable[str], folder: Path) -> list[str]:
 
 
 def text_of(file: Path, what: str) -> str:
-    """The text of a file that lists packages.
+    """Return the text of a file that lists packages.
 
     Args:
         what: What it is, such as `conda file`.
@@ -288,7 +288,7 @@ def text_of(file: Path, what: str) -> str:
 
 
 class ContainerRegistry(Printable):
-    """A registry of images. It has no effect, and is not kept: it can hold a password.
+    """A registry of images. It has no effect and is not saved: it can hold a password.
 
     Attributes:
         username: Who signs in.
@@ -316,7 +316,7 @@ _DOCKER: Final = {
 
 
 class PythonSection(KnownAttributes):
-    """The Python of an environment.
+    """The Python section of an environment.
 
     Attributes:
         interpreter_path: The interpreter in the image.
@@ -341,10 +341,10 @@ class PythonSection(KnownAttributes):
 
     @property
     def user_managed_dependencies(self) -> bool:
-        """Whether the user has installed the packages; false as long as nothing is said, as on Azure.
+        """Whether the user has installed the packages; false if unset, as on Azure.
 
-        Here that makes a difference: only if false is *set* are the packages installed, into a virtual environment.
-        Otherwise this interpreter's are used, and compared with the list.
+        Only if false is *set*, the packages are installed into a virtual environment. Otherwise this
+        interpreter's are used, and compared with the list.
         """
         return bool(self._user_managed)
 
@@ -353,7 +353,7 @@ class PythonSection(KnownAttributes):
         self._user_managed = bool(value)
 
     def to_json(self) -> dict[str, Any]:
-        """The section as `inferenceconfig.json` has it."""
+        """Return the section as `inferenceconfig.json` has it."""
         content: dict[str, Any] = {"interpreterPath": self.interpreter_path}
         if self.conda_dependencies is not None:
             content["condaDependencies"] = self.conda_dependencies.as_dict()
@@ -363,7 +363,7 @@ class PythonSection(KnownAttributes):
 
 
 class DockerSection(KnownAttributes):
-    """The image of an environment. No image is built here: all of it is kept for the cluster.
+    """The image of an environment. No image is built here: the section is kept for the cluster.
 
     Attributes:
         base_image: Name of the image that it begins with.
@@ -387,7 +387,7 @@ class DockerSection(KnownAttributes):
         self._is_complete = True
 
     def to_json(self) -> dict[str, Any]:
-        """The section as `inferenceconfig.json` has it; without the default image, for which nobody has asked."""
+        """Return the section as `inferenceconfig.json` has it, without the default image."""
         content = {json_name: getattr(self, name, None) for name, json_name in _DOCKER.items()}
         if self.base_image == DEFAULT_CPU_IMAGE:
             del content["baseImage"]
@@ -452,7 +452,7 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
         conda_specification: str | None = None,
         pip_requirements: str | None = None,
     ) -> Environment:
-        """Name an image, which is kept for the cluster, and the packages beside it.
+        """Make an environment with an image, which is kept for the cluster, and packages.
 
         Args:
             conda_specification: A conda file.
@@ -473,7 +473,7 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
         conda_specification: str | None = None,
         pip_requirements: str | None = None,
     ) -> Environment:
-        """Name a Dockerfile, which is kept for the cluster, and the packages beside it.
+        """Make an environment with a Dockerfile, which is kept for the cluster, and packages.
 
         Args:
             dockerfile: Its path, or its text.
@@ -488,16 +488,16 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
         return environment
 
     def clone(self, new_name: str) -> Environment:
-        """The same under another name."""
+        """Return a copy under another name."""
         other = copy.deepcopy(self)
         other.name, other.version = new_name, None
         return other
 
     def register(self, workspace: BaseWorkspace) -> Environment:
-        """Keep it in the workspace, as the next version if it differs from the last; returns it with its version.
+        """Save the environment, as a new version if it differs from the last, and return the saved version.
 
         Raises:
-            UserErrorException: It cannot have this name.
+            UserErrorException: The name is not allowed.
         """
         with raised_as(UserErrorException):
             checked_name(self.name, "environment")
@@ -513,7 +513,7 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
 
     @staticmethod
     def get(workspace: BaseWorkspace, name: str, version: str | int | None = None) -> Environment:
-        """A registered environment, in its latest version unless one is given.
+        """Return a registered environment, by default in its latest version.
 
         Raises:
             UserErrorException: It is not registered.
@@ -534,12 +534,12 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
 
     @staticmethod
     def list(workspace: BaseWorkspace) -> dict[str, Environment]:
-        """The latest version of each registered environment, by name."""
+        """Return the latest version of each registered environment, by name."""
         files = (workspace.local.azure_dir / "environments").glob("*.json")
         return {name: Environment.get(workspace, name) for name in sorted(file.stem for file in files)}
 
     def to_json(self) -> dict[str, Any]:
-        """The environment as `inferenceconfig.json` has it."""
+        """Return the environment as `inferenceconfig.json` has it."""
         return {
             "name": self.name,
             "environmentVariables": dict(self.environment_variables),

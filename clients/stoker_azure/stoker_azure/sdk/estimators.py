@@ -34,28 +34,28 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 
 class Estimator(ScriptRunConfig):
-    """A script, its parameters and packages.
+    """A script, its parameters and its packages.
 
     Args:
         source_directory: The folder with the script.
         compute_target: A target, or its name.
         script_params: Its arguments by name; a value may be data, and an empty text is none.
         process_count_per_node: Processes of each.
-        distributed_training: How they find each other.
+        distributed_training: How the processes find each other.
         environment_definition: An environment instead.
-        max_run_duration_seconds: How long it may take.
+        max_run_duration_seconds: Largest duration of the run.
         inputs: Data sets and data references that the script finds by their names.
-        use_gpu: Whether it is to run on a GPU.
-        user_managed: Whether the Python of the target is taken as it is.
+        use_gpu: Whether to run on a GPU.
+        user_managed: Whether to use the Python of the target as it is.
         custom_docker_image: The image of its container.
         conda_dependencies_file: A conda file with packages.
         pip_requirements_file: A requirements file with packages.
         shm_size: Shared memory of its container.
         resume_from: A `DataPath` whose folder follows as `--resume-from`.
-        others: Older names of these, and what else Azure takes, which has no effect here.
+        others: Older names of these, and Azure's further arguments, without effect.
 
     Raises:
-        TypeError: An argument is none of Azure's either; the message has the nearest one.
+        TypeError: Azure has no such argument; the message has the nearest one.
     """
 
     OF_FRAMEWORK: ClassVar[frozenset[str]] = frozenset()
@@ -141,7 +141,7 @@ class Estimator(ScriptRunConfig):
 
 
 class TensorFlow(Estimator):
-    """With TensorFlow."""
+    """A script with TensorFlow."""
 
     OF_FRAMEWORK: ClassVar[frozenset[str]] = frozenset(
         {"framework_version", "worker_count", "parameter_server_count"}
@@ -156,7 +156,7 @@ class TensorFlow(Estimator):
 
 
 class PyTorch(Estimator):
-    """With PyTorch."""
+    """A script with PyTorch."""
 
     OF_FRAMEWORK: ClassVar[frozenset[str]] = frozenset({"framework_version"})
 
@@ -170,7 +170,7 @@ class PyTorch(Estimator):
 
 
 class SKLearn(Estimator):
-    """With scikit-learn."""
+    """A script with scikit-learn."""
 
     OF_FRAMEWORK: ClassVar[frozenset[str]] = frozenset({"framework_version"})
 
@@ -180,7 +180,7 @@ class SKLearn(Estimator):
 
 
 def _in_folder(folder: str, file: str | None, older: str, others: Mapping[str, Any]) -> str | None:
-    """The path of a file that is named relative to the folder of the script, perhaps by an older argument."""
+    """Return the path of a file that is relative to the folder of the script."""
     file = file or others.get(older)
     return file if file is None or Path(file).is_file() else str(Path(folder, file))
 
@@ -188,7 +188,7 @@ def _in_folder(folder: str, file: str | None, older: str, others: Mapping[str, A
 def _dependencies(
     conda_file: str | None, pip_file: str | None, conda: Iterable[str], pip: Iterable[str]
 ) -> CondaDependencies:
-    """What files and lists of packages ask for together."""
+    """Merge the packages of files and lists."""
     found = CondaDependencies(conda_file)
     if pip_file is not None:
         of_file = Environment.from_pip_requirements("packages", pip_file).python.conda_dependencies
@@ -210,5 +210,5 @@ def _arguments(parameters: Mapping[str, Any]) -> list[Any]:
 
 
 def _three(version: str) -> str:
-    """`1.13` names the newest of its releases."""
+    """Return a version with three parts: `1.13` means its newest release."""
     return f"{version}.*" if str(version).count(".") == 1 else str(version)

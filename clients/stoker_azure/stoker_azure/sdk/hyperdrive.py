@@ -70,52 +70,52 @@ def _expression(kind: str, *arguments: Any) -> Expression:
 
 
 def choice(*options: Any) -> Expression:
-    """One of the options, or of a list or range of them."""
+    """Choose one of the options, or of a list or range of them."""
     return _expression("choice", *options)
 
 
 def randint(upper: int) -> Expression:
-    """A whole number from 0 up, below `upper`."""
+    """Choose a whole number from 0 to below `upper`."""
     return _expression("randint", upper)
 
 
 def uniform(min_value: float, max_value: float) -> Expression:
-    """A number between the two."""
+    """Choose a number between the two."""
     return _expression("uniform", min_value, max_value)
 
 
 def quniform(min_value: float, max_value: float, q: float) -> Expression:
-    """The same, rounded to a multiple of `q`."""
+    """Choose the same, rounded to a multiple of `q`."""
     return _expression("quniform", min_value, max_value, q)
 
 
 def loguniform(min_value: float, max_value: float) -> Expression:
-    """The exponential of a number between the two."""
+    """Choose the exponential of a number between the two."""
     return _expression("loguniform", min_value, max_value)
 
 
 def qloguniform(min_value: float, max_value: float, q: float) -> Expression:
-    """The same, rounded to a multiple of `q`."""
+    """Choose the same, rounded to a multiple of `q`."""
     return _expression("qloguniform", min_value, max_value, q)
 
 
 def normal(mu: float, sigma: float) -> Expression:
-    """A number of a normal distribution."""
+    """Choose a number of a normal distribution."""
     return _expression("normal", mu, sigma)
 
 
 def qnormal(mu: float, sigma: float, q: float) -> Expression:
-    """The same, rounded to a multiple of `q`."""
+    """Choose the same, rounded to a multiple of `q`."""
     return _expression("qnormal", mu, sigma, q)
 
 
 def lognormal(mu: float, sigma: float) -> Expression:
-    """The exponential of a number of a normal distribution."""
+    """Choose the exponential of a number of a normal distribution."""
     return _expression("lognormal", mu, sigma)
 
 
 def qlognormal(mu: float, sigma: float, q: float) -> Expression:
-    """The same, rounded to a multiple of `q`."""
+    """Choose the same, rounded to a multiple of `q`."""
     return _expression("qlognormal", mu, sigma, q)
 
 
@@ -126,7 +126,7 @@ class _Sampling(Printable):
         parameter_space: What each parameter may be, by its name.
 
     Raises:
-        UserErrorException: It cannot choose from this space.
+        UserErrorException: The sampling cannot choose from this space.
     """
 
     kind: str
@@ -162,7 +162,7 @@ class BayesianParameterSampling(_Sampling):
 
 
 class _EarlyTermination(Printable):
-    """What ends poor runs early.
+    """A policy that ends poor runs early.
 
     Attributes:
         policy: The policy of Stoker.
@@ -172,16 +172,16 @@ class _EarlyTermination(Printable):
 
 
 class BanditPolicy(_EarlyTermination):
-    """Ends what is not within a slack of the best.
+    """Ends runs that are not within a slack of the best.
 
     Args:
-        evaluation_interval: How many values of the metric lie between two looks.
+        evaluation_interval: Number of values of the metric between two evaluations.
         slack_factor: The slack as a ratio.
         slack_amount: The slack as a difference.
-        delay_evaluation: How many values a run logs before the first look.
+        delay_evaluation: Number of values of a run before the first evaluation.
 
     Raises:
-        UserErrorException: Not exactly one slack is given, or a number is none.
+        UserErrorException: Not exactly one slack is given, or a number is not allowed.
     """
 
     def __init__(
@@ -196,11 +196,11 @@ class BanditPolicy(_EarlyTermination):
 
 
 class MedianStoppingPolicy(_EarlyTermination):
-    """Ends what is worse than the median of the others' running averages.
+    """Ends runs that are worse than the median of the others' running averages.
 
     Args:
-        evaluation_interval: How many values of the metric lie between two looks.
-        delay_evaluation: How many values a run logs before the first look.
+        evaluation_interval: Number of values of the metric between two evaluations.
+        delay_evaluation: Number of values of a run before the first evaluation.
     """
 
     def __init__(self, evaluation_interval: int = 1, delay_evaluation: int = 0) -> None:
@@ -209,13 +209,13 @@ class MedianStoppingPolicy(_EarlyTermination):
 
 
 class TruncationSelectionPolicy(_EarlyTermination):
-    """Ends the worst part of those that have come as far.
+    """Ends the worst part of the runs that have logged as many values.
 
     Args:
         truncation_percentage: The part, in percent.
-        evaluation_interval: How many values of the metric lie between two looks.
-        delay_evaluation: How many values a run logs before the first look.
-        exclude_finished_jobs: Whether a run is compared only with those that go on.
+        evaluation_interval: Number of values of the metric between two evaluations.
+        delay_evaluation: Number of values of a run before the first evaluation.
+        exclude_finished_jobs: Compare a run only with running ones.
     """
 
     def __init__(
@@ -245,14 +245,14 @@ class HyperDriveConfig(SweepConfig):
         hyperparameter_sampling: Chooses the parameters.
         primary_metric_name: The metric by which runs are compared.
         primary_metric_goal: Which of its values are better.
-        max_total_runs: How many runs there may be.
-        max_concurrent_runs: How many at the same time; all by default.
-        max_duration_minutes: After how long the runs that are left are ended.
+        max_total_runs: Largest number of runs.
+        max_concurrent_runs: Largest number of runs at the same time; all by default.
+        max_duration_minutes: Minutes after which the remaining runs are ended.
         policy: Ends poor runs early.
         estimator: The script, as an estimator.
         run_config: The script, as a `ScriptRunConfig`.
-        resume_from: Earlier runs of HyperDrive, with whose children these are compared.
-        resume_child_runs: Children of those, which go on as the first ones of this one.
+        resume_from: Earlier sweeps, with whose children the new ones are compared.
+        resume_child_runs: Children of those, which are continued first.
 
     Raises:
         UserErrorException: There is no script, or several.
@@ -293,11 +293,11 @@ class HyperDriveConfig(SweepConfig):
         names = ("run_config", "primary_metric_name", "_goal", "_sampling", "_policy", "_max_total_runs")
         return {name.lstrip("_"): getattr(self, name) for name in (*names, "_max_concurrent_runs")}
 
-    def terms(self, workspace: BaseWorkspace) -> SweepDefinition:
-        """Return what is asked of the sweep; a random one begins with another seed each time.
+    def terms(self, workspace: BaseWorkspace) -> Terms:
+        """Return the terms of the sweep; random sampling gets a new seed each time.
 
         Raises:
-            OperatorError: A number cannot be, or a run that is to go on is none of HyperDrive's.
+            OperatorError: A number is not allowed, or a run to resume is not a child of a sweep.
         """
         again = continued_children(self._resume_child_runs, RunStore(workspace.local.runs_dir))
         minutes = self._max_duration_minutes

@@ -16,12 +16,12 @@ _RUNTIMES: Final = ("python", "python-slim")
 
 
 class InferenceConfig:
-    """How an entry script is run.
+    """The entry script of a service, its folder and its environment.
 
     Attributes:
         entry_script: The script, relative to `source_directory`, else to the current folder.
         source_directory: The folder that the script and what it imports and opens are in.
-        environment: Its environment; None if neither that nor a `conda_file` was given.
+        environment: The environment; None if neither `environment` nor `conda_file` was given.
         description: A sentence for people.
     """
 
@@ -39,7 +39,7 @@ class InferenceConfig:
         cuda_version: str | None = None,
         environment: Environment | None = None,
     ) -> None:
-        """Check that the files are there.
+        """Make a configuration, and check that the files exist.
 
         Args:
             runtime: `python` or `python-slim`.
@@ -50,7 +50,7 @@ class InferenceConfig:
             cuda_version: Kept for the cluster.
 
         Raises:
-            WebserviceException: A file is not there, or `environment` is given beside what it stands for.
+            WebserviceException: A file is missing, or `environment` is given beside arguments that it replaces.
             UserErrorException: The conda file cannot be read.
         """
         del base_image_registry
@@ -76,15 +76,15 @@ class InferenceConfig:
         )
 
     def validate_configuration(self) -> None:
-        """Check again that the files are there.
+        """Check that the files exist.
 
         Raises:
-            WebserviceException: One is not.
+            WebserviceException: A file is missing.
         """
         self._check_files()
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration as `inferenceconfig.json` has it, with absolute paths."""
+        """Return the configuration as `inferenceconfig.json` has it, with absolute paths."""
         content: dict[str, Any] = {"entryScript": str(self._script.absolute())}
         if self.source_directory is not None:
             content["sourceDirectory"] = str(Path(self.source_directory).absolute())

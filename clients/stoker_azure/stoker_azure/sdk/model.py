@@ -65,17 +65,17 @@ class Model(RegisteredModel):
         overwrite: bool = False,
         show_output: bool = False,
     ) -> Webservice:
-        """Start a service on this machine: a process that goes on when this one ends.
+        """Deploy a service: a process of this machine that outlives this one, or pods of a cluster.
 
         Args:
-            models: Its models, which the script finds by AZUREML_MODEL_DIR.
-            inference_config: Its script and environment; without it the one model is served by itself.
-            deployment_config: How; without it as `AksWebservice` if there is a target, else as `AciWebservice`.
+            models: The models, which the script finds by AZUREML_MODEL_DIR.
+            inference_config: Script and environment; without it, the one model is served by itself.
+            deployment_config: By default `AksWebservice`'s if there is a target, else `AciWebservice`'s.
             overwrite: Replace a service of the same name that runs.
-            show_output: Not used: what is to be said is said always.
+            show_output: Not used: lines are always printed.
 
         Raises:
-            WebserviceException: The service is there already, or a setting, file or model cannot be used.
+            WebserviceException: The service exists, or a setting, file or model cannot be used.
         """
         from stoker_azure.sdk.services.deploying import deploy
 
@@ -109,7 +109,7 @@ class Model(RegisteredModel):
         memory_in_gb: float | None = None,
         description: str | None = None,
     ) -> ModelProfile:
-        """Find out on this machine what a service of the models bears, and with which settings.
+        """Measure on this machine the load that a service can sustain, and with which settings.
 
         The arguments are those of `deploy`; `input_dataset` has a file that is a request, or is its path, or None for
         the model's sample. `cpu` and `memory_in_gb` limit nothing here.
@@ -127,10 +127,10 @@ class Model(RegisteredModel):
 
 
 class Webservice(DeployedService):
-    """A service of the workspace; `Webservice(workspace, name)` finds one, whoever has deployed it."""
+    """A service of the workspace; `Webservice(workspace, name)` finds one."""
 
     def __new__(cls, workspace: BaseWorkspace, name: str) -> Self:
-        """The class of a service follows from how it was deployed, also where another one is asked for."""
+        """Make an object of the class with which the service was deployed."""
         found: Any = super().__new__(_class_of(find_record(workspace, name)))
         if not isinstance(found, cls):
             # Python initializes only objects of the class that was called.
@@ -144,7 +144,7 @@ class Webservice(DeployedService):
 
     @property
     def models(self) -> Sequence[Model]:
-        """Its models."""
+        """The models of the service."""
         return [Model(self.workspace, id=reference) for reference in self._record.models]
 
     @staticmethod
@@ -158,7 +158,7 @@ class Webservice(DeployedService):
         tags: Filter | None = None,
         properties: Filter | None = None,
     ) -> Sequence[Webservice]:
-        """The services of the workspace to which all of it applies, by name.
+        """Return the services of the workspace to which all arguments apply, by name.
 
         Args:
             compute_type: `AKS`, `ACI` or `Local`.
@@ -194,13 +194,13 @@ class Webservice(DeployedService):
 
 
 class AksWebservice(Webservice):
-    """A service that would run in Azure Kubernetes Service."""
+    """A service for Azure Kubernetes Service."""
 
     type_name = "AKS"
 
     @staticmethod
     def deploy_configuration(**keywords: Any) -> WebserviceDeploymentConfiguration:
-        """How a service is deployed; the keywords are those of Azure.
+        """Return a configuration for `Model.deploy`; the keywords are Azure's.
 
         Raises:
             WebserviceException: One is unknown, has a bad value, or contradicts another.
@@ -209,22 +209,22 @@ class AksWebservice(Webservice):
 
     @property
     def scoring_uri(self) -> str:
-        """Where rows are posted to."""
+        """The URI to post rows to."""
         return f"{self._base_uri}/api/v1/service/{self.name}/score"
 
 
 class AksEndpoint(AksWebservice):
-    """Several versions of a service behind one address: a Deployment each, and exact shares of the requests."""
+    """Versions of a service behind one address: a Deployment for each, and exact shares of the requests."""
 
     @staticmethod
     def deploy_configuration(
         version_name: str | None = None, traffic_percentile: float | None = None, **keywords: Any
     ) -> WebserviceDeploymentConfiguration:
-        """How an endpoint is deployed with its first version; the other keywords are those of `AksWebservice`.
+        """Return a configuration for an endpoint with its first version; other keywords are those of `AksWebservice`.
 
         Args:
-            version_name: The version, `v1` by default. It is the default one and the control.
-            traffic_percentile: Its share of the requests, in percent; it gets also what others leave.
+            version_name: Name of the version, `v1` by default; the default version and the control.
+            traffic_percentile: Share of the requests in percent; the version gets the rest too.
             keywords: The others.
 
         Raises:
@@ -236,7 +236,7 @@ class AksEndpoint(AksWebservice):
 
     @property
     def versions(self) -> dict[str, EndpointVersion]:
-        """Its versions, by name."""
+        """The versions, by name."""
         endpoint = self._endpoint
         with raised_as(WebserviceException):
             backend: Any = self._backend
@@ -267,17 +267,17 @@ class AksEndpoint(AksWebservice):
         is_control_version_type: bool | None = None,
         **keywords: Any,
     ) -> None:
-        """Add a version. It gets its share once its pods can score, which is waited for unless it gets none.
+        """Add a version; wait until its pods can score, then give it its share of the requests.
 
         Args:
             inference_config: Its script and environment.
-            traffic_percentile: Its share of the requests, in percent; what all leave goes to the default version.
-            is_default: Whether that is this one from now on.
-            is_control_version_type: Whether the others are compared with it from now on.
-            keywords: Keywords of `AksWebservice.deploy_configuration`, but those of the whole endpoint.
+            traffic_percentile: Share of the requests in percent; the default version gets the rest.
+            is_default: Make this version the default one.
+            is_control_version_type: Compare the others with this version.
+            keywords: Keywords of `AksWebservice.deploy_configuration` that are not of the whole endpoint.
 
         Raises:
-            WebserviceException: There is such a version, or a setting, model or share cannot be.
+            WebserviceException: The version exists, or a setting, model or share is not allowed.
         """
         from stoker_azure.sdk.services.endpoint_deploying import create_version
 
@@ -297,16 +297,16 @@ class AksEndpoint(AksWebservice):
         is_control_version_type: bool | None = None,
         **keywords: Any,
     ) -> None:
-        """Change a version; what is not given stays. Shares and its place among the others change no pod.
+        """Change a version; arguments that are None change nothing. Shares and default change no pod.
 
         Args:
-            traffic_percentile: Another share, in percent.
-            is_default: Whether it gets from now on what all shares leave.
-            is_control_version_type: Whether the others are compared with it from now on.
-            keywords: Keywords of `AksWebservice.deploy_configuration`, but those of the whole endpoint.
+            traffic_percentile: Share of the requests in percent.
+            is_default: Make this version the default one, which gets the rest of the requests.
+            is_control_version_type: Compare the others with this version.
+            keywords: Keywords of `AksWebservice.deploy_configuration` that are not of the whole endpoint.
 
         Raises:
-            WebserviceException: There is no such version, or a setting, model or share cannot be.
+            WebserviceException: There is no such version, or a setting, model or share is not allowed.
         """
         from stoker_azure.sdk.services.endpoint_deploying import update_version
 
@@ -317,7 +317,7 @@ class AksEndpoint(AksWebservice):
             update_version(self.workspace.local, self.name, version_name, change)
 
     def delete_version(self, version_name: str) -> None:
-        """Give its share to the default version, and delete it.
+        """Give the share of a version to the default version, and delete it.
 
         Raises:
             WebserviceException: There is no such version, or it is the default one.
@@ -330,7 +330,7 @@ class AksEndpoint(AksWebservice):
     def update(  # type: ignore[override]  # Azure's own differs so
         self, **keywords: Any
     ) -> None:
-        """Change what all versions share: whether keys or tokens are asked for, tags, properties, the description.
+        """Change what all versions share: authentication, tags, properties, the description.
 
         Raises:
             WebserviceException: A keyword is one of a version, see `update_version`, or cannot be.
@@ -351,10 +351,10 @@ class EndpointVersion:
     """A version of an endpoint.
 
     Attributes:
-        traffic_percentile: Its share of the requests as it was asked for, in percent.
-        is_default: Whether it gets what all shares leave.
-        version_type: `Control`, or `Treatment`: one that is compared with that.
-        state: How its pods stand, as the `state` of a service.
+        traffic_percentile: Requested share of the requests, in percent.
+        is_default: Whether the version gets the rest of the requests.
+        version_type: `Control`, or `Treatment`, which is compared with the control.
+        state: State of the pods, as the `state` of a service.
         model_ids: `NAME:VERSION` of each of its models.
     """
 
@@ -385,7 +385,7 @@ def _version_change(
 
 
 class AciWebservice(Webservice):
-    """A service that would run in Azure Container Instances."""
+    """A service for Azure Container Instances."""
 
     type_name = "ACI"
 
@@ -393,7 +393,7 @@ class AciWebservice(Webservice):
     def deploy_configuration(
         cpu_cores: float | None = None, memory_gb: float | None = None, **keywords: Any
     ) -> WebserviceDeploymentConfiguration:
-        """How a service is deployed; the keywords are those of Azure.
+        """Return a configuration for `Model.deploy`; the keywords are Azure's.
 
         Raises:
             WebserviceException: One is unknown, has a bad value, or contradicts another.
@@ -402,7 +402,7 @@ class AciWebservice(Webservice):
 
 
 class LocalWebservice(Webservice):
-    """A service that would run in a container of this machine; here without one."""
+    """A service for a container of this machine; it runs without the container."""
 
     type_name = "Local"
 
@@ -414,7 +414,7 @@ class LocalWebservice(Webservice):
 
     @staticmethod
     def deploy_configuration(port: int | None = None) -> WebserviceDeploymentConfiguration:
-        """How a service is deployed.
+        """Return a configuration for `Model.deploy`.
 
         Args:
             port: Its port; a free one by default.
@@ -426,12 +426,12 @@ class LocalWebservice(Webservice):
 
     @property
     def port(self) -> int:
-        """Its port."""
+        """The port."""
         return self._record.port
 
     @property
     def state(self) -> str:
-        """`deploying`, `running`, `failed`, `unknown` or `deleted`: local services say it in their own words."""
+        """`deploying`, `running`, `failed`, `unknown` or `deleted`: local services have their own words."""
         states = {
             "Transitioning": self.STATE_DEPLOYING,
             "Healthy": self.STATE_RUNNING,
@@ -442,7 +442,7 @@ class LocalWebservice(Webservice):
         return states[self._state()]
 
     def reload(self, wait: bool = False) -> None:
-        """Start it anew, with what its script and files have become.
+        """Restart the service with its script and files as they are now.
 
         Args:
             wait: Wait until it is ready.
@@ -462,7 +462,7 @@ class LocalWebservice(Webservice):
         wait: bool = False,
         inference_config: InferenceConfig | None = None,
     ) -> None:
-        """Deploy the service anew with other settings; those that are not given stay.
+        """Redeploy the service with changed settings; arguments that are None change nothing.
 
         Raises:
             WebserviceException: A setting, file or model cannot be used; the service goes on as it was.

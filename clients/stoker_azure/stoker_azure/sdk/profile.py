@@ -1,4 +1,4 @@
-"""`azureml.core.profile`: what a service of a model would bear on this machine, found out by `stoker profile`."""
+"""`azureml.core.profile`: the load that a service can sustain on this machine, measured by `stoker profile`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["ModelProfile", "start_profile"]
 
 _TARGET_MS: Final = ("STOKER_PROFILE_TARGET_MS", "1000")
 _SECONDS: Final = ("STOKER_PROFILE_SECONDS", "60")
-_BEGUN, _TOLD, _LOG, _DEPLOYMENT = "profile.json", "told.json", "profile.log", "deployment.yaml"
+_STARTED, _RESULT, _LOG, _DEPLOYMENT = "profile.json", "told.json", "profile.log", "deployment.yaml"
 
 
 class ModelProfile:
-    """A profile that is being made, or has been.
+    """A profile, running or finished.
 
     Attributes:
         description: A sentence for people.
-        created_time: When it was begun.
+        created_time: When it was started.
     """
 
     def __init__(self, workspace: BaseWorkspace, name: str) -> None:
@@ -44,15 +44,15 @@ class ModelProfile:
         self.name = name
         self._folder = _folder_of(workspace, name)
         self._process: subprocess.Popen[bytes] | None = None
-        begun = self._read(_BEGUN)
-        if begun is None:
+        started = self._read(_STARTED)
+        if started is None:
             raise WebserviceException(
                 f"the workspace has no profile {name!r}; make one with Model.profile(workspace, {name!r}, models, "
                 "inference_config, input_dataset)"
             )
-        self._begun = begun
-        self.description: str | None = begun["description"]
-        self.created_time = datetime.fromisoformat(begun["created_time"])
+        self._started = started
+        self.description: str | None = started["description"]
+        self.created_time = datetime.fromisoformat(started["created_time"])
 
     def __repr__(self) -> str:
         return f"ModelProfile(workspace={self.workspace!r}, name={self.name!r}, state={self.state!r})"
@@ -62,11 +62,11 @@ class ModelProfile:
         """`Running`, `Succeeded` or `Failed`."""
         if self._process is not None and self._process.poll() is None:
             return "Running"
-        return "Failed" if self._told is None else "Succeeded"
+        return "Failed" if self._result is None else "Succeeded"
 
     @property
     def error(self) -> dict[str, str] | None:
-        """Why it failed, as `message`; None if it has not."""
+        """Why the profile failed, as `message`; None if it has not."""
         if self.state != "Failed":
             return None
         lines = (self._folder / _LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -74,21 +74,21 @@ class ModelProfile:
 
     @property
     def recommended_cpu(self) -> float | None:
-        """Cores that it was measured on; None until it is there."""
-        return None if self._told is None else float(self._told["cores"])
+        """Cores of the measurement; None until the profile is finished."""
+        return None if self._result is None else float(self._result["cores"])
 
     @property
     def recommended_memory(self) -> float | None:
-        """Gigabytes that its process had at most; None until it is there."""
-        return None if self._told is None else round(self._told["memory_bytes"] / 1e9, 2)
+        """Largest memory of the process in GB; None until the profile is finished."""
+        return None if self._result is None else round(self._result["memory_bytes"] / 1e9, 2)
 
     @property
     def deployment_file(self) -> Path | None:
-        """The deployment file with the settings that were found, for `stoker serve --config`."""
-        return None if self._told is None else self._folder / _DEPLOYMENT
+        """The deployment file with the settings found, for `stoker serve --config`."""
+        return None if self._result is None else self._folder / _DEPLOYMENT
 
     def wait_for_completion(self, show_output: bool = False) -> None:
-        """Wait until it has been made; one that fails says so in `state` and `error`, as on Azure.
+        """Wait until the profile is finished; `state` and `error` say whether it failed, as on Azure.
 
         Args:
             show_output: Print the state.
@@ -103,18 +103,18 @@ class ModelProfile:
     wait_for_profiling = wait_for_completion
 
     def get_details(self) -> dict[str, Any]:
-        """What was found, by Azure's names; and `settings`, which are of Stoker. Why, if it failed."""
+        """Return the result by Azure's names, with Stoker's `settings`; if the profile failed, why."""
         details: dict[str, Any] = {
             "name": self.name,
             "state": self.state,
             "createdTime": self.created_time.isoformat(),
-            "requestedCpu": self._begun["cpu"],
-            "requestedMemoryInGB": self._begun["memory_in_gb"],
+            "requestedCpu": self._started["cpu"],
+            "requestedMemoryInGB": self._started["memory_in_gb"],
         }
-        told = self._told
-        if told is None:
+        result = self._result
+        if result is None:
             return details | {"error": self.error}
-        choice = told["choice"]
+        choice = result["choice"]
         found = choice["confirmed"] or choice
         return details | {
             "recommendedCpu": self.recommended_cpu,
@@ -127,12 +127,12 @@ class ModelProfile:
         }
 
     def serialize(self) -> dict[str, Any]:
-        """The profile as JSON."""
-        return {"description": self.description, "modelIds": self._begun["models"], **self.get_details()}
+        """Return the profile as JSON."""
+        return {"description": self.description, "modelIds": self._started["models"], **self.get_details()}
 
     @property
-    def _told(self) -> dict[str, Any] | None:
-        return self._read(_TOLD)
+    def _result(self) -> dict[str, Any] | None:
+        return self._read(_RESULT)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
@@ -150,17 +150,17 @@ def start_profile(
     dataset: Any,
     asked: Mapping[str, Any],
 ) -> ModelProfile:
-    """Begin a profile, in a process of its own.
+    """Start a profile in its own process.
 
     Args:
-        workspace: Where it is kept; one of the same name is replaced.
+        workspace: The workspace; a profile of the same name is replaced.
         models: References of the models.
-        inference: The script; None for one model by itself.
+        inference: The script; None for a model by itself.
         dataset: A data set with a file that is a request, or the path of one; None for the model's sample.
-        asked: What else was given: `cpu`, `memory_in_gb`, `description`.
+        asked: Other arguments: `cpu`, `memory_in_gb`, `description`.
 
     Raises:
-        UserErrorException: The name is none, or the data set has no file.
+        UserErrorException: The name is not allowed, or the data set has no file.
         WebserviceException: A model or file cannot be used.
     """
     if not SERVICE_NAME.fullmatch(name or ""):
@@ -168,7 +168,7 @@ def start_profile(
             f"{name!r} cannot be the name of a profile: it has to be 3 to 32 small letters, digits and '-'"
         )
     data = _request_file(dataset)
-    folder = _emptied(_folder_of(workspace, name))
+    folder = _empty_folder(_folder_of(workspace, name))
     plan = Plan(
         name=name,
         kind="local",
@@ -177,13 +177,13 @@ def start_profile(
     )
     with raised_as(WebserviceException):
         config = deployment_file(workspace.local, folder, plan)
-    begun = {"created_time": datetime.now(UTC).isoformat(), "models": list(models), **asked}
-    replace_file(folder / _BEGUN, json.dumps(begun).encode() + b"\n")
+    started = {"created_time": datetime.now(UTC).isoformat(), "models": list(models), **asked}
+    replace_file(folder / _STARTED, json.dumps(started).encode() + b"\n")
     command = _command(name, config, folder / _DEPLOYMENT, workspace.local.root, data)
     profile = ModelProfile(workspace, name)
-    with (folder / _TOLD).open("wb") as told, (folder / _LOG).open("wb") as log:
+    with (folder / _RESULT).open("wb") as result, (folder / _LOG).open("wb") as log:
         profile._process = subprocess.Popen(  # noqa: SLF001  # only who begins it has the process
-            command, stdin=subprocess.DEVNULL, stdout=told, stderr=log, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=result, stderr=log, start_new_session=True
         )
     return profile
 
@@ -196,17 +196,17 @@ def _command(name: str, config: Path, output: Path, workspace: Path, data: Path 
     return command if find_spec("stoker_bench") else [*command, "--no-confirm"]
 
 
-def _emptied(folder: Path) -> Path:
-    """The folder of a profile, without what an earlier one of its name has left."""
+def _empty_folder(folder: Path) -> Path:
+    """Return the folder of a profile, without files of an earlier one."""
     private_folder(folder.parent)
     private_folder(folder)
-    for old in (_TOLD, _DEPLOYMENT):
+    for old in (_RESULT, _DEPLOYMENT):
         (folder / old).unlink(missing_ok=True)
     return folder
 
 
 def _request_file(dataset: Any) -> Path | None:
-    """The first file of a data set, or the one at a path."""
+    """Return the first file of a data set, or the one at a path."""
     if dataset is None:
         return None
     files = [Path(dataset)] if isinstance(dataset, str | Path) else dataset.files()

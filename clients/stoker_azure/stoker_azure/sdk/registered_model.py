@@ -24,7 +24,7 @@ __all__ = ["RegisteredModel", "ResourceConfiguration", "model_ids"]
 
 @dataclass(frozen=True, slots=True)
 class ResourceConfiguration:
-    """What a container of the model would get on Azure."""
+    """The resources that a container of the model would get on Azure."""
 
     cpu: float | None = None
     memory_in_gb: float | None = None
@@ -41,13 +41,13 @@ _ONE_FOLDER: Final = (
 
 
 class RegisteredModel(UnofferedByModel):
-    """A registered model, in one version.
+    """One version of a registered model.
 
     Attributes:
         id: `NAME:VERSION`.
-        created_time: When it was registered.
-        model_framework: Its framework, in Azure's words.
-        run_id: The run that it was registered from; None where there was none.
+        created_time: Time of registration.
+        model_framework: The framework, in Azure's words.
+        run_id: The run that produced the model; None if there is none.
         experiment_name: The experiment of that run.
     """
 
@@ -55,7 +55,7 @@ class RegisteredModel(UnofferedByModel):
     model_framework_version = resource_configuration = sample_input_dataset = sample_output_dataset = None
 
     class Framework:
-        """Names of frameworks, for `register`."""
+        """Frameworks, for `register`."""
 
         CUSTOM = "Custom"
         KERAS = "Keras"
@@ -79,16 +79,16 @@ class RegisteredModel(UnofferedByModel):
         *,
         _registered: Registered | None = None,
     ) -> None:
-        """Find a model in the workspace: the newest version to which all of it applies.
+        """Find a model in the workspace: the newest version to which all arguments apply.
 
         Args:
             id: `NAME:VERSION`, instead.
             run_id: Not known here: runs are on Azure.
-            model_framework: Its framework, in Azure's words.
+            model_framework: The framework, in Azure's words.
             _registered: The version, where it has been found already.
 
         Raises:
-            ModelNotFoundException: There is none, which is a `WebserviceException` too.
+            ModelNotFoundException: There is none; a `WebserviceException` too.
             WebserviceException: Neither `name` nor `id` is given, or a model cannot be read.
         """
         self.workspace = workspace
@@ -184,15 +184,15 @@ class RegisteredModel(UnofferedByModel):
         latest: bool = False,
         model_framework: str | None = None,
     ) -> Sequence[Self]:
-        """The models of the workspace to which all of it applies: by name, then by version.
+        """Return the models of the workspace to which all arguments apply, by name and version.
 
-        A model that cannot be read is left out of a list of all, which says so.
+        Without `name`, models that cannot be read are left out, and a line says so.
 
         Args:
             name: Their name.
             run_id: No model here has one.
             latest: Only the newest version of each.
-            model_framework: Their framework, in Azure's words.
+            model_framework: The framework, in Azure's words.
 
         Raises:
             WebserviceException: A version of the model that is named cannot be read, or the name is malformed.
@@ -216,7 +216,7 @@ class RegisteredModel(UnofferedByModel):
 
     @staticmethod
     def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
-        """Where the files of a model are: as an entry script finds them, or in a workspace.
+        """Return the path of a model's files: as an entry script finds them, or in a workspace.
 
         Args:
             version: Its version; without one the highest that is there.
@@ -232,27 +232,26 @@ class RegisteredModel(UnofferedByModel):
 
     @property
     def content(self) -> Path:
-        """What was registered: the file in the repository, or the folder."""
+        """The registered file in the repository, or the folder."""
         files_dir = self.registered.files_dir
         is_file = set(self.registered.files) == {PurePosixPath(self.registered.source)}
         return files_dir / self.registered.source if is_file else files_dir
 
     @property
     def url(self) -> str:
-        """Where its files are."""
+        """The URI of the files."""
         return self.content.absolute().as_uri()
 
     def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: bool | None = None) -> str:
-        """Copy what was registered into a folder, under its name; returns the path of the copy.
+        """Copy the registered file or folder into a folder, and return the path of the copy.
 
         Args:
-            target_dir: The folder, which is made if it is not there.
-            exist_ok: Overwrite what is there.
-            exists_ok: The same, by its old name.
+            target_dir: The folder, created if needed.
+            exist_ok: Overwrite an existing copy.
+            exists_ok: Old name of `exist_ok`.
 
         Raises:
-            WebserviceException: There is something of that name, and it must not be overwritten; or the target is no
-                folder.
+            WebserviceException: The copy exists and must not be overwritten, or `target_dir` is a file.
         """
         content, target = self.content, Path(target_dir) / self.registered.source
         if Path(target_dir).is_file():
@@ -278,7 +277,7 @@ class RegisteredModel(UnofferedByModel):
             _repository(self.workspace).delete(self.name, self.version)
 
     def serialize(self) -> dict[str, Any]:
-        """The model as JSON."""
+        """Return the model as JSON."""
         return {
             "id": self.id,
             "name": self.name,
@@ -315,10 +314,10 @@ def _not_found(
 
 
 def model_ids(models: Sequence[RegisteredModel]) -> list[str]:
-    """`NAME:VERSION` of each model.
+    """Return `NAME:VERSION` of each model.
 
     Raises:
-        WebserviceException: It is no list of models; often it is a single one, or names.
+        WebserviceException: `models` is not a list of models; often it is a single one, or names.
     """
     if isinstance(models, list | tuple) and all(
         isinstance(getattr(model, "id", None), str) for model in models

@@ -30,15 +30,15 @@ def register(
     *,
     pickles: bool = False,
     sample: Path | None = None,
-    say: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
 ) -> Registered:
-    """Register a model; one that a server would refuse may be one that an entry script loads.
+    """Register a model. If a server would refuse it, register its files for an entry script.
 
     Args:
         path: The file or folder.
-        facts: What is said of it.
-        pickles: Whether a pickle is a model of scikit-learn, rather than what an entry script loads.
-        sample: A request that the model is known to answer.
+        facts: Tags, properties and description.
+        pickles: Whether a pickle is a model of scikit-learn, rather than a file for an entry script.
+        sample: A request for the model.
 
     Raises:
         OperatorError: The name is malformed, or the files cannot be copied.
@@ -53,7 +53,7 @@ def register(
             framework=framework,
             read_signature=None
             if framework == "files"
-            else lambda copy, folder: learn_signature(name, path, detected, copy, folder, say),
+            else lambda copy, folder: learn_signature(name, path, detected, copy, folder, report),
             sample=sample,
             **facts,
         )
@@ -61,7 +61,7 @@ def register(
     try:
         return register_as(detected.framework)
     except LoadFailed as error:
-        say(
+        report(
             f"Registering {name} as files for an entry script, because it cannot be served by itself: {error}"
         )
         return register_as("files")

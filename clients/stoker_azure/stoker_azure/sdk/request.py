@@ -27,15 +27,15 @@ from stoker_runs.records.record import TARGET_VARIABLE, Definition
 from stoker_runs.targets.containers import optional_container
 from stoker_runs.targets.definitions import LOCAL, Target, find_target, list_targets
 
-__all__ = ["MODES", "MODE_VARIABLE", "requested"]
+__all__ = ["MODES", "MODE_VARIABLE", "make_request"]
 
 MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
-"""How the packages of environments are had: one of `MODES`."""
+"""Names the variable that says how packages are installed: one of `MODES`."""
 MODES: Final = ("exact", "relaxed", "here")
 
 
 @contextmanager
-def requested(
+def make_request(
     workspace: BaseWorkspace,
     experiment: str,
     config: ScriptRunConfig,
@@ -45,8 +45,8 @@ def requested(
     """Make the request of a configuration; its environment file exists during the context.
 
     Raises:
-        UserErrorException: It is incomplete, or has an argument that is none.
-        NotOffered: It asks for what only Azure has.
+        UserErrorException: The configuration is incomplete, or an argument is not allowed.
+        NotOffered: The configuration needs what only Azure has.
     """
     script = _checked_script(config)
     run_config = config.run_config
@@ -71,7 +71,7 @@ def requested(
         inputs=data.inputs,
         container=container,
         gpus=_gpus(found) if getattr(config, "use_gpu", False) else None,
-        **_several(config.distributed_job_config),
+        **_distribution_fields(config.distributed_job_config),
     )
     with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
         yield Request(
@@ -110,8 +110,8 @@ def _checked_script(config: ScriptRunConfig) -> str:
     return config.script
 
 
-def _say_of_spark(environment: Environment, packages: Mapping[str, Any]) -> None:
-    """Say that there is no PySpark, where that can be seen."""
+def _warn_without_pyspark(environment: Environment, packages: Mapping[str, Any]) -> None:
+    """Print a line if PySpark is visibly missing."""
     conda = environment.python.conda_dependencies
     if packages.get("python"):
         return
@@ -128,14 +128,14 @@ def _say_of_spark(environment: Environment, packages: Mapping[str, Any]) -> None
 
 
 class _Data:
-    """What a script reads and writes, as its arguments name it.
+    """The data that a script reads and writes, by its arguments.
 
     Args:
-        workspace: Whose stores it is in.
+        workspace: The workspace with the stores.
 
     Attributes:
-        inputs: Paths of what it reads, by name.
-        variables: Where it finds the folders that it writes to.
+        inputs: Paths that the script reads, by name.
+        variables: Variables with the folders that the script writes to.
     """
 
     def __init__(self, workspace: BaseWorkspace) -> None:
@@ -144,7 +144,7 @@ class _Data:
         self.variables: dict[str, str] = {}
 
     def argument(self, value: Any) -> str:
-        """An argument as text: where data is read, the reference that becomes its path where the script runs."""
+        """Return an argument as text; for data, a reference that becomes its path on the compute target."""
         if isinstance(value, FileDataset):
             raise UserErrorException(
                 f"{value!r} is a data set: say how the script is to have it, with as_mount() or as_download()"
@@ -170,7 +170,7 @@ class _Data:
         return str(value)
 
     def read(self, name: str, place: Path) -> str:
-        """Make a path an input; returns the reference that becomes it where the script runs."""
+        """Make a path an input, and return a reference that becomes its path on the compute target."""
         free = name
         number = 1
         while self.inputs.get(free, str(place)) != str(place):
@@ -187,7 +187,7 @@ class _Data:
 
 
 def _target(workspace: BaseWorkspace, config: ScriptRunConfig) -> tuple[str, dict[str, str]]:
-    """The target's name here; the cores and GPUs of this machine are shared by all for which it stands."""
+    """Return the name of the target and variables for the run; clusters that this machine stands for share it."""
     name = config.run_config.target
     if name == LOCAL or name in list_targets(workspace.local.targets_dir):
         return name, {}
@@ -200,7 +200,7 @@ def _target(workspace: BaseWorkspace, config: ScriptRunConfig) -> tuple[str, dic
     )
 
 
-def _several(distribution: Any) -> dict[str, Any]:
+def _distribution_fields(distribution: Any) -> dict[str, Any]:
     if distribution is None:
         return {}
     if getattr(distribution, "parameter_server_count", 0):
@@ -216,7 +216,7 @@ def _several(distribution: Any) -> dict[str, Any]:
 
 
 def _gpus(target: Target) -> int | None:
-    """How many GPUs a run holds that is to use them; None: one if the target has any."""
+    """Return the number of GPUs for a run that uses them; None means one if the target has any."""
     capacity = target.capacity
     if capacity is None:
         return 1
@@ -226,7 +226,7 @@ def _gpus(target: Target) -> int | None:
 
 
 def _container(workspace: BaseWorkspace, target: str, run_config: RunConfiguration) -> dict[str, Any]:
-    """The image and the settings of a container; empty if none is asked for, or none can be had."""
+    """Return the image and the settings of a container; empty if none is requested or possible."""
     docker = run_config.environment.docker
     found = find_target(workspace.local.targets_dir, target)
     # Nobody has asked for the default image, which is Azure's.
@@ -249,7 +249,7 @@ def _container(workspace: BaseWorkspace, target: str, run_config: RunConfigurati
 
 
 def _dockerfile(environment: Environment, folder: Path) -> Path | None:
-    """The Dockerfile of an environment, which may be its text."""
+    """Return the Dockerfile of an environment; write it if the environment has its text."""
     said = environment.docker.base_dockerfile
     if not said:
         return None
@@ -263,12 +263,12 @@ def _dockerfile(environment: Environment, folder: Path) -> Path | None:
 def _environment(run_config: RunConfiguration, folder: Path) -> dict[str, Any]:
     packages = _packages(run_config.environment, folder)
     if run_config.framework.lower() == "pyspark":
-        _say_of_spark(run_config.environment, packages)
+        _warn_without_pyspark(run_config.environment, packages)
     return packages
 
 
 def _packages(environment: Environment, folder: Path) -> dict[str, Any]:
-    """How the packages are had: `exact` unless the variable says otherwise."""
+    """Return how to install the packages: `exact` unless the variable says otherwise."""
     mode = os.environ.get(MODE_VARIABLE, "exact")
     if mode not in MODES:
         raise UserErrorException(f"{MODE_VARIABLE} is {mode!r}, and can be {', '.join(MODES)}")
@@ -288,7 +288,7 @@ def _packages(environment: Environment, folder: Path) -> dict[str, Any]:
 
 
 def _asks_for_packages(content: Mapping[str, Any]) -> bool:
-    """Whether there is more than Python and Azure's own packages."""
+    """Whether a conda file lists more than Python and Azure's packages."""
     asked: Sequence[Any] = content.get("dependencies", ())
     names = [name for one in asked for name in (one.get("pip", ()) if isinstance(one, dict) else (one,))]
     return any(not str(name).startswith(("python=", "pip", "azureml-")) for name in names)

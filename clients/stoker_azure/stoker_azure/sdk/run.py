@@ -22,7 +22,7 @@ from stoker_azure.exceptions import (
 )
 from stoker_azure.sdk.base import BaseWorkspace, Printable, raised_as, text_labels
 from stoker_azure.sdk.model import Model
-from stoker_azure.sdk.request import requested
+from stoker_azure.sdk.request import make_request
 from stoker_azure.sdk.run_configuration import ScriptRunConfig, SweepConfig
 from stoker_azure.sdk.unoffered import UnofferedMethod
 from stoker_run import OfflineRun
@@ -40,13 +40,13 @@ from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import Trial, definition_of, submit_sweep, trials_of
 
-__all__ = ["Experiment", "HyperDriveRun", "Run", "RunDetails", "ScriptRun", "StartedRun", "wait_for"]
+__all__ = ["Experiment", "HyperDriveRun", "Run", "RunDetails", "ScriptRun", "StartedRun", "wait_for_run"]
 
 # Files of a run, for the code that has submitted it.
 
 
 class _FilesOfRun:
-    """A run's logs, outputs, uploads, and the files that it was submitted with.
+    """The files of a run: logs, outputs, uploads, and the snapshot of its source.
 
     Attributes:
         id: The run's id.
@@ -57,14 +57,14 @@ class _FilesOfRun:
     experiment: Any
 
     def get_file_names(self) -> Sequence[str]:
-        """Names of its files: logs, `outputs/`, `logs/`, and what was uploaded."""
+        """List the names of the run's files: logs, `outputs/`, `logs/` and uploads."""
         return [*run_files(self.folder)]
 
     def download_file(self, name: str, output_file_path: str | None = None, **_others: Any) -> None:
-        """Copy one of its files, by default into the current directory.
+        """Copy one file of the run, by default into the current directory.
 
         Raises:
-            UserErrorException: It has none of this name.
+            UserErrorException: The run has no file of this name.
         """
         with raised_as(UserErrorException):
             source = find_file(self.folder, name)
@@ -82,7 +82,7 @@ class _FilesOfRun:
         append_prefix: bool = True,
         timeout_seconds: int | None = None,
     ) -> None:
-        """Copy its files into a folder, at their names.
+        """Copy files of the run into a folder, at their names.
 
         Args:
             prefix: How the names begin; all by default.
@@ -102,19 +102,19 @@ class _FilesOfRun:
                 shutil.copyfile(path, target)
 
     def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
-        """Copy its logs into a folder; returns their paths."""
+        """Copy the logs into a folder, and return their paths."""
         place = Path(destination or self.id)
         return [str(place / name) for name in copy_files(self.folder, "azureml-logs/", place)]
 
     def get_snapshot_id(self) -> str:
-        """Digest of the files that it was submitted with."""
+        """Return the digest of the snapshot of the run's source."""
         return self.folder.record().snapshot
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:
-        """Write the files that it was submitted with into a folder; returns its path.
+        """Write the snapshot of the run's source into a folder, and return its path.
 
         Raises:
-            UserErrorException: They are not there any more, or the folder is.
+            UserErrorException: The snapshot is gone, or the folder exists.
         """
         place = Path(path or self.id).absolute()
         store = SnapshotStore(self.experiment.workspace.local.snapshots_dir)
@@ -139,7 +139,7 @@ class Run(_FilesOfRun):
         number: 1 for the experiment's first one.
 
     Raises:
-        UserErrorException: There is no such run.
+        UserErrorException: The workspace has no such run.
     """
 
     type = "azureml.scriptrun"
@@ -155,15 +155,15 @@ class Run(_FilesOfRun):
 
     @staticmethod
     def get_context(allow_offline: bool = True, **_others: Any) -> Any:
-        """The run of this process, if it is one of a script; else an object that prints what it would log."""
+        """Return the run of this script; outside of a run, an object that prints what it would log."""
         return RunOfScript.get_context(allow_offline)
 
     @staticmethod
     def get(workspace: BaseWorkspace, run_id: str) -> Run:
-        """A run by its id.
+        """Find a run by its id.
 
         Raises:
-            UserErrorException: There is none.
+            UserErrorException: The workspace has no such run.
         """
         with raised_as(UserErrorException):
             record = RunStore(workspace.local.runs_dir).get(run_id).record()
@@ -179,7 +179,7 @@ class Run(_FilesOfRun):
         include_children: bool = False,
         **_others: Any,
     ) -> Iterator[Run]:
-        """The runs of an experiment, the last one first.
+        """Yield the runs of an experiment, the newest first.
 
         Args:
             type: Not used: all are scripts'.
@@ -208,25 +208,25 @@ class Run(_FilesOfRun):
 
     @property
     def status(self) -> str:
-        """What it is doing, in Azure's words."""
+        """The status, in Azure's words."""
         return self.get_status()
 
     @property
     def number(self) -> int:
-        """Which one of the experiment's it is, from 1 up."""
+        """The run's number in its experiment, from 1."""
         created = self.folder.record().created_ms
         store = RunStore(self.experiment.workspace.local.runs_dir)
         return sum(folder.record().created_ms <= created for folder in store.folders(self.experiment.name))
 
     @property
     def parent(self) -> Run | None:
-        """The run that it is a part of."""
+        """The parent run; None if the run has none."""
         parent = self.folder.record().parent
         return Run.get(self.experiment.workspace, parent) if parent else None
 
     @property
     def display_name(self) -> str:
-        """The name that the script has given it, else its id."""
+        """The name that the script gave the run, else its id."""
         names = [line.get("v") for line in self.folder.event_lines() if line.get("e") == "name"]
         return str(names[-1]) if names else self.id
 
@@ -239,29 +239,29 @@ class Run(_FilesOfRun):
 
     @property
     def properties(self) -> dict[str, str]:
-        """What is known of its origin, and what the script has added."""
+        """The origin of the run, and properties that the script added."""
         return self.folder.properties()
 
     def get_tags(self) -> dict[str, str]:
-        """The same as `tags`."""
+        """Return `tags`."""
         return self.tags
 
     def get_properties(self) -> dict[str, str]:
-        """The same as `properties`."""
+        """Return `properties`."""
         return self.properties
 
     def get_status(self) -> str:
-        """What it is doing now; one that nobody looks after is looked after again."""
+        """Return the status now; a run whose runner has died gets a new one."""
         adopt(self.folder, self.experiment.workspace.local)
         return str(self.folder.state().status.value)
 
     def get_detailed_status(self) -> dict[str, Any]:
-        """What it is doing, and why."""
+        """Return the status and its reason."""
         state = self.folder.state()
         return {"status": self.get_status(), "details": [state.reason] if state.reason else []}
 
     def get_details(self) -> dict[str, Any]:
-        """What is known of it, in Azure's JSON."""
+        """Return the run in Azure's JSON."""
         record, state = self.folder.record(), self.folder.state()
         definition = record.definition
         inputs = [
@@ -293,7 +293,7 @@ class Run(_FilesOfRun):
         return details
 
     def get_details_with_logs(self) -> dict[str, Any]:
-        """The same, with what the logs hold in the place of their paths."""
+        """Return `get_details` with the content of the logs in place of their paths."""
         details = self.get_details()
         logs = {name: Path(path).read_text("utf-8", "replace") for name, path in details["logFiles"].items()}
         return {**details, "logFiles": logs}
@@ -301,7 +301,7 @@ class Run(_FilesOfRun):
     def wait_for_completion(
         self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
     ) -> dict[str, Any]:
-        """Wait for its end.
+        """Wait until the run ends.
 
         Args:
             show_output: Whether to print what the script prints, as it prints it.
@@ -314,18 +314,18 @@ class Run(_FilesOfRun):
             ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
         """
         del wait_post_processing
-        wait_for(self.folder, self.experiment.workspace.local, show_output, raise_on_error)
+        wait_for_run(self.folder, self.experiment.workspace.local, show_output, raise_on_error)
         return self.get_details()
 
     def cancel(self) -> None:
-        """Have it ended."""
-        self.folder.request_cancel("run.cancel()", int(time.time() * 1000))
+        """Ask the run to end."""
+        self.folder.ask_to_cancel("run.cancel()", int(time.time() * 1000))
         adopt(self.folder, self.experiment.workspace.local)
 
     # --- what it has logged and made ---
 
     def get_metrics(self, name: str | None = None, recursive: bool = False, **_others: Any) -> dict[str, Any]:
-        """What it has logged: a value, or the list of all that were logged under a name.
+        """Return the logged metrics: a value by name, or the list of values where several were logged.
 
         Args:
             name: Of one metric.
@@ -347,7 +347,7 @@ class Run(_FilesOfRun):
         status: str | None = None,
         **_others: Any,
     ) -> Iterator[Run]:
-        """The runs that are parts of this one, the last one first."""
+        """Yield the child runs, the newest first."""
         del type
         for run in Run.list(self.experiment, None, tags, properties, status, include_children=True):
             if run.folder.record().parent == self.id:
@@ -410,11 +410,11 @@ class Run(_FilesOfRun):
         self.folder.change_tags(dict.fromkeys(tags), int(time.time() * 1000))
 
     def get_portal_url(self) -> str:
-        """Where it is: its folder."""
+        """Return the URI of the run's folder."""
         return self.folder.path.as_uri()
 
     def flush(self, timeout_seconds: float = 300) -> None:
-        """Nothing waits to be written."""
+        """Do nothing: values are written when they are logged."""
 
     log = UnofferedMethod(_IN_SCRIPTS)
     log_list = UnofferedMethod(_IN_SCRIPTS)
@@ -431,7 +431,7 @@ ScriptRun = Run
 
 
 def _run(experiment: Any, record: RunRecord) -> Run:
-    """A run as an object of the class that its kind has."""
+    """Return a run as an object of the class of its kind."""
     if record.kind == SWEEP:
         return HyperDriveRun(experiment, record.id)
     return Run(experiment, record.id)
@@ -456,43 +456,43 @@ def _utc(time_ms: int | None) -> str | None:
 _LOG: Final = "azureml-logs/70_driver_log.txt"
 
 
-class _Printed:
-    """What a run prints, below a head that is printed with its first line."""
+class _LogPrinter:
+    """Prints the log of a run, below a heading that comes with the first line."""
 
     def __init__(self) -> None:
-        self.has_begun = False
+        self.has_started = False
 
     def write(self, data: bytes) -> None:
         """Print bytes of the log."""
-        if not self.has_begun:
-            self.has_begun = True
+        if not self.has_started:
+            self.has_started = True
             print(f"\nStreaming {_LOG}\n{'=' * (len(_LOG) + 10)}\n")
         sys.stdout.write(data.decode("utf-8", "replace"))
         sys.stdout.flush()
 
 
-def wait_for(
+def wait_for_run(
     folder: RunFolder, workspace: LocalWorkspace, show_output: bool, raise_on_error: bool
 ) -> RunState:
-    """Wait until a run has ended; returns its last state.
+    """Wait until a run has ended, and return its last state.
 
     Args:
         show_output: Whether to print what it prints.
         raise_on_error: Whether a failure is raised.
 
     Raises:
-        ActivityFailedException: It has failed; the message is the error as JSON, without the traceback if its log was
-            printed, which ends in that.
+        ActivityFailedException: The run failed. The message is the error as JSON, without the traceback if the log,
+            which ends with it, was printed.
         ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
     """
-    printed = _Printed()
+    printed = _LogPrinter()
     if show_output:
         _print_head(folder)
     try:
         state = (
             follow(folder, workspace, printed.write, notes=print)
             if show_output
-            else follow(folder, workspace, _nothing)
+            else follow(folder, workspace, _discard)
         )
     except KeyboardInterrupt:
         raise ExperimentExecutionException(
@@ -506,7 +506,7 @@ def wait_for(
     if state.status is Status.FAILED and raise_on_error:
         assert state.error is not None
         error = state.error.to_json()
-        if printed.has_begun:
+        if printed.has_started:
             error["details"] = {
                 name: value
                 for name, value in error["details"].items()
@@ -520,18 +520,18 @@ def _print_head(folder: RunFolder) -> None:
     print(f"RunId: {folder.id}\nWeb View: {folder.path.as_uri()}")
 
 
-def _nothing(_data: bytes) -> None:
+def _discard(_data: bytes) -> None:
     """Print nothing."""
 
 
 class HyperDriveRun(Run):
-    """A run whose children run one script with other parameters each.
+    """A sweep: a run whose children run one script with different parameters.
 
     Attributes:
         type: `hyperdrive`.
 
     Raises:
-        UserErrorException: There is no such run.
+        UserErrorException: The workspace has no such run.
     """
 
     type = "hyperdrive"
@@ -550,7 +550,7 @@ class HyperDriveRun(Run):
         include_canceled: bool = True,
         include_resume_from_runs: bool = True,
     ) -> Run | None:
-        """The child with the best value of the primary metric; None, with a line that says why, where none has one.
+        """Return the child with the best value of the primary metric; None, with a line, if no child logged it.
 
         Args:
             include_failed: Whether it may be one that has failed.
@@ -574,7 +574,7 @@ class HyperDriveRun(Run):
     def get_children_sorted_by_primary_metric(
         self, top: int = 0, reverse: bool = False, discard_no_metric: bool = False
     ) -> Sequence[dict[str, Any]]:
-        """The children with their parameters and best values, the best first.
+        """Return the children with their parameters and best values, the best first.
 
         Args:
             top: How many; 0 is all.
@@ -596,12 +596,12 @@ class HyperDriveRun(Run):
         return found[:top] if top else found
 
     def get_hyperparameters(self) -> dict[str, str]:
-        """The parameters of all children as JSON, by their ids."""
+        """Return the parameters of all children as JSON, by id."""
         trials = sorted(self._trials(), key=lambda trial: trial.number)
         return {trial.id: json.dumps(trial.parameters) for trial in trials}
 
     def get_metrics(self, name: str | None = None, recursive: bool = False, **_others: Any) -> dict[str, Any]:
-        """What the children have logged, by their ids."""
+        """Return the metrics of the children, by id."""
         del recursive
         return {child.id: child.get_metrics(name) for child in self.get_children()}
 
@@ -617,7 +617,7 @@ _AS_IN_A_SCRIPT: Final = (
 
 
 class StartedRun(Run):
-    """A run that this process logs to as a script does, and ends by `complete`, `fail` or as a context.
+    """A run that this process logs to, as a script does; `complete`, `fail` or leaving the context ends it.
 
     Args:
         outputs: A folder whose files become the run's when it ends.
@@ -645,11 +645,11 @@ class StartedRun(Run):
             self._fail(f"{error.__class__.__name__}: {error}")
 
     def get_status(self) -> str:
-        """What it is doing now."""
+        """Return the status now."""
         return str(self.folder.state().status.value)
 
     def cancel(self) -> None:
-        """Say that it was given up."""
+        """End the run as canceled."""
         self._collect()
         self._begun.interrupt()
 
@@ -668,7 +668,7 @@ class StartedRun(Run):
 
 
 class Experiment:
-    """An experiment. It is there as soon as it has a run.
+    """A name for runs that belong together. An experiment exists as soon as it has a run.
 
     Attributes:
         name: Its name, and its id.
@@ -687,7 +687,7 @@ class Experiment:
         return f"Experiment(Name: {self.name}, Workspace: {self.workspace.name})"
 
     def submit(self, config: Any, tags: Mapping[str, Any] | None = None, **_others: Any) -> Run:
-        """Have a script run.
+        """Submit a script.
 
         Args:
             config: What is to run: a `ScriptRunConfig`, an estimator, or a `HyperDriveConfig`.
@@ -697,23 +697,23 @@ class Experiment:
             ExperimentExecutionException: It cannot run as it is asked for.
         """
         if isinstance(config, SweepConfig):
-            return self._tuned(config, text_labels(tags))
+            return self._submit_sweep(config, text_labels(tags))
         if not isinstance(config, ScriptRunConfig):
             raise UserErrorException(
                 f"{type(config).__name__} cannot be submitted: submit a ScriptRunConfig or an estimator"
             )
         with (
-            requested(self.workspace, self.name, config, text_labels(tags)) as request,
+            make_request(self.workspace, self.name, config, text_labels(tags)) as request,
             raised_as(ExperimentExecutionException),
         ):
             folder, _ = submit(request, self.workspace.local)
         return Run(self, folder.id)
 
-    def _tuned(self, config: SweepConfig, tags: Mapping[str, str]) -> HyperDriveRun:
+    def _submit_sweep(self, config: SweepConfig, tags: Mapping[str, str]) -> HyperDriveRun:
         with raised_as(UserErrorException):
             asked = config.terms(self.workspace)
         with (
-            requested(self.workspace, self.name, config.run_config, tags) as request,
+            make_request(self.workspace, self.name, config.run_config, tags) as request,
             raised_as(ExperimentExecutionException),
         ):
             folder, _ = submit_sweep(request, asked, self.workspace.local)
@@ -722,7 +722,7 @@ class Experiment:
     def start_logging(
         self, outputs: str | None = None, snapshot_directory: str | None = ".", **_others: Any
     ) -> StartedRun:
-        """Begin a run of this process: a notebook's, say.
+        """Start a run of this process, such as a notebook.
 
         Args:
             outputs: A folder whose files become the run's when it ends.
@@ -742,20 +742,20 @@ class Experiment:
         properties: Any = None,
         include_children: bool = False,
     ) -> Iterator[Run]:
-        """Its runs, the last one first."""
+        """Yield the runs, the newest first."""
         return Run.list(self, type, tags, properties, None, include_children)
 
     @staticmethod
     def list(
         workspace: BaseWorkspace, experiment_name: str | None = None, **_others: Any
     ) -> Sequence[Experiment]:
-        """The experiments of a workspace that have runs, without archived ones."""
+        """Return the experiments of a workspace that have runs and are not archived."""
         store = RunStore(workspace.local.runs_dir)
         names = [name for name in store.experiments() if name not in store.archived()]
         return [Experiment(workspace, name) for name in names if experiment_name in (None, name)]
 
     def archive(self) -> None:
-        """Take it out of lists; its runs stay.
+        """Leave the experiment out of lists; its runs stay.
 
         Raises:
             UserErrorException: It has no runs yet.
@@ -764,7 +764,7 @@ class Experiment:
             RunStore(self.workspace.local.runs_dir).archive(self.name)
 
     def reactivate(self, new_name: str | None = None) -> None:
-        """Put it back, under its own name.
+        """Show the experiment in lists again, under its own name.
 
         Raises:
             UserErrorException: Another name is given, or it has no runs.
@@ -775,7 +775,7 @@ class Experiment:
             RunStore(self.workspace.local.runs_dir).archive(self.name, restore=True)
 
     def get_portal_url(self) -> str:
-        """Where its runs are: a folder."""
+        """Return the URI of the folder with the runs."""
         return (self.workspace.local.runs_dir / self.name).as_uri()
 
     tag = UnofferedMethod("tag its runs: run.tag")
@@ -783,7 +783,7 @@ class Experiment:
 
 
 class RunDetails(Printable):
-    """Shows a run."""
+    """Shows a run as lines of text."""
 
     def __init__(self, run_instance: Run) -> None:
         self._run = run_instance
@@ -792,12 +792,12 @@ class RunDetails(Printable):
         return {"run": self._run}
 
     def show(self, render_lib: object = None, widget_settings: object = None) -> None:
-        """Print what the run is doing, and where it is."""
+        """Print the status and the target of the run."""
         del render_lib, widget_settings
         details = self._run.get_details()
         print(f"{details['runId']}: {details['status']} on {details['target']}")
         print(f"stoker runs logs {details['runId']} -f")
 
     def get_widget_data(self) -> dict[str, object]:
-        """The same as data."""
+        """Return the details of the run."""
         return self._run.get_details()

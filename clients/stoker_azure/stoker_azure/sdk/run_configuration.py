@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 LONGEST_S: Final = 2_592_000
-"""How long a run may take, if nothing else is said: 30 days."""
+"""Largest duration of a run by default: 30 days."""
 _FILES: Final = "files of run configurations are read by 'stoker submit', not by the SDK's objects"
 
 
@@ -93,7 +93,7 @@ class PyTorchConfiguration(KnownAttributes):
 
 
 class DockerConfiguration(KnownAttributes):
-    """Whether the script is to run in a container.
+    """Whether to run the script in a container.
 
     Args:
         shared_volumes: Whether folders are bound.
@@ -115,7 +115,7 @@ class DockerConfiguration(KnownAttributes):
 
 
 class AmlComputeSection(KnownAttributes):
-    """A cluster that would be made for one run; the slots of this machine stand for it."""
+    """A cluster for one run; this machine's slots stand for it."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"cluster_max_node_count", "location"})
 
@@ -129,15 +129,15 @@ class AmlComputeSection(KnownAttributes):
 
 
 class RunConfiguration(KnownAttributes):
-    """How a script is to run.
+    """How to run a script.
 
     Attributes:
-        arguments: What follows it on its command line.
+        arguments: Arguments of the script.
         target: The compute target's name.
         framework: `Python`, or another one of Azure's.
         communicator: How several processes find each other: `None`, `OpenMpi`, `ParameterServer`.
         mpi: Processes of each machine, for MPI.
-        max_run_duration_seconds: How long it may take.
+        max_run_duration_seconds: Largest duration of the run.
         data_references: Paths in data stores that the script reads or writes, by name.
         command: A command line instead of a script; not offered.
     """
@@ -190,7 +190,7 @@ class RunConfiguration(KnownAttributes):
 
     @property
     def target(self) -> str:
-        """Name of the compute target; a target object may be set."""
+        """The name of the compute target; may be set to a target object."""
         name: str = getattr(self._target, "name", self._target)
         return name
 
@@ -199,7 +199,7 @@ class RunConfiguration(KnownAttributes):
         self._target = target
 
     def __repr__(self) -> str:
-        """Azure's JSON of what is set."""
+        """Return Azure's JSON of the settings."""
         several = self.distribution()
         content = {
             "script": self.script,
@@ -218,7 +218,7 @@ class RunConfiguration(KnownAttributes):
         return json.dumps(content, indent=4, default=repr)
 
     def distribution(self) -> Any:
-        """How several processes find each other; None for a single one."""
+        """Return how several processes find each other; None for a single one."""
         word = self.communicator.lower()
         if word in ("openmpi", "intelmpi"):
             self.mpi.node_count = max(self.mpi.node_count, self.node_count)
@@ -231,19 +231,19 @@ class RunConfiguration(KnownAttributes):
 
 
 class ScriptRunConfig:
-    """A script, and how it is to run.
+    """A script, and how to run it.
 
     Args:
         source_directory: The folder with the script; all of it is kept with the run.
         script: The script, relative to it.
-        arguments: What follows it on its command line: texts, numbers, data sets.
-        run_config: How it is to run; the next ones are not used then, and a line says so.
+        arguments: Arguments of the script: texts, numbers, data sets.
+        run_config: How to run the script; the next arguments have no effect then, and a line says so.
         compute_target: A target, or its name; this machine by default.
         distributed_job_config: How several processes find each other.
         resume_from: A `DataPath` whose folder follows as `--resume-from`.
-        max_run_duration_seconds: How long it may take.
+        max_run_duration_seconds: Largest duration of the run.
         command: A command line instead of a script; not offered.
-        docker_runtime_config: Whether it is to run in a container.
+        docker_runtime_config: Whether to run in a container.
     """
 
     def __init__(
@@ -298,9 +298,9 @@ class SweepConfig(Printable, ABC):
     run_config: ScriptRunConfig
 
     @abstractmethod
-    def terms(self, workspace: BaseWorkspace) -> SweepDefinition:
-        """Return what is asked of the sweep.
+    def terms(self, workspace: BaseWorkspace) -> Terms:
+        """Return the terms of the sweep.
 
         Raises:
-            OperatorError: A number cannot be, or a run that is to go on is none of HyperDrive's.
+            OperatorError: A number is not allowed, or a run to resume is not a child of a sweep.
         """

@@ -1,8 +1,8 @@
-"""What Azure's SDK has and Stoker does not: each name says so, and what to do instead, where it is used.
+"""Names of Azure's SDK that Stoker does not offer: each raises an error that says what to do instead.
 
 Methods raise `NotOffered` when they are called, values when they are read, so that code finds every name that it may
 have been written for. A class takes its names from one of the mixins here, a module's own names are in
-`unoffered_names`.
+`make_getattr`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
     "UnofferedByWorkspace",
     "UnofferedMethod",
     "UnofferedValue",
-    "unoffered_names",
+    "make_getattr",
 ]
 
 
@@ -36,13 +36,13 @@ def _raising(name: str, instead: str) -> Callable[..., NoReturn]:
     return raising
 
 
-def unoffered_names(module: str, of_training: frozenset[str], provided_by: str) -> Callable[[str], NoReturn]:
-    """Make the `__getattr__` of a module, which tells code what becomes of the names that it imports.
+def make_getattr(module: str, of_training: frozenset[str], provided_by: str) -> Callable[[str], NoReturn]:
+    """Make the `__getattr__` of a module, which explains names that are missing.
 
     Args:
         module: The module's name on Azure.
         of_training: Names in it that only code for training has.
-        provided_by: The module's name here.
+        provided_by: Name of the module here.
     """
 
     def missing(name: str) -> NoReturn:
@@ -58,10 +58,10 @@ def unoffered_names(module: str, of_training: frozenset[str], provided_by: str) 
 
 
 class UnofferedMethod:
-    """A method, of objects or of the class.
+    """A method that raises `NotOffered`, of objects or of the class.
 
     Args:
-        instead: Why it is not there and what to do, the end of a sentence.
+        instead: Why the method is missing and what to do, the end of a sentence.
     """
 
     def __init__(self, instead: str) -> None:
@@ -76,7 +76,7 @@ class UnofferedMethod:
 
 
 class UnofferedValue(UnofferedMethod):
-    """A value of objects. It may be set, for then it is only kept."""
+    """A value that raises `NotOffered` when it is read. It may be set."""
 
     def __get__(self, instance: object, owner: type) -> Any:
         found = super().__get__(instance, owner)
@@ -84,7 +84,7 @@ class UnofferedValue(UnofferedMethod):
 
 
 class NotAClass(type):
-    """The type of a class that has no objects here: making one, and all of its methods, raise `NotOffered`.
+    """The type of a class without objects: making one and calling its methods raise `NotOffered`.
 
     The class says in `INSTEAD` what to do.
     """
@@ -96,14 +96,14 @@ class NotAClass(type):
         return _raising(cls.__name__, cls.INSTEAD)(*arguments, **keywords)
 
     def __getattr__(cls, name: str) -> Any:
-        """A method that raises `NotOffered`."""
+        """Return a method that raises `NotOffered`."""
         if name.startswith("_"):
             raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
         return _raising(f"{cls.__name__}.{name}", cls.INSTEAD)
 
 
 class KnownAttributes(Printable):
-    """Refuses to set an attribute that Azure's class does not have either, as Azure does: it is misspelt.
+    """Refuses to set attributes that Azure's class does not have, as Azure does: they are misspelt.
 
     A class has in `WITHOUT_EFFECT` the attributes of Azure's that may be set and change nothing here. Its constructor
     ends with `self._is_complete = True`.

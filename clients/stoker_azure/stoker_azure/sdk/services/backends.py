@@ -1,4 +1,4 @@
-"""Where a deployed service runs, as its class asks it: a process of this machine, or pods of a cluster."""
+"""What runs a deployed service: a process of this machine, or pods of a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker_cluster.access import Cluster
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.forwarding import forwarding
 
-__all__ = ["Backend", "backend_of"]
+__all__ = ["Backend", "find_backend"]
 
 _TAIL_LINES: Final = 60
 _WORST_FIRST: Final = ("Failed", "Unhealthy", "Transitioning", "Deleted", "Healthy")
@@ -25,40 +25,40 @@ _opened: Final = contextlib.ExitStack()
 
 
 class Backend(Protocol):
-    """What runs a service. Methods raise `OperatorError` if it cannot be asked."""
+    """What runs a service. Methods raise `OperatorError` if it cannot be reached."""
 
-    look_every_s: float
-    """How often it may be asked while it is waited for."""
+    poll_s: float
+    """Seconds between two polls while a caller waits."""
 
     def state(self) -> str:
-        """In Azure's words."""
+        """Return the state, in Azure's words."""
 
     def error(self) -> Any:
-        """What is in its way; None if nothing is."""
+        """Return what keeps the service from running; None if nothing does."""
 
     def log(self, lines: int) -> str:
-        """The last lines of its log."""
+        """Return the last lines of the log."""
 
     def keys(self) -> Keys:
-        """Its keys."""
+        """Return the keys."""
 
     def regenerate(self, slot: Slot, value: str | None) -> None:
         """Replace a key."""
 
     def signing_secret(self) -> bytes:
-        """What signs its tokens."""
+        """Return the secret that signs tokens."""
 
     def base_uri(self) -> str:
-        """Where it answers."""
+        """Return the URI of the server."""
 
 
-def backend_of(workspace: Workspace, record: ServiceRecord) -> Backend:
-    """Return what runs a service."""
-    return _Process(workspace, record) if record.cluster is None else _Pods(record)
+def find_backend(workspace: Workspace, record: ServiceRecord) -> Backend:
+    """Return the backend of a service."""
+    return _ProcessBackend(workspace, record) if record.cluster is None else _PodsBackend(record)
 
 
-class _Process:
-    look_every_s = 0.1
+class _ProcessBackend:
+    poll_s = 0.1
 
     def __init__(self, workspace: Workspace, record: ServiceRecord) -> None:
         self._record = record
@@ -90,8 +90,8 @@ class _Process:
         return self._record.base_uri
 
 
-class _Pods:
-    look_every_s = 1.0
+class _PodsBackend:
+    poll_s = 1.0
 
     def __init__(self, record: ServiceRecord) -> None:
         place = record.cluster
@@ -111,7 +111,7 @@ class _Pods:
         return next(state for state in _WORST_FIRST if state in states)
 
     def state_of(self, version: str) -> str:
-        """How a version of an endpoint stands."""
+        """Return the state of a version of an endpoint."""
         return self._services[f"{self._name}-{version}"].status().state
 
     def error(self) -> dict[str, str] | None:
@@ -139,7 +139,7 @@ class _Pods:
 
 
 def _instances(record: ServiceRecord) -> list[str]:
-    """What its Deployments are called: itself, or of an endpoint each version, the default one first."""
+    """Return the names of a service's Deployments; for an endpoint one a version, the default one first."""
     if record.versions is None:
         return [record.name]
     versions = sorted(record.versions, key=lambda version: version != record.default_version)
@@ -148,6 +148,6 @@ def _instances(record: ServiceRecord) -> list[str]:
 
 @cache
 def _forwarded(context: str, namespace: str, name: str) -> int:
-    """A port of this process that leads to the pods: what callers have who are outside the cluster."""
+    """Return a port of this process that leads to the pods, for callers outside the cluster."""
     cluster = Cluster.connect(context)
     return _opened.enter_context(forwarding(cluster, ClusterService(cluster, namespace, name), 0, print))

@@ -27,7 +27,7 @@ from stoker_cluster.forwarding import push_to_cluster, stored_at
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER, store_port
 
-__all__ = ["deploy", "lay_out", "lay_out_versions", "plan_of", "planned", "prepare", "record"]
+__all__ = ["deploy", "make_plan", "planned", "prepare", "record", "write_pod_files", "write_versioned_files"]
 
 # What the service fills in where the SDK sends nothing.
 _CPU_CORES: Final = 0.1
@@ -64,10 +64,10 @@ _SAME: Final = {
 }
 
 
-def plan_of(
+def make_plan(
     configuration: DeploymentConfig, given: Mapping[str, Any], *, gpu_environment: bool = False
 ) -> ClusterPlan:
-    """Return the plan of a deployment.
+    """Make the plan of a deployment.
 
     Args:
         configuration: What `AksWebservice.deploy_configuration` was given, or `deploymentconfig.json` holds.
@@ -83,7 +83,7 @@ def plan_of(
 def planned(
     configuration: DeploymentConfig, given: Mapping[str, Any], *, gpu_environment: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of that plan.
+    """Return the fields of the plan of a deployment.
 
     Raises:
         InvalidSettings: It is no deployment to Kubernetes.
@@ -141,16 +141,18 @@ _REGISTERED: Final = "azureml-models"
 _GRAPH: Final = "model.onnx"
 
 
-def lay_out(folder: Path, plan: Plan, models: Sequence[Registered], inside: PurePosixPath) -> dict[str, Any]:
-    """Copy the files of a service, and return its model as the deployment file of the pods has it.
+def write_pod_files(
+    folder: Path, plan: Plan, models: Sequence[Registered], inside: PurePosixPath
+) -> dict[str, Any]:
+    """Copy the files of a service, and return the entry of its model in the deployment file of the pods.
 
     Args:
-        folder: Where they are copied to; what is there goes.
+        folder: Target of the copies; existing content is removed.
         models: Its registered models.
-        inside: What the folder is in the pods.
+        inside: Path of the folder in the pods.
 
     Raises:
-        InvalidSettings: Without a script there is nothing that can be served alone.
+        InvalidSettings: There is no script, and no model that can be served without one.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for model in models:
@@ -190,12 +192,12 @@ def lay_out(folder: Path, plan: Plan, models: Sequence[Registered], inside: Pure
     return served
 
 
-def lay_out_versions(
+def write_versioned_files(
     folder: Path, plan: Plan, models: Sequence[Registered], inside: PurePosixPath
 ) -> dict[str, Any] | None:
-    """Copy a model that is served without a script so that pods which have another version of it take this one up.
+    """Copy a model that is served without a script so that running pods load it as a new version.
 
-    That is a folder of version folders, and beside those the label that says which one is meant; see `lay_out`.
+    That is a folder of version folders, with a label that names the served version; see `write_pod_files`.
 
     Returns:
         The model, the same for all of its versions; None for services that cannot have their files so.
@@ -233,23 +235,23 @@ def deploy(
     old: ServiceRecord | None,
     *,
     overwrite: bool,
-    say: Callable[[str], object],
+    report: Callable[[str], object],
 ) -> ServiceRecord:
-    """Apply a service to its cluster, and keep what is known of it.
+    """Apply a service to its cluster, and return its record.
 
-    Its files are laid out in the workspace as the pods are to have them, and a line says where that is.
+    The files are copied in the workspace as the pods need them, and a line says where.
 
     Args:
-        old: What is known of it, if it was deployed before.
-        overwrite: Replace one that is there.
+        old: The record of its previous deployment.
+        overwrite: Replace an existing service.
 
     Raises:
         OperatorError: A setting or model cannot be used, or the cluster refuses.
     """
     if old is not None and old.versions is not None:
         raise InvalidSettings(f"{plan.name} is an endpoint with versions; delete() it first")
-    cluster = Cluster.connect(binding.context, warn=say)
-    planned = prepare(workspace, cluster, plan, binding, say)
+    cluster = Cluster.connect(binding.context, warn=report)
+    planned = prepare(workspace, cluster, plan, binding, report)
     namespace = planned.namespace or cluster.namespace
     found = ClusterService(cluster, namespace, planned.instance).status()
     if found.state not in ("Deleted", "Failed") and not overwrite:
@@ -259,7 +261,7 @@ def deploy(
         )
     for change in apply(cluster, planned):
         if change.verb != "unchanged":
-            say(f"  {change}")
+            report(f"  {change}")
     made = record(plan, planned, {"context": binding.context, "namespace": namespace}, old)
     services.write(made)
     return made
@@ -270,14 +272,14 @@ def prepare(
     cluster: Cluster,
     plan: Plan,
     binding: Binding,
-    say: Callable[[str], object],
+    report: Callable[[str], object],
     version: Mapping[str, Any] | None = None,
 ) -> ClusterPlan:
-    """Lay the files of a service out, say where, and return its plan: Azure's keywords over what its target says.
+    """Copy the files of a service, and return its plan: Azure's keywords over the fields of its target.
 
     Args:
-        binding: What its compute target says of all services.
-        version: Fields of the plan that are of a version alone, `version_name` among them.
+        binding: The cluster of its compute target.
+        version: Fields of the plan for one version of an endpoint, `version_name` among them.
 
     Raises:
         OperatorError: A setting or model cannot be used.
@@ -285,7 +287,7 @@ def prepare(
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     among = version or {}
     instance = f"{plan.name}-{among['version_name']}" if among else plan.name
-    folder, served, is_followed = _lay_out(workspace, plan, instance, binding, is_version=bool(among))
+    folder, served, is_followed = _write_files(workspace, plan, instance, binding, is_version=bool(among))
     said = {"name": plan.name, "serves": (served,), "compute_target": plan.compute_name}
     given = {**binding.planned(), **said, **among}
     if is_followed:
@@ -300,27 +302,27 @@ def prepare(
         given["node_selector"] = {INSTANCE_TYPE: size, **(given.get("node_selector") or {})}
     if configuration.values.get("enable_app_insights") and not cluster.knows(*_MONITOR):
         given |= {"pod_monitor": False, "notes": (_NOT_MONITORED,)}
-    planned = plan_of(configuration, given, gpu_environment=_wants_gpus(plan))
+    planned = make_plan(configuration, given, gpu_environment=_wants_gpus(plan))
     if binding.uses_store:
         # Once all else is found good.
-        address = push_to_cluster(cluster, namespace, folder.parent, instance, say)
+        address = push_to_cluster(cluster, namespace, folder.parent, instance, report)
         planned = dataclasses.replace(planned, models=address)
     for line in _lines(planned, binding, folder):
-        say(line)
+        report(line)
     return planned
 
 
-def _lay_out(
+def _write_files(
     workspace: Workspace, plan: Plan, instance: str, binding: Binding, *, is_version: bool
 ) -> tuple[Path, dict[str, Any], bool]:
-    """The folder with the files of a service, its model, and whether pods follow other versions of that."""
+    """Return the folder with the files of a service, its model, and whether pods load new versions of it."""
     # In a store the folder is named as in the pods.
     below = instance if is_version or binding.uses_store else ""
     folder = private_folder(private_folder(workspace.services_dir / plan.name) / _FILES) / below
     models = [Repository(workspace.models_dir).resolve(reference) for reference in plan.models]
     inside = PurePosixPath(MODELS_FOLDER) / instance
-    followed = lay_out_versions(folder, plan, models, inside) if binding.uses_store else None
-    return folder, followed or lay_out(folder, plan, models, inside), followed is not None
+    followed = write_versioned_files(folder, plan, models, inside) if binding.uses_store else None
+    return folder, followed or write_pod_files(folder, plan, models, inside), followed is not None
 
 
 def _wants_gpus(plan: Plan) -> bool:
@@ -342,13 +344,13 @@ def _lines(planned: ClusterPlan, binding: Binding, folder: Path) -> Iterator[str
 def record(
     plan: Plan, planned: ClusterPlan, place: Mapping[str, str], old: ServiceRecord | None
 ) -> ServiceRecord:
-    """Return what is known of a service that was applied.
+    """Make the record of a service that was applied.
 
     Args:
-        plan: What was asked for.
-        planned: What that is in its cluster.
-        place: The context and the namespace of that.
-        old: What was known of it before.
+        plan: The request.
+        planned: The plan that was applied.
+        place: The context and the namespace of the cluster.
+        old: The record of its previous deployment.
     """
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     values, time = configuration.values, now()

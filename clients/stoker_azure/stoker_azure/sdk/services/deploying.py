@@ -1,4 +1,4 @@
-"""From what deployment code asks for to a running service: its deployment file, its keys, its process."""
+"""Deploying a service as a process of this machine: its deployment file, its keys, its process."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ _NOT_INHERITED: Final = {
     *("STOKER_PRIMARY_KEY", "STOKER_SECONDARY_KEY"),
 }
 
-Say = Callable[[str], object]
+Report = Callable[[str], object]
 
 
-def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = print) -> ServiceRecord:
-    """Start the process of a service, in the place of the one that it has.
+def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, report: Report = print) -> ServiceRecord:
+    """Start the process of a service, replacing an existing one.
 
-    What can be wrong with the plan is found before that one is stopped. A service whose process has ended is
-    replaced unasked.
+    The plan is checked before the old process is stopped. A service whose process has ended is replaced without
+    `overwrite`.
 
     Args:
         overwrite: Replace a service that runs.
@@ -83,11 +83,11 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = prin
                     "(stoker compute bind), or deploy each version as a service of its own"
                 )
             return endpoint_deploying.create(
-                workspace, services, plan, binding, old, overwrite=overwrite, say=say
+                workspace, services, plan, binding, old, overwrite=overwrite, report=report
             )
         if binding is not None:
             return cluster_deploying.deploy(
-                workspace, services, plan, binding, old, overwrite=overwrite, say=say
+                workspace, services, plan, binding, old, overwrite=overwrite, report=report
             )
         if old is not None and old.cluster is not None:
             raise InvalidSettings(
@@ -100,12 +100,12 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, say: Say = prin
                     f"there is a service {plan.name} already, at {old.base_uri}; deploy it with overwrite=True, "
                     "update() it, or delete() it first"
                 )
-            say(f"{plan.name}: its process has ended, it is started anew")
-        return _replace(workspace, services, plan, old, say)
+            report(f"{plan.name}: its process has ended, it is started anew")
+        return _replace(workspace, services, plan, old, report)
 
 
 def delete(workspace: Workspace, name: str) -> None:
-    """End a service and forget it, with its keys if they were made for it; nothing if there is none.
+    """Delete a service, and its keys if they were made for it; do nothing if there is no such service.
 
     Raises:
         InvalidSettings: Its record cannot be read.
@@ -131,7 +131,7 @@ def deployment_file(workspace: Workspace, folder: Path, plan: Plan) -> Path:
 
     Args:
         workspace: Where its models are.
-        folder: For the file, and what lies beside it.
+        folder: Where to write the file and what it names.
 
     Raises:
         OperatorError: A setting, file or model cannot be used.
@@ -140,7 +140,7 @@ def deployment_file(workspace: Workspace, folder: Path, plan: Plan) -> Path:
 
 
 def _replace(
-    workspace: Workspace, services: Services, plan: Plan, old: ServiceRecord | None, say: Say
+    workspace: Workspace, services: Services, plan: Plan, old: ServiceRecord | None, report: Report
 ) -> ServiceRecord:
     folder = services.new_folder(plan.name)
     try:
@@ -156,7 +156,7 @@ def _replace(
         service_process.stop(services.folder(old), old.pid)
     head = list(_lines(plan, prepared, folder))
     for line in head:
-        say(line)
+        report(line)
     command = [sys.executable, "-P", "-m", "stoker.cli", "serve"]
     command += ["--config", str(prepared.file), "--workspace", str(workspace.root)]
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
@@ -170,7 +170,7 @@ def _replace(
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A plan that was found good: the deployment file, and what it comes to."""
+    """A checked plan: the deployment file, and what `stoker serve` makes of it."""
 
     file: Path
     values: Mapping[str, Any]
@@ -197,7 +197,7 @@ def _prepare(workspace: Workspace, folder: Path, plan: Plan, port: int) -> _Prep
 
 
 def _model(workspace: Workspace, folder: Path, plan: Plan) -> tuple[ModelSettings, tuple[str, ...]]:
-    """The settings of what is served, and what is said of them."""
+    """Return the settings of the model and notes for the user."""
     if plan.inference is None:
         return _model_alone(workspace, plan), ()
     file = folder / "inferenceconfig.json"
@@ -213,7 +213,7 @@ def _model(workspace: Workspace, folder: Path, plan: Plan) -> tuple[ModelSetting
 
 
 def _model_alone(workspace: Workspace, plan: Plan) -> ModelSettings:
-    """A model that is served without a script."""
+    """Return the settings of a model that is served without a script."""
     frameworks = {
         reference: Repository(workspace.models_dir).resolve(reference).framework for reference in plan.models
     }
@@ -228,7 +228,7 @@ def _model_alone(workspace: Workspace, plan: Plan) -> ModelSettings:
 
 
 def _as_yaml(model: ModelSettings) -> dict[str, Any]:
-    """Settings of a model as a deployment file has them, those that say something."""
+    """Return the settings of a model that differ from the defaults, as YAML has them."""
     given = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "given"}
     defaults = ModelSettings()
     return {
@@ -249,7 +249,7 @@ def _plain(value: Any) -> Any:
 
 
 def _port(services: Services, old: ServiceRecord | None) -> int:
-    """A free port: the one that the service has had, unless somebody else has taken it."""
+    """Return a free port: the previous one of the service, unless it is taken."""
     if old is not None and (service_process.is_running(services.folder(old)) or _is_free(old.port)):
         return old.port
     with socket.socket() as sock:
@@ -258,7 +258,7 @@ def _port(services: Services, old: ServiceRecord | None) -> int:
 
 
 def _check_port(services: Services, port: int, old: ServiceRecord | None) -> None:
-    """A port that was asked for is free, or the one of the process that is replaced."""
+    """Check that a port is free, or belongs to the process that is replaced."""
     if old is not None and old.port == port and service_process.is_running(services.folder(old)):
         return
     if not _is_free(port):
@@ -280,7 +280,7 @@ def _is_free(port: int) -> bool:
 def _provide_keys(
     workspace: Workspace, name: str, settings: ServerSettings, old: ServiceRecord | None
 ) -> bool:
-    """Make the keys of a service, or take those that were given; returns whether they end with it."""
+    """Create the keys of a service or store the given ones, and return whether they are deleted with the service."""
     keyring = Keyring(workspace.keys_dir, name)
     made = old.made_keys if old is not None else not keyring.path.exists()
     # Checked first: a key that cannot be one must not leave others behind.
@@ -297,7 +297,7 @@ def _provide_keys(
 
 
 def _lines(plan: Plan, prepared: _Prepared, folder: Path) -> Iterator[str]:
-    """What the user is told: what becomes of the settings, which packages differ, how many replicas run."""
+    """Yield lines for the user: settings without effect, packages that differ, the number of replicas."""
     yield f"{plan.name}: a process of this machine serves it; its log is {folder / service_process.LOG}"
     for note in prepared.notes:
         yield f"  azure    {note}"

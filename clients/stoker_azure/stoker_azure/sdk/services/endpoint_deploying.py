@@ -1,4 +1,4 @@
-"""Endpoints in the cluster that their compute target stands for: a Deployment for each version, and exact shares."""
+"""Deploying endpoints to a cluster: a Deployment for each version, and exact shares of the requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from stoker_cluster.plan import ClusterPlan
 
 __all__ = ["create", "create_version", "delete_version", "update", "update_version"]
 
-Say = Callable[[str], object]
+Report = Callable[[str], object]
 
 
 def create(
@@ -42,7 +42,7 @@ def create(
     old: ServiceRecord | None,
     *,
     overwrite: bool,
-    say: Say,
+    report: Report,
 ) -> ServiceRecord:
     """Apply an endpoint with its first version, which is the default one and the control.
 
@@ -51,11 +51,11 @@ def create(
     """
     first = plan.first_version
     assert first is not None
-    cluster = Cluster.connect(binding.context, warn=say)
+    cluster = Cluster.connect(binding.context, warn=report)
     endpoint = Endpoint({first.name: _first_version(plan, first)}, first.name)
     shared = {name: value for name, value in plan.keywords.items() if name in ENDPOINT_KEYWORDS}
     of_all = dataclasses.replace(plan, keywords=shared)
-    planned = _planned(workspace, cluster, of_all, binding, endpoint, first.name, say)
+    planned = _planned(workspace, cluster, of_all, binding, endpoint, first.name, report)
     namespace = planned.namespace or cluster.namespace
     there = _versions_there(cluster, namespace, plan.name)
     if there and not overwrite:
@@ -63,12 +63,12 @@ def create(
             f"there is a service {plan.name} already, in namespace {namespace} of {binding.context}; deploy it with "
             "overwrite=True, change its versions, or delete() it first"
         )
-    _apply(cluster, planned, say)
+    _apply(cluster, planned, report)
     for version in there:
         if version != first.name:
             applying.delete(cluster, namespace, f"{plan.name}-{version}")
     place = {"context": binding.context, "namespace": namespace}
-    record = endpoint.into(cluster_deploying.record(of_all, planned, place, old))
+    record = endpoint.update_record(cluster_deploying.record(of_all, planned, place, old))
     services.write(record)
     return record
 
@@ -84,7 +84,7 @@ def _first_version(plan: Plan, first: FirstVersion) -> Version:
 
 
 def _versions_there(cluster: Cluster, namespace: str, name: str) -> list[str]:
-    """The versions of an endpoint that the cluster has.
+    """List the versions of an endpoint in the cluster.
 
     Raises:
         InvalidSettings: It is a service without versions.
@@ -97,7 +97,7 @@ def _versions_there(cluster: Cluster, namespace: str, name: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Open:
+class _EndpointUpdate:
     """An endpoint that is being changed."""
 
     workspace: Workspace
@@ -106,10 +106,10 @@ class _Open:
     binding: Binding
     record: ServiceRecord
     endpoint: Endpoint
-    say: Say
+    report: Report
 
     @classmethod
-    def find(cls, workspace: Workspace, name: str, say: Say) -> _Open:
+    def find(cls, workspace: Workspace, name: str, report: Report) -> _EndpointUpdate:
         services = Services(workspace)
         record = services.find(name)
         if record is None:
@@ -120,111 +120,115 @@ class _Open:
                 f"{name} is in a cluster for which its compute target does not stand any more; bind the target again "
                 "(stoker compute bind)"
             )
-        cluster = Cluster.connect(binding.context, warn=say)
-        return cls(workspace, services, cluster, binding, record, Endpoint.of(record), say)
+        cluster = Cluster.connect(binding.context, warn=report)
+        return cls(workspace, services, cluster, binding, record, Endpoint.of(record), report)
 
     @property
     def namespace(self) -> str:
         assert self.record.cluster is not None
         return self.record.cluster["namespace"]
 
-    def becomes(self, endpoint: Endpoint, **changed: Any) -> _Open:
-        """It, once it is known of that it is this one."""
-        record = endpoint.into(dataclasses.replace(self.record, updated_at=now(), **changed))
+    def save(self, endpoint: Endpoint, **changed: Any) -> _EndpointUpdate:
+        """Save the changed endpoint, and return the update with it."""
+        record = endpoint.update_record(dataclasses.replace(self.record, updated_at=now(), **changed))
         self.services.write(record)
         return dataclasses.replace(self, record=record, endpoint=endpoint)
 
     def apply(self, name: str) -> None:
-        """Apply a version, with the shares that all have."""
+        """Apply a version, with the shares of all versions."""
         plan = Plan.of(self.record)
-        planned = _planned(self.workspace, self.cluster, plan, self.binding, self.endpoint, name, self.say)
-        _apply(self.cluster, planned, self.say)
+        planned = _planned(self.workspace, self.cluster, plan, self.binding, self.endpoint, name, self.report)
+        _apply(self.cluster, planned, self.report)
 
-    def share_out(self, endpoint: Endpoint) -> _Open:
-        """Give the versions these shares, at once."""
+    def apply_shares(self, endpoint: Endpoint) -> _EndpointUpdate:
+        """Set the shares of all versions at once."""
         set_shares(self.cluster, self.namespace, self.record.name, endpoint.traffic, endpoint.default)
         for name, weight in endpoint.weights.items():
-            self.say(f"  {name}  {weight / 100:g}%")
-        return self.becomes(endpoint)
+            self.report(f"  {name}  {weight / 100:g}%")
+        return self.save(endpoint)
 
-    def relabel(self, before: Endpoint) -> None:
-        """Say in the cluster which version is the control now."""
+    def apply_control(self, before: Endpoint) -> None:
+        """Apply the versions that became the control, or are not any more."""
         for name, version in self.endpoint.versions.items():
             if name in before.versions and before.versions[name].is_control != version.is_control:
                 self.apply(name)
 
 
 def create_version(
-    workspace: Workspace, name: str, version: str, change: VersionChange, say: Say = print
+    workspace: Workspace, name: str, version: str, change: VersionChange, report: Report = print
 ) -> None:
     """Add a version, and give it its share once its pods can score.
 
     Raises:
-        OperatorError: There is such a version, a setting or share cannot be, or its pods cannot score; then it is
-            there, and gets nothing.
+        OperatorError: The version exists, a setting or share is not allowed, or the pods cannot score; in that
+            case the version stays without requests.
     """
     with Services(workspace).changing():
-        found = _Open.find(workspace, name, say)
-        wanted = change.over(Version())
-        waiting = found.endpoint.waiting(version, wanted)
-        after = waiting.changed(version, wanted, is_default=change.is_default, is_control=change.is_control)
-        found = found.becomes(waiting)
+        found = _EndpointUpdate.find(workspace, name, report)
+        wanted = change.apply_to(Version())
+        waiting = found.endpoint.with_new_version(version, wanted)
+        after = waiting.with_version(
+            version, wanted, is_default=change.is_default, is_control=change.is_control
+        )
+        found = found.save(waiting)
         found.apply(version)
         if after.weights[version]:
-            status = ClusterService(found.cluster, found.namespace, f"{name}-{version}").await_ready(say)
+            status = ClusterService(found.cluster, found.namespace, f"{name}-{version}").await_ready(report)
             if status.state != "Healthy":
                 raise ClusterError(
                     f"the version {version} of {name} gets no requests, for it is {status.state}: {status.line}; "
                     "mend it with update_version(), or delete_version() it"
                 )
-        found.share_out(after).relabel(waiting)
+        found.apply_shares(after).apply_control(waiting)
 
 
 def update_version(
-    workspace: Workspace, name: str, version: str, change: VersionChange, say: Say = print
+    workspace: Workspace, name: str, version: str, change: VersionChange, report: Report = print
 ) -> None:
-    """Change a version, its share or its place among the others.
+    """Change a version, its share, or whether it is the default or the control.
 
     Raises:
-        OperatorError: There is no such version, or a setting or share cannot be.
+        OperatorError: There is no such version, or a setting or share is not allowed.
     """
     with Services(workspace).changing():
-        found = _Open.find(workspace, name, say)
+        found = _EndpointUpdate.find(workspace, name, report)
         before = found.endpoint
-        wanted = change.over(before.version(version))
-        after = before.changed(version, wanted, is_default=change.is_default, is_control=change.is_control)
-        if change.is_of_its_pods:
+        wanted = change.apply_to(before.version(version))
+        after = before.with_version(
+            version, wanted, is_default=change.is_default, is_control=change.is_control
+        )
+        if change.changes_pods:
             share = before.versions[version].traffic_percentile
             same = dataclasses.replace(wanted, traffic_percentile=share)
-            found = found.becomes(before.changed(version, same))
+            found = found.save(before.with_version(version, same))
             found.apply(version)
-        found.share_out(after).relabel(before)
+        found.apply_shares(after).apply_control(before)
 
 
-def delete_version(workspace: Workspace, name: str, version: str, say: Say = print) -> None:
+def delete_version(workspace: Workspace, name: str, version: str, report: Report = print) -> None:
     """Give the share of a version to the default one, then delete it.
 
     Raises:
         OperatorError: There is no such version, or it is the default one.
     """
     with Services(workspace).changing():
-        found = _Open.find(workspace, name, say)
-        after = found.endpoint.without(version)
+        found = _EndpointUpdate.find(workspace, name, report)
+        after = found.endpoint.without_version(version)
         silent = dataclasses.replace(found.endpoint.version(version), traffic_percentile=0.0)
-        found = found.share_out(found.endpoint.changed(version, silent)).becomes(after)
+        found = found.apply_shares(found.endpoint.with_version(version, silent)).save(after)
         # No route leads to it any more when its Service goes.
         found.apply(after.default)
         applying.delete(found.cluster, found.namespace, f"{name}-{version}")
 
 
-def update(workspace: Workspace, name: str, keywords: Mapping[str, Any], say: Say = print) -> None:
+def update(workspace: Workspace, name: str, keywords: Mapping[str, Any], report: Report = print) -> None:
     """Change what all versions share.
 
     Raises:
-        OperatorError: A keyword is one of a version, or cannot be.
+        OperatorError: A keyword belongs to a version, or its value is not allowed.
     """
     with Services(workspace).changing():
-        found = _Open.find(workspace, name, say)
+        found = _EndpointUpdate.find(workspace, name, report)
         for keyword in keywords:
             if keyword not in ENDPOINT_KEYWORDS or keyword in ("namespace", "compute_target_name"):
                 raise InvalidSettings(
@@ -233,14 +237,14 @@ def update(workspace: Workspace, name: str, keywords: Mapping[str, Any], say: Sa
         plan = Plan.of(found.record).updated(keywords)
         endpoint = found.endpoint
         planned = [
-            _planned(workspace, found.cluster, plan, found.binding, endpoint, version, say)
+            _planned(workspace, found.cluster, plan, found.binding, endpoint, version, report)
             for version in endpoint.versions
         ]
         for one in planned:
-            _apply(found.cluster, one, say)
+            _apply(found.cluster, one, report)
         assert found.record.cluster is not None
         record = cluster_deploying.record(plan, planned[0], found.record.cluster, found.record)
-        found.services.write(endpoint.into(record))
+        found.services.write(endpoint.update_record(record))
 
 
 def _planned(
@@ -250,9 +254,9 @@ def _planned(
     binding: Binding,
     endpoint: Endpoint,
     name: str,
-    say: Say,
+    report: Report,
 ) -> ClusterPlan:
-    """The plan of a version: what the endpoint says of all, and what it says itself."""
+    """Return the plan of a version: the settings of the endpoint, with the version's own."""
     version = endpoint.version(name)
     own = dataclasses.replace(
         plan,
@@ -266,10 +270,10 @@ def _planned(
         "default_version": endpoint.default,
         "version_type": version.kind,
     }
-    return cluster_deploying.prepare(workspace, cluster, own, binding, say, among)
+    return cluster_deploying.prepare(workspace, cluster, own, binding, report, among)
 
 
-def _apply(cluster: Cluster, planned: ClusterPlan, say: Say) -> None:
+def _apply(cluster: Cluster, planned: ClusterPlan, report: Report) -> None:
     for change in applying.apply(cluster, planned):
         if change.verb != "unchanged":
-            say(f"  {change}")
+            report(f"  {change}")

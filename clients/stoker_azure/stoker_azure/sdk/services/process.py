@@ -1,7 +1,7 @@
-"""The process of a deployed service: it outlives the code that has started it, and can be found again by any other.
+"""The process of a deployed service, which outlives the code that started it, and requests to it.
 
-The process holds a lock on a file of its folder, which the kernel gives back when it ends, however it ends. So
-whether it runs is never a guess from a process number, and its number is used only while it does.
+The process holds a lock on a file in its folder, and the kernel releases the lock when the process ends. So whether
+it runs is never guessed from a process number, which is used only while the lock is held.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.system.durable import lock_file
 __all__ = ["LOG", "Caller", "State", "is_running", "log_tail", "plain_http", "start", "state", "stop"]
 
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed"]
-"""As Azure has them: it starts; it can score; it could, and cannot now; it has ended before it could."""
+"""Azure's words for: starts; can score; could score, and cannot now; ended before it could score."""
 
 LOG: Final = "server.log"
 _RUNNING: Final = "running"
@@ -37,12 +37,12 @@ _started: Final[dict[int, subprocess.Popen[bytes]]] = {}
 
 
 def start(folder: Path, command: Sequence[str], environ: Mapping[str, str], head: Sequence[str] = ()) -> int:
-    """Start a process in a session of its own, and return its number.
+    """Start a process in its own session, and return its number.
 
     Args:
-        folder: Where its log and its lock are kept; one folder a start.
+        folder: Folder for the log and the lock; each start has its own.
         command: The program and its arguments.
-        head: Lines that its log begins with.
+        head: First lines of the log.
     """
     lock = lock_file(folder / _RUNNING)
     try:
@@ -66,7 +66,7 @@ def start(folder: Path, command: Sequence[str], environ: Mapping[str, str], head
 
 
 def is_running(folder: Path) -> bool:
-    """Whether the process that was started in the folder lives."""
+    """Whether the process that was started in a folder runs."""
     try:
         # Shared, so that two who look do not see each other.
         os.close(lock_file(folder / _RUNNING, shared=True, wait=False))
@@ -78,10 +78,10 @@ def is_running(folder: Path) -> bool:
 
 
 def state(folder: Path, base_uri: str, service: str) -> State:
-    """How the service stands whose process was started in the folder.
+    """Return the state of the service whose process was started in a folder.
 
     Args:
-        base_uri: Where its server answers.
+        base_uri: URI of the server.
     """
     ready_once = folder / _READY_ONCE
     if is_running(folder):
@@ -93,7 +93,7 @@ def state(folder: Path, base_uri: str, service: str) -> State:
 
 
 def _is_ready(base_uri: str, service: str) -> bool:
-    """Whether a server answers there, serves this service, and can score now."""
+    """Whether a server answers, serves this service, and can score."""
     paths = (f"/api/v1/service/{service}/", "/v2/health/ready")
     with plain_http(_PROBE_TIMEOUT_S) as client:
         try:
@@ -103,7 +103,7 @@ def _is_ready(base_uri: str, service: str) -> bool:
 
 
 def stop(folder: Path, pid: int) -> None:
-    """End the process after it has answered what it was asked; kill it if it does not end."""
+    """Ask the process to end after its pending requests; kill it if it does not."""
     for number, within_s in ((signal.SIGINT, _END_WITHIN_S), (signal.SIGKILL, _END_WITHIN_S)):
         if not is_running(folder):
             break
@@ -117,7 +117,7 @@ def stop(folder: Path, pid: int) -> None:
 
 
 def log_tail(folder: Path, lines: int) -> str:
-    """The last lines of its log."""
+    """Return the last lines of the log."""
     try:
         text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def log_tail(folder: Path, lines: int) -> str:
 
 
 def plain_http(timeout_s: float | None) -> httpx.Client:
-    """A client for plain HTTP without proxies.
+    """Return a client for plain HTTP without proxies.
 
     Args:
         timeout_s: Seconds that the network may be silent; None waits as long as the service does.
@@ -136,12 +136,12 @@ def plain_http(timeout_s: float | None) -> httpx.Client:
 
 
 class Caller:
-    """Posts bodies to one service. A key or token is fetched once, and again when the service refuses it.
+    """Posts bodies to one service. It fetches a key or token once, and again when the service refuses it.
 
     Args:
-        find_uri: Tells where the service is now.
-        fetch_bearer: Fetches a key or token; None if the service takes neither.
-        has_started: Waits while the service starts, and tells whether it can score.
+        find_uri: Returns the URI of the service.
+        fetch_bearer: Returns a key or token; None if the service takes neither.
+        has_started: Waits while the service starts, and returns whether it can score.
     """
 
     def __init__(
@@ -156,10 +156,10 @@ class Caller:
         self._bearer: str | None = None
 
     def post(self, body: str | bytes) -> httpx.Response:
-        """Post a JSON body, and return the answer, whatever its status.
+        """Post a JSON body, and return the response, whatever its status.
 
         Raises:
-            ConnectionError: The service cannot be reached, and does not start either.
+            ConnectionError: The service cannot be reached and is not starting.
         """
         try:
             # A request may take as long as the server allows.

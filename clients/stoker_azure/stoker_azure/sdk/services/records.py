@@ -1,4 +1,4 @@
-"""The services that deployment code has started: a folder for each in the workspace, found again by later code.
+"""Records of deployed services, the versions of endpoints, and plans for deploying, as plain values.
 
 services/NAME/service.json      what is known of it
 services/NAME/REVISION/…        what its process was started from, its log and its lock; see `process`
@@ -41,27 +41,27 @@ _RECORD: Final = "service.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceRecord:
-    """What is known of a service. Its keys are not in it.
+    """The record of a service, without its keys.
 
     Attributes:
-        kind: What it would be on Azure.
-        compute_name: The compute target that it was deployed to.
+        kind: Kind of the deployment on Azure.
+        compute_name: Name of the compute target.
         keywords: Keywords of `deploy_configuration`, without keys, tags and properties.
-        properties: Labels that are given once.
-        models: References of its registered models, `NAME:VERSION`.
-        inference: What `InferenceConfig.to_json` gave; None if the model is served without a script.
-        revision: Number of its latest start.
-        pid: Number of that process.
-        host: Address at which it is reached.
+        properties: Labels that never change.
+        models: References of the registered models, `NAME:VERSION`.
+        inference: Result of `InferenceConfig.to_json`; None if the model is served without a script.
+        revision: Number of the latest start.
+        pid: Number of the process.
+        host: Address of the server.
         auth: Whether callers send keys.
         token_auth: Whether callers send tokens.
-        replicas: How many device processes serve it.
-        made_keys: Whether its keys were made for it, and end with it.
-        created_at: Time of its first deployment, RFC 3339 in UTC.
-        updated_at: Time of its latest change.
-        cluster: The context and the namespace of the cluster that it is in; None for a process of this machine.
+        replicas: Number of device processes.
+        made_keys: Whether the keys were created for the service, and are deleted with it.
+        created_at: Time of the first deployment, RFC 3339 in UTC.
+        updated_at: Time of the latest change.
+        cluster: Context and namespace of the cluster; None for a process of this machine.
         versions: The versions of an endpoint, by name; None for a service without versions.
-        default_version: The one of them that gets what all shares leave.
+        default_version: The version that gets the rest of the requests.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ServiceRecord:
 
     @property
     def base_uri(self) -> str:
-        """Where its server answers."""
+        """The URI of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -114,15 +114,15 @@ class Services:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Keep others from deploying, changing and deleting services in the body."""
+        """Lock the services: others wait before they deploy, change or delete one."""
         with locked(private_folder(self._root) / ".lock"):
             yield
 
     def find(self, name: str) -> ServiceRecord | None:
-        """What is known of a service; None if it was never deployed, or was deleted.
+        """Return the record of a service; None if it was never deployed, or was deleted.
 
         Raises:
-            InvalidSettings: Its record cannot be read.
+            InvalidSettings: The record cannot be read.
         """
         if not is_name(name):
             return None
@@ -137,32 +137,32 @@ class Services:
             ) from error
 
     def list(self) -> Sequence[ServiceRecord]:
-        """All services, by name."""
+        """Return the records of all services, by name."""
         names = sorted(folder.name for folder in self._root.glob("*"))
         return [record for name in names if (record := self.find(name)) is not None]
 
     def write(self, record: ServiceRecord) -> None:
-        """Keep what is known of a service."""
+        """Write the record of a service."""
         content = json.dumps(record.to_json(), indent=2).encode() + b"\n"
         replace_file(private_folder(self._root / record.name) / _RECORD, content)
 
     def folder(self, record: ServiceRecord) -> Path:
-        """Folder of its latest start."""
+        """Return the folder of the latest start."""
         return self._root / record.name / str(record.revision)
 
     def new_folder(self, name: str) -> Path:
-        """Make the folder of its next start."""
+        """Create the folder of the next start."""
         parent = private_folder(self._root / name)
         used = [int(entry.name) for entry in parent.iterdir() if entry.name.isdecimal()]
         return private_folder(parent / str(1 + max(used, default=0)))
 
     def remove(self, name: str) -> None:
-        """Forget a service."""
+        """Delete the folder of a service."""
         shutil.rmtree(self._root / name, ignore_errors=True)
 
 
 def now() -> str:
-    """The time, RFC 3339 in UTC."""
+    """Return the time, RFC 3339 in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -176,14 +176,14 @@ class FirstVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A version.
+    """A version of an endpoint.
 
     Attributes:
-        keywords: Keywords of `deploy_configuration` that are its own.
+        keywords: The version's own keywords of `deploy_configuration`.
         models: References of its registered models.
-        inference: What `InferenceConfig.to_json` gave; None serves its model without a script.
-        traffic_percentile: Its share of the requests, in percent; what all shares leave goes to the default version.
-        is_control: Whether others, the treatments, are compared with it.
+        inference: Result of `InferenceConfig.to_json`; None if the model is served without a script.
+        traffic_percentile: Share of the requests in percent; the default version gets the rest.
+        is_control: Whether the others, the treatments, are compared with this version.
     """
 
     keywords: Mapping[str, Any] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Version:
 
     @property
     def kind(self) -> str:
-        """What it is in a comparison, as a label has it."""
+        """`control` or `treatment`, the value of a label."""
         return "control" if self.is_control else "treatment"
 
 
@@ -207,15 +207,15 @@ ENDPOINT_KEYWORDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """What a version is to be; what is not given stays.
+    """A change of a version; attributes that are None change nothing.
 
     Attributes:
         keywords: Keywords of `deploy_configuration`.
         models: References of its registered models.
         inference: What `InferenceConfig.to_json` gave.
-        traffic_percentile: Its share of the requests, in percent.
-        is_default: Whether it gets from now on what all shares leave.
-        is_control: Whether the others are compared with it from now on.
+        traffic_percentile: Share of the requests in percent.
+        is_default: Make the version the default one, which gets the rest of the requests.
+        is_control: Compare the others with this version.
     """
 
     keywords: Mapping[str, Any] = field(default_factory=dict)
@@ -226,15 +226,15 @@ class VersionChange:
     is_control: bool = False
 
     @property
-    def is_of_its_pods(self) -> bool:
-        """Whether more than its place among the versions changes."""
+    def changes_pods(self) -> bool:
+        """Whether the change needs other pods."""
         return bool(self.keywords) or self.models is not None or self.inference is not None
 
-    def over(self, version: Version) -> Version:
-        """The version with it.
+    def apply_to(self, version: Version) -> Version:
+        """Return the changed version.
 
         Raises:
-            InvalidSettings: A keyword is one of the whole endpoint.
+            InvalidSettings: A keyword belongs to the whole endpoint.
         """
         for name in self.keywords:
             if name in ENDPOINT_KEYWORDS:
@@ -255,11 +255,11 @@ class Endpoint:
     """The versions of an endpoint.
 
     Attributes:
-        versions: They, by name; never none.
-        default: The one that gets what is left of 100 percent.
+        versions: The versions by name; at least one.
+        default: Name of the version that gets the rest of the requests.
 
     Raises:
-        InvalidSettings: The shares are not what can be kept exactly.
+        InvalidSettings: The shares cannot be kept exactly.
     """
 
     versions: Mapping[str, Version]
@@ -275,10 +275,10 @@ class Endpoint:
 
     @classmethod
     def of(cls, record: ServiceRecord) -> Self:
-        """The endpoint as its record has it.
+        """Return the endpoint of a record.
 
         Raises:
-            InvalidSettings: It is a service without versions.
+            InvalidSettings: The service has no versions.
         """
         if record.versions is None or record.default_version is None:
             raise InvalidSettings(f"{record.name} is a service without versions; deploy it as an AksEndpoint")
@@ -288,32 +288,32 @@ class Endpoint:
 
     @property
     def traffic(self) -> dict[str, float]:
-        """The share of each version in percent, as it was asked for."""
+        """The requested share of each version, in percent."""
         return {name: float(version.traffic_percentile) for name, version in self.versions.items()}
 
     @property
     def weights(self) -> dict[str, int]:
-        """The share of each version in hundredths of a percent, as it is."""
+        """The actual share of each version, in hundredths of a percent."""
         return effective_weights(self.traffic, self.default)
 
-    def waiting(self, name: str, version: Version) -> Endpoint:
-        """The endpoint with a version that gets nothing yet.
+    def with_new_version(self, name: str, version: Version) -> Endpoint:
+        """Return the endpoint with a new version that gets no requests yet.
 
         Raises:
-            InvalidSettings: It has such a version.
+            InvalidSettings: The version exists.
         """
         if name in self.versions:
             raise InvalidSettings(f"there is a version {name} already; change it with update_version()")
         silent = dataclasses.replace(version, traffic_percentile=0.0, is_control=False)
         return Endpoint({**self.versions, name: silent}, self.default)
 
-    def changed(
+    def with_version(
         self, name: str, version: Version, *, is_default: bool = False, is_control: bool = False
     ) -> Endpoint:
-        """The endpoint with another version of this name; a new default or control takes the place of the old one.
+        """Return the endpoint with a version replaced; a new default or control replaces the old one.
 
         Raises:
-            InvalidSettings: There is no such version, or the shares cannot be.
+            InvalidSettings: There is no such version, or the shares are not allowed.
         """
         self.version(name)
         others = {
@@ -323,8 +323,8 @@ class Endpoint:
         new = dataclasses.replace(version, is_control=version.is_control or is_control)
         return Endpoint({**others, name: new}, name if is_default else self.default)
 
-    def without(self, name: str) -> Endpoint:
-        """The endpoint without a version.
+    def without_version(self, name: str) -> Endpoint:
+        """Return the endpoint without a version.
 
         Raises:
             InvalidSettings: There is no such version, or it is the default one.
@@ -338,17 +338,17 @@ class Endpoint:
         return Endpoint({other: one for other, one in self.versions.items() if other != name}, self.default)
 
     def version(self, name: str) -> Version:
-        """A version.
+        """A version of an endpoint.
 
         Raises:
-            InvalidSettings: There is none of this name.
+            InvalidSettings: There is no version of this name.
         """
         if name not in self.versions:
             raise InvalidSettings(f"there is no version {name}; there are {', '.join(self.versions)}")
         return self.versions[name]
 
-    def into(self, record: ServiceRecord) -> ServiceRecord:
-        """The record of the endpoint, with these versions."""
+    def update_record(self, record: ServiceRecord) -> ServiceRecord:
+        """Return the record with the versions of this endpoint."""
         content = {name: dataclasses.asdict(version) for name, version in self.versions.items()}
         models = dict.fromkeys(model for version in self.versions.values() for model in version.models)
         return dataclasses.replace(
@@ -370,15 +370,15 @@ _INSTEAD: Final[Mapping[str, Sequence[str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a service is to be.
+    """A request to deploy a service.
 
     Attributes:
-        kind: What it would be on Azure.
+        kind: Kind of the deployment on Azure.
         keywords: Keywords of `deploy_configuration`.
         models: References of its registered models.
-        compute_name: The compute target that it is deployed to.
-        inference: What `InferenceConfig.to_json` of the SDK gave; None serves its model without a script.
-        first_version: The version that it begins with, if it is an endpoint with versions.
+        compute_name: Name of the compute target.
+        inference: Result of the SDK's `InferenceConfig.to_json`; None if the model is served without a script.
+        first_version: The first version, if the service is an endpoint with versions.
     """
 
     name: str
@@ -391,7 +391,7 @@ class Plan:
 
     @classmethod
     def of(cls, record: ServiceRecord) -> Plan:
-        """The plan of a service that is there, without the keys that it was given."""
+        """Return the plan of an existing service, without its keys."""
         return cls(
             name=record.name,
             kind=record.kind,
@@ -411,13 +411,13 @@ class Plan:
         models: Sequence[str] | None = None,
         inference: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """The plan with other settings; those that are not given stay.
+        """Return the plan with changed settings; arguments that are None change nothing.
 
         Args:
-            keywords: Keywords of `deploy_configuration`. One takes the place of those that contradict it; properties
-                are added to those that are there.
+            keywords: Keywords of `deploy_configuration`. A keyword replaces those that contradict it; properties are
+                added to the existing ones.
             models: References of other models.
-            inference: Another `InferenceConfig.to_json`.
+            inference: Result of `InferenceConfig.to_json`.
         """
         kept = {name: value for name, value in self.keywords.items() if value is not None}
         for name, value in keywords.items():

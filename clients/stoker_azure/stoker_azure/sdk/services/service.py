@@ -40,8 +40,8 @@ class WebServiceAccessToken:
 
     Attributes:
         token_type: `Bearer`.
-        refresh_after: When another one should be fetched.
-        expiry_on: From then on it is refused.
+        refresh_after: Time at which to fetch a new token.
+        expiry_on: Time at which the token expires.
     """
 
     access_token: str = field(repr=False)
@@ -51,16 +51,16 @@ class WebServiceAccessToken:
 
 
 class WebserviceDeploymentConfiguration:
-    """How a service is deployed: an attribute for each keyword, None where nothing was said. They may be changed."""
+    """A configuration for `Model.deploy`: an attribute for each keyword, None if unset, which may be changed."""
 
     first_version: FirstVersion | None = None
-    """The version that an endpoint begins with; None for services without versions."""
+    """The first version of an endpoint; None for services without versions."""
 
     def __init__(self, kind: Kind, **keywords: Any) -> None:
         """Check the keywords.
 
         Raises:
-            WebserviceException: One is unknown, has a bad value, or contradicts another.
+            WebserviceException: A keyword is unknown, has a bad value, or contradicts another.
         """
         self.kind = kind
         self.compute_target_name: str | None = None
@@ -80,7 +80,7 @@ class WebserviceDeploymentConfiguration:
         return {name: value for name, value in values.items() if value is not None}
 
     def print_deploy_configuration(self) -> None:
-        """Print it."""
+        """Print the configuration."""
         print(self)
 
     def validate_configuration(self) -> None:
@@ -94,12 +94,12 @@ class WebserviceDeploymentConfiguration:
 
 
 class DeployedService(UnofferedByWebservice):
-    """A service of the workspace, whether its process lives or not.
+    """A service of the workspace. Attributes are looked up when they are read.
 
     Attributes:
-        image: None, like the others that are known of services on Azure: none here is made of an image.
+        image: None, as no service here is made of an image.
 
-    Keywords of `deploy_configuration` are attributes too: what it was deployed with, or None.
+    Keywords of `deploy_configuration` are attributes too: the values that were deployed, or None.
     """
 
     type_name: ClassVar[str]
@@ -116,7 +116,7 @@ class DeployedService(UnofferedByWebservice):
         self._last = find_record(workspace, name)
 
     def __getattr__(self, name: str) -> Any:
-        """What a keyword was when it was deployed; None where it was not given."""
+        """Return a keyword's value of the deployment; None if it was not given."""
         keyword = _KEYWORDS.get(name, name)
         if name.startswith("_") or keyword not in {field.keyword for field in fields_of(self._record.kind)}:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -124,22 +124,22 @@ class DeployedService(UnofferedByWebservice):
 
     @property
     def compute_type(self) -> str:
-        """`AKS`, `ACI` or `Local`: what it would be on Azure."""
+        """`AKS`, `ACI` or `Local`: the type on Azure."""
         return self.type_name
 
     @property
     def compute_name(self) -> str | None:
-        """The compute target that it was deployed to."""
+        """The name of the compute target."""
         return self._record.compute_name
 
     @property
     def scoring_uri(self) -> str:
-        """Where rows are posted to."""
+        """The URI to post rows to."""
         return f"{self._base_uri}/score"
 
     @property
     def swagger_uri(self) -> str:
-        """Where its description is."""
+        """The URI of the description."""
         return self.scoring_uri.removesuffix("score") + "swagger.json"
 
     @property
@@ -154,32 +154,32 @@ class DeployedService(UnofferedByWebservice):
 
     @property
     def tags(self) -> dict[str, str]:
-        """Its tags."""
+        """The tags."""
         return dict(self._record.tags)
 
     @property
     def properties(self) -> dict[str, str]:
-        """Its properties."""
+        """The properties."""
         return dict(self._record.properties)
 
     @property
     def description(self) -> str | None:
-        """Its description."""
+        """The description."""
         return self._record.keywords.get("description")
 
     @property
     def num_replicas(self) -> int:
-        """How many device processes serve it."""
+        """Number of device processes."""
         return self._record.replicas
 
     @property
     def created_time(self) -> datetime:
-        """When it was first deployed."""
+        """Time of the first deployment."""
         return datetime.fromisoformat(self._record.created_at)
 
     @property
     def updated_time(self) -> datetime:
-        """When it was last changed."""
+        """Time of the latest change."""
         return datetime.fromisoformat(self._record.updated_at)
 
     @property
@@ -197,19 +197,19 @@ class DeployedService(UnofferedByWebservice):
 
     @property
     def _record(self) -> ServiceRecord:
-        """What is known of it now; what was known of it last if it has been deleted."""
+        """The record now; if the service has been deleted, the last one."""
         self._last = self._found() or self._last
         return self._last
 
     @property
     def _backend(self) -> Backend:
-        """What runs it."""
-        from stoker_azure.sdk.services.backends import backend_of
+        """The process or the pods that run the service."""
+        from stoker_azure.sdk.services.backends import find_backend
 
-        return backend_of(self.workspace.local, self._record)
+        return find_backend(self.workspace.local, self._record)
 
     def serialize(self) -> dict[str, Any]:
-        """The service as JSON, with Azure's names; its keys are not in it."""
+        """Return the service as JSON with Azure's names, without its keys."""
         record = self._record
         return {
             "name": self.name,
@@ -234,27 +234,27 @@ class DeployedService(UnofferedByWebservice):
 
     @property
     def state(self) -> str:
-        """`Transitioning`, `Healthy`, `Unhealthy` or `Failed`, as it is now; `Deleted` once it is."""
+        """`Transitioning`, `Healthy`, `Unhealthy`, `Failed` or `Deleted`."""
         return self._state()
 
     @property
     def error(self) -> Any:
-        """Why it does not run, with the end of its log; in a cluster what is in its way, as `code` and `message`."""
+        """Why the service does not run, with the end of its log; in a cluster `code` and `message`."""
         with raised_as(WebserviceException):
             return None if self._found() is None else self._backend.error()
 
     def update_deployment_state(self) -> None:
-        """Nothing is to be done: all that this object tells is looked up when it is asked."""
+        """Do nothing: attributes are looked up when they are read."""
 
     def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
         """Wait until the service can score.
 
         Args:
-            show_output: Print how it goes.
-            timeout_sec: Give up after this time; it goes on in the background.
+            show_output: Print the progress.
+            timeout_sec: Seconds after which to stop waiting; the deployment continues.
 
         Raises:
-            WebserviceException: Its process has ended, with the end of its log; or the time is over.
+            WebserviceException: The process has ended; the message has the end of its log. Or the time is over.
         """
         begun_s = time.monotonic()
         dots = 0
@@ -270,7 +270,7 @@ class DeployedService(UnofferedByWebservice):
             if waited_s > dots * _DOT_EVERY_S:
                 _show(show_output, ".")
                 dots += 1
-            time.sleep(self._backend.look_every_s)
+            time.sleep(self._backend.poll_s)
         _show(show_output, f"\n{'Succeeded' if state == 'Healthy' else 'Failed'}\n")
         if state != "Healthy":
             raise WebserviceException(f"{self.name} is not deployed, its state is {state}: {self.error}")
@@ -281,22 +281,22 @@ class DeployedService(UnofferedByWebservice):
             return "Deleted" if self._found() is None else self._backend.state()
 
     def _has_started(self) -> bool:
-        """Whether it can score; one that starts is waited for, which the server's time for loading bounds."""
+        """Wait while the service starts, at most as long as a model may load; return whether it can score."""
         state = self._state()
         while state == "Transitioning":
-            time.sleep(self._backend.look_every_s)
+            time.sleep(self._backend.poll_s)
             state = self._state()
         return state == "Healthy"
 
     def get_logs(self, num_lines: int = 5000, init: bool = False) -> str:
-        """The last lines of its log.
+        """Return the last lines of the log.
 
         Args:
-            num_lines: How many at most.
+            num_lines: Largest number of lines.
             init: Not used: there is no init container.
 
         Raises:
-            WebserviceException: `num_lines` is no whole number above 0, or the log cannot be read.
+            WebserviceException: `num_lines` is not a whole number above 0, or the log cannot be read.
         """
         del init
         if not isinstance(num_lines, int) or num_lines < 1:
@@ -307,10 +307,10 @@ class DeployedService(UnofferedByWebservice):
     # --- keys, tokens, scoring ---
 
     def get_keys(self) -> tuple[str, str]:
-        """Its primary and its secondary key.
+        """Return the primary and the secondary key.
 
         Raises:
-            WebserviceException: It takes none.
+            WebserviceException: The service takes none.
         """
         if not self.auth_enabled:
             instead = "get_token()" if self.token_auth_enabled else "none, auth_enabled is off"
@@ -320,14 +320,14 @@ class DeployedService(UnofferedByWebservice):
         return keys.primary, keys.secondary
 
     def regen_key(self, key: str, set_key: str | None = None) -> None:
-        """Replace a key; the running service follows with its next request.
+        """Replace a key; the running service uses the new one from its next request.
 
         Args:
             key: `Primary` or `Secondary`.
-            set_key: The new key, else a random one.
+            set_key: The new key; a random one by default.
 
         Raises:
-            WebserviceException: It is neither, the service takes no keys, or the new key cannot be one.
+            WebserviceException: There is no such key, the service takes no keys, or the new key is not allowed.
         """
         slot = _SLOTS.get(key.capitalize())
         if slot is None:
@@ -337,19 +337,19 @@ class DeployedService(UnofferedByWebservice):
             self._backend.regenerate(slot, set_key)
 
     def get_token(self) -> tuple[str, datetime]:
-        """A token, and when another one should be fetched.
+        """Return a token, and the time at which to fetch a new one.
 
         Raises:
-            WebserviceException: It takes none.
+            WebserviceException: The service takes none.
         """
         token = self.get_access_token()
         return token.access_token, token.refresh_after
 
     def get_access_token(self) -> WebServiceAccessToken:
-        """A token with its times.
+        """Return a token with its times.
 
         Raises:
-            WebserviceException: It takes none.
+            WebserviceException: The service takes none.
         """
         from stoker.keys.credentials import issue_token
 
@@ -364,12 +364,12 @@ class DeployedService(UnofferedByWebservice):
         return WebServiceAccessToken(token.text, "Bearer", refresh_after, expiry_on)
 
     def run(self, input_data: str | bytes) -> Any:
-        """Post a body to the service, with a key or token if it takes one, and return its JSON answer.
+        """Post a body to the service, with a key or token if it takes one, and return the JSON response.
 
-        A key or token is fetched once, and again when the service refuses it. A service that starts is waited for.
+        A key or token is fetched once, and again when the service refuses it. `run` waits while the service starts.
 
         Raises:
-            WebserviceException: The service answers with an error, or cannot be reached.
+            WebserviceException: The service responds with an error, or cannot be reached.
         """
         if not isinstance(input_data, str | bytes):
             raise WebserviceException(
@@ -411,10 +411,10 @@ class DeployedService(UnofferedByWebservice):
         inference_config: InferenceConfig | None = None,
         **keywords: Any,
     ) -> None:
-        """Deploy the service anew with other settings; those that are not given stay. It is waited for as ever.
+        """Redeploy the service with changed settings; arguments that are None change nothing.
 
-        Tags and properties alone change while it runs. For all else its process is ended and another one started,
-        and nobody is answered until that one is ready.
+        Tags and properties change while the service runs. All other changes restart the process, which
+        answers no requests until it is ready.
 
         Args:
             keywords: Keywords of `deploy_configuration`.
@@ -448,10 +448,10 @@ class DeployedService(UnofferedByWebservice):
         self._relabel(properties={**self.properties, **properties})
 
     def delete(self) -> None:
-        """End the service and forget it, with its keys.
+        """Delete the service, with its keys.
 
         Raises:
-            WebserviceException: Its record cannot be read.
+            WebserviceException: The record cannot be read.
         """
         from stoker_azure.sdk.services.deploying import delete
 
@@ -481,10 +481,10 @@ def _show(wanted: bool, text: str) -> None:
 
 
 def find_record(workspace: BaseWorkspace, name: str) -> ServiceRecord:
-    """What is known of a service.
+    """Return the record of a service.
 
     Raises:
-        WebserviceException: There is none of this name, or its record cannot be read.
+        WebserviceException: There is no such service, or its record cannot be read.
     """
     with raised_as(WebserviceException):
         services = Services(workspace.local)
