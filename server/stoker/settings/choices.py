@@ -18,6 +18,7 @@ __all__ = [
     "Acceleration",
     "Adjustments",
     "Admission",
+    "ControlKind",
     "Execution",
     "Late",
     "NonFinite",

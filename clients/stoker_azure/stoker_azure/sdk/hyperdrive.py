@@ -293,7 +293,7 @@ class HyperDriveConfig(SweepConfig):
         names = ("run_config", "primary_metric_name", "_goal", "_sampling", "_policy", "_max_total_runs")
         return {name.lstrip("_"): getattr(self, name) for name in (*names, "_max_concurrent_runs")}
 
-    def terms(self, workspace: BaseWorkspace) -> Terms:
+    def terms(self, workspace: BaseWorkspace) -> SweepDefinition:
         """Return the terms of the sweep; random sampling gets a new seed each time.
 
         Raises:

@@ -319,7 +319,7 @@ class Run(_FilesOfRun):
 
     def cancel(self) -> None:
         """Ask the run to end."""
-        self.folder.ask_to_cancel("run.cancel()", int(time.time() * 1000))
+        self.folder.request_cancel("run.cancel()", int(time.time() * 1000))
         adopt(self.folder, self.experiment.workspace.local)
 
     # --- what it has logged and made ---

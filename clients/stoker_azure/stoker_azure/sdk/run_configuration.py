@@ -298,7 +298,7 @@ class SweepConfig(Printable, ABC):
     run_config: ScriptRunConfig
 
     @abstractmethod
-    def terms(self, workspace: BaseWorkspace) -> Terms:
+    def terms(self, workspace: BaseWorkspace) -> SweepDefinition:
         """Return the terms of the sweep.
 
         Raises:
