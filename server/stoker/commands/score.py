@@ -26,7 +26,6 @@ from stoker.commands.running_server import (
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.logs import escaped, escaped_json
-from stoker.wire.row_files import warn_of_numbered_header
 from stoker_run.trees import files_below
 
 if TYPE_CHECKING:
@@ -211,6 +210,9 @@ def _run(
     if tally.failed:
         sys.stderr.write(f"stoker score: {tally.failed} of {tally.items} {unit}s have no result\n")
     return 0
+
+
+# `stoker score` with a running server.
 
 
 SUMMARY = "send rows or a test image to a running server, or files through a script, and print the answers"
@@ -445,14 +447,16 @@ def _rows_from_csv(path: Path) -> NDArray[np.float64]:
     """Read rows of numbers, float64[rows, columns]; skip a first line of names, and warn of one that may be names."""
     import numpy as np
 
+    from stoker.wire.row_files import warn_of_numbered_header
+
     lines = path.read_text(encoding="utf-8-sig").splitlines()
     try:
         np.loadtxt(lines[:1], delimiter=",", ndmin=2)
     except ValueError:
         lines = lines[1:]
     else:
-        if lines and (told := warn_of_numbered_header(path, lines[0])):
-            sys.stderr.write(f"stoker score: {escaped(told)}\n")
+        if lines and (warning := warn_of_numbered_header(path, lines[0])):
+            sys.stderr.write(f"stoker score: {escaped(warning)}\n")
     if not any(line.strip() for line in lines):
         raise ValueError("it has no rows")
     return np.loadtxt(lines, delimiter=",", ndmin=2)
