@@ -197,7 +197,7 @@ class Arena:
         board: The state of the device's queue, `int64[BOARD_WORDS]`; see `stoker.arena`.
         done: Row headers written by the device, `int64[capacity, 4]`; columns are `outcome` (see `Outcome`),
             `started_ns`, `finished_ns` and `detail`: for an answered row the facts of its batch, see
-            `stoker.metrics.batch_facts`; for a failed one the id of its log entry; else 0.
+            `stoker.metrics.counters`; for a failed one the id of its log entry; else 0.
         turn_ns: How long a row's batch waited for its turn on the device, `int64[capacity]`; valid once `turned` is
             set.
         turned: `int64[1]`: whether batches have ever waited for turns. On most devices they never do, and `turn_ns`

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import math
 import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
@@ -38,7 +39,9 @@ __all__ = [
     "TensorInfo",
     "TensorSpec",
     "Verdict",
+    "all_finite",
     "check_batch",
+    "finite_rows",
     "sequence_id_of",
     "sequence_replica",
 ]
@@ -607,3 +610,27 @@ def check_batch(spec: TensorSpec, batch: np.ndarray, rows: int) -> np.ndarray:
     if batch.dtype != spec.numpy_dtype:
         return batch.astype(spec.numpy_dtype, casting="same_kind")
     return batch
+
+
+_SMALL_SIZE: Final = 8192
+"""For up to this many numbers the dot product with themselves is the fastest check, and numpy starts no threads."""
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Whether an array has neither NaN nor infinities; integers and strings are always finite."""
+    if array.dtype.kind != "f":
+        return True
+    # The dot product of very large numbers overflows although they are finite; then each number is checked.
+    if array.size <= _SMALL_SIZE and array.itemsize > 2 and math.isfinite(np.vdot(array, array)):
+        return True
+    return bool(np.isfinite(array).all())
+
+
+def finite_rows(arrays: Iterable[np.ndarray], rows: int) -> np.ndarray | None:
+    """Which rows are finite in all arrays `[rows, ...]`, `bool[rows]`; None if all are."""
+    finite = None
+    for array in arrays:
+        if not all_finite(array):
+            mine = np.isfinite(array).reshape(rows, -1).all(axis=1)
+            finite = mine if finite is None else finite & mine
+    return finite

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.metrics.batch_facts import BatchFacts, packed_facts
+from stoker.metrics.counters import BatchFacts, packed_facts
 from stoker.metrics.layout import REASONS, TARGET_REASONS
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.errors import Overloaded
 from stoker.gateway.console.figures import remarkable_requests
-from stoker.metrics.batch_facts import BatchFacts
+from stoker.metrics.counters import BatchFacts
 from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal, Remarks
 from stoker.metrics.memory import MetricMemory

@@ -22,10 +22,9 @@ from stoker.device.loading import Canary
 from stoker.device.row_blocks import Lot
 from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import BatchWatch, Finding, Taken, audit
-from stoker.isolation.difference import all_finite, finite_rows
-from stoker.metrics.batch_facts import packed_facts
+from stoker.metrics.counters import packed_facts
 from stoker.runtimes.base import BufferedRuntime, JoiningRuntime, OutOfMemory, RowFailure, Runtime
-from stoker.tensors import TensorSpec, check_batch
+from stoker.tensors import TensorSpec, all_finite, check_batch, finite_rows
 
 __all__ = ["Gathering", "Instance"]
 

@@ -16,15 +16,9 @@ from typing import Final, Literal
 import numpy as np
 
 from stoker.isolation.companions import Companions
-from stoker.isolation.difference import (
-    Noisy,
-    all_finite,
-    count_unexplained,
-    largest_difference,
-    noise_of,
-    same_bits,
-)
+from stoker.isolation.difference import Noisy, count_unexplained, largest_difference, noise_of, same_bits
 from stoker.isolation.row_test import Run, in_one_line
+from stoker.tensors import all_finite
 
 __all__ = ["BatchWatch", "Finding", "Taken", "audit", "take"]
 

@@ -6,21 +6,14 @@ between the answers to one batch when it is repeated is the only tolerance of th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
-__all__ = [
-    "Noisy",
-    "all_finite",
-    "count_unexplained",
-    "finite_rows",
-    "largest_difference",
-    "noise_of",
-    "same_bits",
-]
+from stoker.tensors import finite_rows
+
+__all__ = ["Noisy", "count_unexplained", "largest_difference", "noise_of", "same_bits"]
 
 
 _SMALLEST_SIZE = 1e-6
@@ -94,30 +87,6 @@ def noise_of(
 
 
 # Finds NaN and infinities: rows that hold them, and answers that do although their inputs were finite.
-
-
-_SMALL: Final = 8192
-"""For up to this many numbers the dot product with themselves is the fastest check, and numpy starts no threads."""
-
-
-def all_finite(array: np.ndarray) -> bool:
-    """Whether an array has neither NaN nor infinities; integers and strings are always finite."""
-    if array.dtype.kind != "f":
-        return True
-    # The dot product of very large numbers overflows although they are finite; then each number is checked.
-    if array.size <= _SMALL and array.itemsize > 2 and math.isfinite(np.vdot(array, array)):
-        return True
-    return bool(np.isfinite(array).all())
-
-
-def finite_rows(arrays: Iterable[np.ndarray], rows: int) -> np.ndarray | None:
-    """Which rows are finite in all arrays `[rows, ...]`, `bool[rows]`; None if all are."""
-    finite = None
-    for array in arrays:
-        if not all_finite(array):
-            mine = np.isfinite(array).reshape(rows, -1).all(axis=1)
-            finite = mine if finite is None else finite & mine
-    return finite
 
 
 def count_unexplained(inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int) -> int:

@@ -12,16 +12,13 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappush, heapreplace
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import orjson
 
 from stoker.errors import StokerError, cut
 from stoker.metrics.history import PAST_END
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
-
-if TYPE_CHECKING:
-    from stoker.metrics.batch_facts import BatchFacts
 
 __all__ = [
     "JOURNAL_END",
@@ -165,7 +162,7 @@ class Remarkable(Protocol):
         """The duration of each stage of a request that was run."""
 
     @property
-    def batch(self) -> BatchFacts | None:
+    def batch(self) -> NamedTuple | None:
         """The request's batch; None if unknown."""
 
     @property

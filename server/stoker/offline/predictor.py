@@ -16,11 +16,10 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, quoted_names
-from stoker.isolation.difference import finite_rows
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
 from stoker.offline.rows import Feeds, Ragged, RowBatches, ScriptBodies, failure_of
 from stoker.runtimes.base import RowFailure
-from stoker.tensors import Signature, TensorInfo
+from stoker.tensors import Signature, TensorInfo, finite_rows
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tensor_json import as_dtype, check_rows
 

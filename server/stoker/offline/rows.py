@@ -12,9 +12,8 @@ import simdjson
 
 from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, StokerError
-from stoker.isolation.difference import finite_rows
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, RowFailure
-from stoker.tensors import TensorSpec, check_batch
+from stoker.tensors import TensorSpec, check_batch, finite_rows
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, script_row
 from stoker_client.answers import Reply, as_arrays, decode_json, join_answers
 from stoker_client.bodies import encode_json

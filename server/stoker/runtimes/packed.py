@@ -19,9 +19,16 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import BatchWatch
-from stoker.isolation.difference import all_finite
 from stoker.runtimes.base import Outputs, RowFailure
-from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorSpec, Verdict
+from stoker.tensors import (
+    DEFAULT_SIGNATURE,
+    ModelTensors,
+    NamedSignature,
+    Signature,
+    TensorSpec,
+    Verdict,
+    all_finite,
+)
 from stoker.wire.packed import pack, signature_of, unpack
 
 __all__ = ["Feeds", "PackedRuntime", "Run", "SignaturesRuntime", "chosen_signatures"]

@@ -26,7 +26,7 @@ from tests.puppets import (
 from stoker.arena import AWAKE_NS
 from stoker.device.batching import BatchPolicy
 from stoker.errors import DeadlineExceeded, DeviceLost, InvalidInput, ModelFailed, ScoringTimeout
-from stoker.metrics.batch_facts import BatchFacts
+from stoker.metrics.counters import BatchFacts
 from stoker.metrics.layout import BATCH_BOUNDS_ROWS
 from stoker.runtimes.base import RowFailure
 from stoker.tensors import Signature, TensorSpec

@@ -15,8 +15,8 @@ from tests.zoo import ZOO
 
 from stoker.isolation.audit import Finding, Taken, audit, take
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.difference import all_finite, count_unexplained
-from stoker.tensors import TensorInfo
+from stoker.isolation.difference import count_unexplained
+from stoker.tensors import TensorInfo, all_finite
 
 LEAK = 12345.0
 """A number in one row that others get to see in `leaky`."""

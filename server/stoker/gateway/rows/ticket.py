@@ -13,7 +13,7 @@ from stoker.arena import Arena
 from stoker.errors import DeadlineExceeded, Overloaded, StokerError
 from stoker.gateway.rows.admission import TargetAdmission
 from stoker.gateway.rows.urgency import Urgency
-from stoker.metrics.batch_facts import BatchFacts
+from stoker.metrics.counters import BatchFacts
 from stoker.tensors import SequenceStep, Signature
 
 __all__ = ["BodyT", "Decode", "Exchange", "Rows", "SlicedAnswer", "Ticket"]
