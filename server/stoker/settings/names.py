@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
@@ -26,6 +27,7 @@ __all__ = [
     "check_named",
     "checked_name",
     "checked_service",
+    "did_you_mean",
     "is_name",
     "is_service_name",
     "name_from_file",
@@ -245,3 +247,16 @@ def check_named(name: str, policy: VersionPolicy, there: Collection[int]) -> Non
     if missing:
         has = ", ".join(map(str, sorted(there))) or "none"
         raise InvalidSettings(f"{name} has no version {', '.join(map(str, missing))}; it has {has}")
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return `did you mean NAME?` with the known name nearest to a word.
+
+    Args:
+        word: What somebody has written.
+        known: The names that there are.
+        otherwise: Returned if no name is near; by default the list of all names.
+    """
+    names = list(known)
+    near = get_close_matches(word, names, 1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"there are {', '.join(names)}"

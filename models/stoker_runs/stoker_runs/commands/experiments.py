@@ -8,7 +8,7 @@ from collections import Counter
 
 from stoker.commands.terminal import add_json_argument, print_json, table
 from stoker.system.logs import escaped
-from stoker_runs.commands.run_output import common_arguments, found_workspace, note, time_text
+from stoker_runs.commands.run_output import common_arguments, found_store, note, time_text
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -47,9 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from stoker_runs.records.index import RunIndex
-    from stoker_runs.records.store import RunStore
 
-    store = RunStore(found_workspace(args).runs_dir)
+    store = found_store(args)
     runs = RunIndex(store).runs() if store.experiments() else []
     if not runs and not args.json:
         note("there is no experiment; stoker submit SCRIPT begins one")
@@ -78,19 +77,16 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _archive(args: argparse.Namespace) -> int:
-    from stoker_runs.records.store import RunStore
-
     restore = args.experiments_action == "restore"
-    RunStore(found_workspace(args).runs_dir).archive(args.experiment, restore=restore)
+    found_store(args).archive(args.experiment, restore=restore)
     sys.stdout.write(f"{args.experiment} is {'back in' if restore else 'out of'} the lists\n")
     return 0
 
 
 def _show(args: argparse.Namespace) -> int:
     from stoker_runs.records.index import RunIndex
-    from stoker_runs.records.store import RunStore
 
-    store = RunStore(found_workspace(args).runs_dir)
+    store = found_store(args)
     store.check_experiment(args.experiment)
     index = RunIndex(store)
     counts = Counter(one.status.value for one in index.runs(args.experiment))

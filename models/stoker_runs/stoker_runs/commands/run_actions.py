@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, SubmissionRefused, UnknownRun
 from stoker.system.logs import escaped
-from stoker_runs.commands.run_output import exit_code_of, found_workspace, note, stream, write_bytes
+from stoker_runs.commands.run_output import (
+    exit_code_of,
+    found_store,
+    found_workspace,
+    note,
+    stream,
+    write_bytes,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -36,12 +43,6 @@ __all__ = [
 ]
 
 
-def _store(args: argparse.Namespace) -> RunStore:
-    from stoker_runs.records.store import RunStore
-
-    return RunStore(found_workspace(args).runs_dir)
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -50,7 +51,7 @@ def print_logs(args: argparse.Namespace) -> int:
     """Print a log as far as it is, or until the run ends."""
     from stoker_runs.launch.following import LogTail
 
-    folder = _store(args).find(args.reference)
+    folder = found_store(args).find(args.reference)
     if args.follow:
         return stream(folder, found_workspace(args), args.process)
     state = folder.state()
@@ -66,7 +67,7 @@ def wait_for_runs(args: argparse.Namespace) -> int:
     """Wait; the exit status is that of the worst run."""
     from stoker_runs.launch.following import wait
 
-    store, workspace = _store(args), found_workspace(args)
+    store, workspace = found_store(args), found_workspace(args)
     worst = 0
     for folder in [store.find(reference) for reference in args.references]:
         state = wait(folder, workspace)
@@ -81,7 +82,7 @@ def cancel_runs(args: argparse.Namespace) -> int:
     from stoker_runs.launch.configuration import read_duration_s
     from stoker_runs.records.index import RunIndex
 
-    store = _store(args)
+    store = found_store(args)
     if (args.reference is None) != args.all:
         raise InvalidSettings("name the run to cancel, or give --all")
     try:
@@ -106,7 +107,7 @@ def resume_run(args: argparse.Namespace) -> int:
     """Begin another attempt, and follow it."""
     from stoker_runs.launch.submission import resume
 
-    workspace, folder = found_workspace(args), _store(args).find(args.reference)
+    workspace, folder = found_workspace(args), found_store(args).find(args.reference)
     state = resume(folder, workspace)
     note(f"{folder.id}: attempt {state.attempt}")
     return 0 if args.detach else stream(folder, workspace, attempt=state.attempt)
@@ -116,7 +117,7 @@ def rerun(args: argparse.Namespace) -> int:
     """Submit the same snapshot, with the same environment file, as a new run."""
     from stoker_runs.launch.submission import Request, submit
 
-    workspace, folder = found_workspace(args), _store(args).find(args.reference)
+    workspace, folder = found_workspace(args), found_store(args).find(args.reference)
     record = folder.record()
     tree = workspace.snapshots_dir / record.snapshot
     if not record.snapshot or not tree.is_dir():
@@ -146,7 +147,7 @@ def download(args: argparse.Namespace) -> int:
     """Copy files to a folder."""
     from stoker_runs.records.folder import copy_files
 
-    folder = _store(args).find(args.reference)
+    folder = found_store(args).find(args.reference)
     place = args.output or Path(folder.id)
     copied = copy_files(folder, args.prefix, place)
     if not copied:
@@ -162,7 +163,7 @@ def restore_snapshot(args: argparse.Namespace) -> int:
     """Copy the source files of a run to a new folder."""
     from stoker_runs.records.snapshots import SnapshotStore
 
-    folder = _store(args).find(args.reference)
+    folder = found_store(args).find(args.reference)
     if args.output.exists():
         raise SubmissionRefused(f"{args.output} exists already; name a new folder")
     SnapshotStore(found_workspace(args).snapshots_dir).restore(folder.record().snapshot, args.output)
@@ -172,7 +173,7 @@ def restore_snapshot(args: argparse.Namespace) -> int:
 
 def tag(args: argparse.Namespace) -> int:
     """Change labels."""
-    folder = _store(args).find(args.reference)
+    folder = found_store(args).find(args.reference)
     changes: dict[str, str | None] = {}
     for text in args.tags:
         key, equals, value = text.partition("=")
@@ -188,7 +189,7 @@ def tag(args: argparse.Namespace) -> int:
 
 def delete(args: argparse.Namespace) -> int:
     """Remove runs that have ended, and with a sweep its children."""
-    store = _store(args)
+    store = found_store(args)
     named = [store.find(reference) for reference in args.references]
     families = [run for folder in named for run in (*_children(folder, store), folder)]
     folders = list({run.path: run for run in families}.values())
@@ -234,7 +235,7 @@ def reindex(args: argparse.Namespace) -> int:
     """Make the index anew."""
     from stoker_runs.records.index import RunIndex
 
-    count = RunIndex(_store(args)).rebuild()
+    count = RunIndex(found_store(args)).rebuild()
     sys.stdout.write(f"{count} runs\n")
     return 0
 
@@ -242,9 +243,8 @@ def reindex(args: argparse.Namespace) -> int:
 def mirror(args: argparse.Namespace) -> int:
     """Copy runs into a tracking store of MLflow: each once, and later what is new of it."""
     from stoker_runs.records.exports import Mirror
-    from stoker_runs.records.store import RunStore
 
-    store = RunStore(found_workspace(args).runs_dir)
+    store = found_store(args)
     if args.references:
         folders = [store.find(reference) for reference in args.references]
     else:

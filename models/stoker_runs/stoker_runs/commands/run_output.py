@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.states import RunState
+    from stoker_runs.records.store import RunStore
 
 __all__ = [
     "DETACHED",
     "common_arguments",
     "duration_text",
     "exit_code_of",
+    "found_store",
     "found_workspace",
     "note",
     "stream",
@@ -47,6 +49,13 @@ def found_workspace(args: argparse.Namespace) -> Workspace:
     from stoker.settings.workspace import Workspace
 
     return Workspace.find(args.workspace)
+
+
+def found_store(args: argparse.Namespace) -> RunStore:
+    """The runs of that workspace."""
+    from stoker_runs.records.store import RunStore
+
+    return RunStore(found_workspace(args).runs_dir)
 
 
 def note(text: str) -> None:

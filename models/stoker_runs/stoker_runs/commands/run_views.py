@@ -12,7 +12,7 @@ from stoker.commands.terminal import print_json, table
 from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped, escaped_lines
 from stoker_runs.commands import sweep_output
-from stoker_runs.commands.run_output import duration_text, found_workspace, note, time_text
+from stoker_runs.commands.run_output import duration_text, found_store, found_workspace, note, time_text
 
 if TYPE_CHECKING:
     import argparse
@@ -144,18 +144,12 @@ def _as_json(run: RunSummary) -> dict[str, Any]:
     }
 
 
-def _found(args: argparse.Namespace, reference: str) -> RunFolder:
-    from stoker_runs.records.store import RunStore
-
-    return RunStore(found_workspace(args).runs_dir).find(reference)
-
-
 def show_run(args: argparse.Namespace) -> int:
     """Print what is known of one run."""
     from stoker_runs.records.record import SWEEP
     from stoker_runs.records.summary import metric_statistics
 
-    folder = _found(args, args.reference)
+    folder = found_store(args).find(args.reference)
     record, state = folder.record(), folder.state()
     if args.json:
         content = record.to_json()
@@ -262,7 +256,7 @@ def compare(args: argparse.Namespace) -> int:
 
 def _compared(args: argparse.Namespace) -> list[RunFolder]:
     """The runs that are named; a sweep alone stands for its best ones."""
-    folders = [_found(args, reference) for reference in args.references]
+    folders = [found_store(args).find(reference) for reference in args.references]
     return sweep_output.best_children(args, folders[0]) if len(folders) == 1 else folders
 
 
@@ -279,6 +273,6 @@ def list_files(args: argparse.Namespace) -> int:
     """Print names and lengths."""
     from stoker_runs.records.folder import run_files
 
-    for name, path in run_files(_found(args, args.reference)).items():
+    for name, path in run_files(found_store(args).find(args.reference)).items():
         sys.stdout.write(f"{path.stat().st_size:>14,}  {escaped(str(name))}\n")
     return 0

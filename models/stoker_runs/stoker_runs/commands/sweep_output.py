@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import print_json, table
 from stoker.errors import UnknownRun
-from stoker_runs.commands.run_output import found_workspace, note, stream
+from stoker_runs.commands.run_output import found_store, note, stream
 
 if TYPE_CHECKING:
     import argparse
@@ -172,15 +172,9 @@ def _live(folder: RunFolder, store: RunStore) -> Callable[[], None]:
 _COMPARED: Final = 8
 
 
-def _store(args: argparse.Namespace) -> RunStore:
-    from stoker_runs.records.store import RunStore
-
-    return RunStore(found_workspace(args).runs_dir)
-
-
 def list_children(args: argparse.Namespace) -> int:
     """Print the runs of a sweep, the best first."""
-    store = _store(args)
+    store = found_store(args)
     terms, trials = trials_with_definition(store.find(args.reference), store)
     if args.json:
         print_json([as_json(trial) for trial in trials])
@@ -195,7 +189,7 @@ def sweep_text(args: argparse.Namespace, folder: RunFolder) -> str:
     """A sweep below its facts: how far it is, what was asked, and its runs."""
     from stoker_runs.tuning.policies import policy_text
 
-    terms, trials = trials_with_definition(folder, _store(args))
+    terms, trials = trials_with_definition(folder, found_store(args))
     rows = children_table(terms, trials) if trials else ""
     space = "".join(f"parameter {name}: {one}\n" for name, one in terms.sampler.space.items())
     how = f"{terms.goal.value} {terms.metric}, {terms.sampler.kind} sampling with seed {terms.sampler.seed}"
@@ -204,7 +198,7 @@ def sweep_text(args: argparse.Namespace, folder: RunFolder) -> str:
 
 def sweep_json(args: argparse.Namespace, folder: RunFolder) -> dict[str, Any]:
     """The runs of a sweep for programs, and which one is the best; None where none has a value."""
-    _, trials = trials_with_definition(folder, _store(args))
+    _, trials = trials_with_definition(folder, found_store(args))
     best = trials[0].id if trials and trials[0].best is not None else None
     return {"children": [as_json(trial) for trial in trials], "best": best}
 
@@ -215,6 +209,6 @@ def best_children(args: argparse.Namespace, folder: RunFolder) -> list[RunFolder
 
     if folder.record().kind != SWEEP:
         return [folder]
-    store = _store(args)
+    store = found_store(args)
     _, trials = trials_with_definition(folder, store)
     return [store.get(trial.id) for trial in trials[:_COMPARED]]

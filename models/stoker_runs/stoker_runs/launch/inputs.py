@@ -16,14 +16,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from stoker.environments.installers import masked
 from stoker.errors import InvalidSettings, SubmissionRefused
-from stoker.settings.names import is_name, name_from_file
+from stoker.settings.names import did_you_mean, is_name, name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_runs.targets.definitions import Target
@@ -204,8 +203,7 @@ def find_input(
     if place is not None:
         raise SubmissionRefused(f"the input {name}: there is nothing in {place}; upload the data first")
     known = [*_data_sets(workspace), *store_names(workspace)]
-    near = get_close_matches(where.partition(":")[0].partition("/")[0], known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    hint = did_you_mean(where.partition(":")[0].partition("/")[0], known, f"there are: {', '.join(known)}")
     raise SubmissionRefused(
         f"the input {name}: {where} is no file, folder, data set or path of a store; {hint}"
     )

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ import yaml
 
 from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
-from stoker.settings.names import is_name, name_from_file, parse_reference
+from stoker.settings.names import did_you_mean, is_name, name_from_file, parse_reference
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.inputs import check_inputs
 from stoker_runs.launch.runners import Clock, spawn_runner
@@ -89,8 +88,7 @@ def find_registered(workspace: Workspace, reference: str) -> RegisteredEnvironme
     known = f"registered are: {', '.join(names)}" if names else "none is registered in this workspace"
     plain = reference.partition(":")[0]
     if plain not in names:
-        near = get_close_matches(plain, names, 1)
-        hint = f"did you mean {near[0]}?" if near else known
+        hint = did_you_mean(plain, names, known)
         what = (
             f"{reference} is an environment of Microsoft, and those are not here: write its packages into a file"
             if plain.lower().startswith(_CURATED)
@@ -296,12 +294,7 @@ def _check_script(source: Path, script: str) -> None:
     if path.is_file() and path.resolve().is_relative_to(source.resolve()):
         return
     scripts = [str(found.relative_to(source)) for found in source.glob("*.py")]
-    near = get_close_matches(script, scripts, 1)
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else f"it has {', '.join(sorted(scripts)[:10]) or 'no Python files'}"
-    )
+    hint = did_you_mean(script, scripts, f"it has {', '.join(sorted(scripts)[:10]) or 'no Python files'}")
     raise SubmissionRefused(f"there is no script {script!r} in {source}; {hint}")
 
 

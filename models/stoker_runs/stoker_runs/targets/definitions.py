@@ -9,13 +9,12 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.gpu.nvml import gpus
-from stoker.settings.names import is_name
+from stoker.settings.names import did_you_mean, is_name
 from stoker.system.resources import usable_cores
 
 __all__ = [
@@ -284,8 +283,7 @@ def find_target(targets_dir: Path, name: str) -> Target:
     """
     names = list_targets(targets_dir)
     if name not in names:
-        near = get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}?" if near else "stoker targets list shows what there is"
+        hint = did_you_mean(name, names, "stoker targets list shows what there is")
         raise InvalidSettings(f"there is no compute target {name!r}; {hint}")
     path = targets_dir / f"{name}.yaml"
     if name == LOCAL and not path.is_file():
@@ -347,8 +345,7 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
         raise InvalidSettings(f"{path}: type is {kind!r}, and can be {', '.join(_KEYS)}")
     for key in content:
         if key not in _KEYS[kind]:
-            near = get_close_matches(str(key), _KEYS[kind], 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(_KEYS[kind]))}"
+            hint = did_you_mean(str(key), sorted(_KEYS[kind]))
             raise InvalidSettings(f"{path}: there is no key {key!r}; {hint}")
     cores, gpus = content.get("cores", 1), content.get("gpus", [])
     if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from random import Random
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.settings.names import did_you_mean
 from stoker_runs.records.serialization import Record
 from stoker_runs.tuning.policies import Goal, NoTermination, Policy, read_goal
 
@@ -149,9 +149,7 @@ def expression(kind: str, *arguments: Any) -> Expression:
         InvalidSettings: There is no such expression, or it cannot have these arguments.
     """
     if kind not in KINDS:
-        near = get_close_matches(kind, KINDS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
-        raise InvalidSettings(f"there is no expression {kind!r}; {hint}")
+        raise InvalidSettings(f"there is no expression {kind!r}; {did_you_mean(kind, KINDS)}")
     if len(arguments) == 1 and isinstance(arguments[0], list | tuple | range):
         arguments = tuple(arguments[0])
     if kind == "choice":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_yaml
+from stoker.settings.names import did_you_mean
 from stoker_runs.launch.azure_files import CONFIG_FOLDERS
 from stoker_runs.launch.configuration import SETTINGS, read_duration_s
 from stoker_runs.tuning.definition import (
@@ -75,7 +75,7 @@ def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InvalidSettings(f"there is no file {file}; see: stoker tune --help")
     content = read_yaml(file, "sweep", "keys of a sweep")
     _check_there(file, content, _NEEDED, "stoker tune --help shows one")
-    _check_known(file, content, (*_OF_A_SWEEP, *SETTINGS), "")
+    _check_known(file, content, (*_OF_A_SWEEP, *SETTINGS))
     of_the_sweep = {key: value for key, value in content.items() if key in _OF_A_SWEEP}
     return of_the_sweep, {key: value for key, value in content.items() if key not in _OF_A_SWEEP}
 
@@ -157,9 +157,7 @@ def _policy(said: Any) -> Policy:
         raise InvalidSettings(f"has to be one of {', '.join(POLICIES)}, as {{bandit: {{slack_factor: 0.1}}}}")
     ((name, settings),) = said.items()
     if name not in POLICIES:
-        near = get_close_matches(str(name), POLICIES, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(POLICIES)}"
-        raise InvalidSettings(f"there is no policy {name!r}; {hint}")
+        raise InvalidSettings(f"there is no policy {name!r}; {did_you_mean(str(name), POLICIES)}")
     return _policy_of(POLICIES[name], settings or {})
 
 
@@ -169,8 +167,7 @@ def _policy_of(kind: type[Policy], settings: Any) -> Policy:
     known = list(kind.__struct_fields__)
     for name in settings:
         if name not in known:
-            near = get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            hint = did_you_mean(str(name), known)
             raise InvalidSettings(f"{kind.__name__} has no setting {name!r}; {hint}")
     if kind is TruncationSelection and "truncation_percentage" not in settings:
         raise InvalidSettings("truncation selection needs truncation_percentage")
@@ -201,7 +198,7 @@ def read_hdconfig(file: Path) -> SweepDefinition:
         InvalidSettings: It cannot be read, or a key or value cannot be.
     """
     content = read_yaml(file, "HyperDrive configuration", "keys of a HyperDrive configuration")
-    _check_known(file, content, _HD_KEYS, "")
+    _check_known(file, content, _HD_KEYS)
     _check_there(file, content, _HD_NEEDED, "see Azure's hdconfig.yml")
     sampling = _mapping(file, content, "sampling")
     said = sampling.get("parameter_space")
@@ -258,12 +255,10 @@ def _mapping(file: Path, content: Mapping[str, Any], key: str) -> dict[Any, Any]
     return value
 
 
-def _check_known(file: Path, content: Mapping[Any, Any], known: tuple[str, ...], prefix: str) -> None:
+def _check_known(file: Path, content: Mapping[Any, Any], known: tuple[str, ...]) -> None:
     for key in content:
         if key not in known:
-            near = get_close_matches(str(key), known, 1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(known)}"
-            raise InvalidSettings(f"{file}: there is no key {prefix}{key}; {hint}")
+            raise InvalidSettings(f"{file}: there is no key {key}; {did_you_mean(str(key), known)}")
 
 
 def _check_there(file: Path, content: Mapping[Any, Any], needed: tuple[str, ...], hint: str) -> None:
