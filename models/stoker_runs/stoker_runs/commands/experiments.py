@@ -20,17 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common = common_arguments()
     actions = parser.add_subparsers(dest="experiments_action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", parents=[common], help="list all experiments")
-    listing.add_argument("--all", action="store_true", help="archived ones too")
+    listing.add_argument("--all", action="store_true", help="also list archived experiments")
     add_json_argument(listing)
     listing.set_defaults(experiments_run=_list)
     for name, text in (
-        ("archive", "take an experiment out of the lists of experiments and runs; nothing of it is removed"),
-        ("restore", "put an archived experiment back"),
+        ("archive", "hide an experiment and its runs from lists, without removing them"),
+        ("restore", "show an archived experiment in lists again"),
     ):
         one = actions.add_parser(name, parents=[common], help=text)
         one.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
         one.set_defaults(experiments_run=_archive)
-    show = actions.add_parser("show", parents=[common], help="show one: its runs by state, and its metrics")
+    show = actions.add_parser(
+        "show", parents=[common], help="show an experiment: its runs by status, and its metrics"
+    )
     show.add_argument("experiment", metavar="EXPERIMENT", help="the experiment")
     show.set_defaults(experiments_run=_show)
 

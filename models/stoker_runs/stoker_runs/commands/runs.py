@@ -28,23 +28,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="runs_action", required=True, metavar="ACTION")
 
     listing = actions.add_parser("list", parents=[common], help="list runs, the newest first")
-    listing.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="only those of this one")
-    listing.add_argument("--status", metavar="STATUS", help="only those that are this, such as Running")
-    listing.add_argument("--where", metavar="CONDITION", help="such as 'accuracy > 0.9 and tags.lr = 0.1'")
-    listing.add_argument("--sort", metavar="NAME", help="a metric or fact; -NAME for the greatest first")
-    listing.add_argument("--metric", action="append", default=[], metavar="NAME", help="show this metric too")
+    listing.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="only runs of this experiment")
+    listing.add_argument("--status", metavar="STATUS", help="only runs with this status, such as Running")
+    listing.add_argument(
+        "--where",
+        metavar="CONDITION",
+        help="only runs that match, such as 'accuracy > 0.9 and tags.lr = 0.1'",
+    )
+    listing.add_argument(
+        "--sort", metavar="NAME", help="sort by a metric or fact; -NAME sorts the greatest first"
+    )
+    listing.add_argument(
+        "--metric", action="append", default=[], metavar="NAME", help="also show this metric; can be repeated"
+    )
     listing.add_argument(
         "--limit",
         type=number_option(int, 0, 1_000_000_000),
         default=50,
         metavar="N",
-        help="at most so many (default: 50; 0: all)",
+        help="largest number of runs (default: 50; 0: all)",
     )
-    listing.add_argument("--all", action="store_true", help="those of archived experiments too")
+    listing.add_argument("--all", action="store_true", help="also list runs of archived experiments")
     listing.add_argument("--json", action="store_true", help="print JSON, with all metrics")
     listing.set_defaults(runs_run=run_views.list_runs)
 
-    show = actions.add_parser("show", parents=[common, one], help="show what is known of a run")
+    show = actions.add_parser("show", parents=[common, one], help="show a run")
     add_json_argument(show)
     show.set_defaults(runs_run=run_views.show_run)
 
@@ -54,43 +62,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(children)
     children.set_defaults(runs_run=sweep_output.list_children)
 
-    logs = actions.add_parser("logs", parents=[common, one], help="print what a run has printed")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until it ends")
+    logs = actions.add_parser("logs", parents=[common, one], help="print the output of a run")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the output until the run ends")
     logs.add_argument(
-        "--process", type=int, default=0, metavar="N", help="which of its processes (default: 0)"
+        "--process", type=int, default=0, metavar="N", help="the process whose output is printed (default: 0)"
     )
     logs.set_defaults(runs_run=run_actions.print_logs)
 
     wait = actions.add_parser("wait", parents=[common, several], help="wait until runs have ended")
     wait.set_defaults(runs_run=run_actions.wait_for_runs)
 
-    cancel = actions.add_parser("cancel", parents=[common], help="have a run ended, or all that go on")
+    cancel = actions.add_parser(
+        "cancel", parents=[common], help="cancel a run, or all runs that have not ended"
+    )
     cancel.add_argument("reference", nargs="?", metavar="RUN", help="the run")
-    cancel.add_argument("--all", action="store_true", help="all that go on")
-    cancel.add_argument("--grace", metavar="TIME", help="until it is killed (default: as submitted)")
+    cancel.add_argument("--all", action="store_true", help="cancel all runs that have not ended")
+    cancel.add_argument(
+        "--grace", metavar="TIME", help="time until the script is killed (default: as submitted)"
+    )
     cancel.set_defaults(runs_run=run_actions.cancel_runs)
 
     resume = actions.add_parser(
-        "resume", parents=[common, one], help="give a failed or cancelled run another attempt"
+        "resume", parents=[common, one], help="start another attempt of a failed or cancelled run"
     )
-    resume.add_argument("--detach", action="store_true", help="do not follow it")
+    resume.add_argument("--detach", action="store_true", help="do not follow the run")
     resume.set_defaults(runs_run=run_actions.resume_run)
 
     rerun = actions.add_parser(
         "rerun", parents=[common, one], help="submit the same files and arguments again"
     )
-    rerun.add_argument("--detach", action="store_true", help="do not follow it")
+    rerun.add_argument("--detach", action="store_true", help="do not follow the run")
     rerun.set_defaults(runs_run=run_actions.rerun)
 
     compare = actions.add_parser(
-        "compare", parents=[common, several], help="say in what runs differ, or the best ones of a sweep"
+        "compare", parents=[common, several], help="compare runs, or the best runs of a sweep"
     )
     add_json_argument(compare)
     compare.set_defaults(runs_run=run_views.compare)
 
-    plot = actions.add_parser("plot", parents=[common, several], help="draw metrics of runs into a picture")
+    plot = actions.add_parser("plot", parents=[common, several], help="plot metrics of runs")
     plot.add_argument(
-        "--metric", action="append", default=[], metavar="NAME", help="only this; can be repeated"
+        "--metric", action="append", default=[], metavar="NAME", help="plot only this metric; can be repeated"
     )
     plot.add_argument(
         "-o",
@@ -98,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("plot.png"),
         metavar="FILE",
-        help="the picture, .png, .svg or .pdf (default: plot.png)",
+        help="output file, .png, .svg or .pdf (default: plot.png)",
     )
     plot.set_defaults(runs_run=run_views.plot)
 
@@ -106,15 +118,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.set_defaults(runs_run=run_views.list_files)
 
     download = actions.add_parser("download", parents=[common, one], help="copy files of a run")
-    download.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="only those that begin so")
-    download.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to (default: a folder RUN)")
+    download.add_argument(
+        "prefix", nargs="?", default="", metavar="PREFIX", help="only files whose names begin with this"
+    )
+    download.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="target folder (default: a folder named like the run)",
+    )
     download.set_defaults(runs_run=run_actions.download)
 
     snapshot = actions.add_parser("snapshot", parents=[common, one], help="copy the source files of a run")
     snapshot.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="a new folder")
     snapshot.set_defaults(runs_run=run_actions.restore_snapshot)
 
-    tag = actions.add_parser("tag", parents=[common, one], help="set labels of a run; KEY= removes one")
+    tag = actions.add_parser("tag", parents=[common, one], help="set tags of a run; KEY= removes one")
     tag.add_argument("tags", nargs="+", metavar="KEY=VALUE", help="a label")
     tag.set_defaults(runs_run=run_actions.tag)
 
@@ -128,25 +148,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mirror.add_argument(
         "--to", required=True, metavar="URI", help="such as sqlite:///runs.db or http://127.0.0.1:5000"
     )
-    mirror.add_argument("--experiment", metavar="NAME", help="only those of this one")
+    mirror.add_argument("--experiment", metavar="NAME", help="only runs of this experiment")
     mirror.set_defaults(runs_run=run_actions.mirror)
 
     board = actions.add_parser(
-        "tensorboard", parents=[common, several], help="write runs as TensorBoard's event files, and start it"
+        "tensorboard", parents=[common, several], help="write event files of runs, and start TensorBoard"
     )
-    board.add_argument("--port", type=int, default=6006, metavar="N", help="its port (default: 6006)")
-    board.add_argument("--write-only", action="store_true", help="do not start it")
+    board.add_argument(
+        "--port", type=int, default=6006, metavar="N", help="TensorBoard's port (default: 6006)"
+    )
+    board.add_argument("--write-only", action="store_true", help="do not start TensorBoard")
     board.set_defaults(runs_run=run_actions.tensorboard)
 
-    delete = actions.add_parser("delete", parents=[common, several], help="remove runs that have ended")
+    delete = actions.add_parser("delete", parents=[common, several], help="delete runs that have ended")
     delete.set_defaults(runs_run=run_actions.delete)
 
     adopt = actions.add_parser(
-        "adopt", parents=[common], help="give runs that have lost their runner a new one"
+        "adopt", parents=[common], help="start a new runner for runs that have lost theirs"
     )
     adopt.set_defaults(runs_run=run_actions.adopt)
 
-    reindex = actions.add_parser("reindex", parents=[common], help="make the index anew from the folders")
+    reindex = actions.add_parser(
+        "reindex", parents=[common], help="rebuild the index from the folders of the runs"
+    )
     reindex.set_defaults(runs_run=run_actions.reindex)
 
 

@@ -59,13 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "script", metavar="SCRIPT", nargs="?", help="the script, in the current folder or below"
     )
-    parser.add_argument(
-        "arguments", metavar="ARG", nargs=argparse.REMAINDER, help="what follows it, as it is"
-    )
+    parser.add_argument("arguments", metavar="ARG", nargs=argparse.REMAINDER, help="arguments of the script")
     parser.add_argument("--target", metavar="NAME", help="the compute target (default: local, this machine)")
     parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")
     parser.add_argument(
-        "--source", type=Path, metavar="DIR", help="the folder that is sent (default: this one)"
+        "--source",
+        type=Path,
+        metavar="DIR",
+        help="source folder, which is copied (default: the current folder)",
     )
     parser.add_argument(
         "--environment",
@@ -73,9 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a conda or requirements file to install exactly, a registered environment's name, or 'relaxed' for "
         "today's versions of the file that lies beside the script (default: the Python that runs Stoker, as it is)",
     )
-    parser.add_argument("--python", metavar="PROGRAM", help="another Python to take as it is")
     parser.add_argument(
-        "--as-of", metavar="DATE", help="leave out packages that were uploaded later, as 2021-05-01"
+        "--python", metavar="PROGRAM", help="another Python interpreter, used with its packages"
+    )
+    parser.add_argument(
+        "--as-of",
+        metavar="DATE",
+        help="ignore packages that were uploaded after this date, such as 2021-05-01",
     )
     parser.add_argument(
         "--input",
@@ -86,39 +91,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "finds its path in the variable NAME, and '$AZUREML_DATAREFERENCE_NAME' in its arguments becomes it",
     )
     parser.add_argument(
-        "--image", metavar="NAME", help="the image of its container, on a target of containers"
+        "--image", metavar="NAME", help="image of the run's container, on a target with containers"
     )
     parser.add_argument(
-        "--dockerfile", type=Path, metavar="FILE", help="build that image from this file instead"
-    )
-    parser.add_argument("--nodes", type=int, metavar="N", help="machines; on this one groups of processes")
-    parser.add_argument("--processes-per-node", type=int, metavar="N", help="processes of each (default: 1)")
-    parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs that it holds (default: one where there is any)"
-    )
-    parser.add_argument("--cores", type=int, metavar="N", help="cores that it holds (default: 1)")
-    parser.add_argument("--max-duration", metavar="TIME", help="end it after 90s, 30m, 2h (default: 30d)")
-    parser.add_argument(
-        "--attempts", type=int, metavar="N", help="begin again when its node is lost (default: 1)"
+        "--dockerfile", type=Path, metavar="FILE", help="Dockerfile from which the image is built instead"
     )
     parser.add_argument(
-        "--grace", metavar="TIME", help="from being told to end to being killed (default: 30s)"
+        "--nodes", type=int, metavar="N", help="number of machines; on this machine, of process groups"
     )
     parser.add_argument(
-        "--lost-after", metavar="TIME", help="silence after which a node is lost (default: 5m)"
+        "--processes-per-node", type=int, metavar="N", help="processes on each machine (default: 1)"
     )
     parser.add_argument(
-        "--resume", metavar="RUN", help="give it the outputs of this run by --resume-from PATH"
+        "--gpus", type=int, metavar="N", help="GPUs of the run (default: one if the target has any)"
+    )
+    parser.add_argument("--cores", type=int, metavar="N", help="cores of the run (default: 1)")
+    parser.add_argument(
+        "--max-duration", metavar="TIME", help="time limit, such as 90s, 30m or 2h (default: 30d)"
     )
     parser.add_argument(
-        "--tag", action="append", default=[], metavar="KEY=VALUE", help="a label of the run; can be repeated"
+        "--attempts", type=int, metavar="N", help="attempts if the machine is lost (default: 1)"
+    )
+    parser.add_argument("--grace", metavar="TIME", help="time between SIGTERM and SIGKILL (default: 30s)")
+    parser.add_argument(
+        "--lost-after",
+        metavar="TIME",
+        help="time without contact after which the machine counts as lost (default: 5m)",
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="run whose outputs the script gets by --resume-from PATH"
+    )
+    parser.add_argument(
+        "--tag", action="append", default=[], metavar="KEY=VALUE", help="tag of the run; can be repeated"
     )
     parser.add_argument("--snapshot-limit", type=int, metavar="MB", help="largest snapshot (default: 300)")
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a file with these settings; options win over it"
+        "--config", type=Path, metavar="FILE", help="file with these settings; options take precedence"
     )
     parser.add_argument("--detach", action="store_true", help="do not follow the run")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be submitted, and submit nothing"
+    )
     parser.set_defaults(own_options=frozenset(parser._option_string_actions))  # noqa: SLF001  # nobody else knows them
 
 

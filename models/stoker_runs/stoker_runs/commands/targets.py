@@ -65,7 +65,7 @@ def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="TYPE")
     for kind in attachable():
         one = kinds.add_parser(kind, parents=[common], help=f"one of type {kind}")
-        one.add_argument("target", metavar="NAME", help="what it is to be called")
+        one.add_argument("target", metavar="NAME", help="name of the new target")
         _add_settings(one, kind, keys_of(kind))
         one.set_defaults(targets_run=_attach)
 
@@ -84,7 +84,7 @@ def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser
         if word == LOCAL:
             one.set_defaults(target=LOCAL)
         else:
-            one.add_argument("target", metavar="NAME", help="what it is to be called")
+            one.add_argument("target", metavar="NAME", help="name of the new target")
         kind = fixed.get("type", LOCAL)
         _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed=_NEEDED)
         one.set_defaults(targets_run=_create, kind=kind)
@@ -109,7 +109,7 @@ def _add_settings(
         group.add_argument(
             f"--{secret}-file", type=Path, metavar="FILE", help=f"the {secret} is the first line of this file"
         )
-    parser.add_argument("--no-check", action="store_true", help="do not look whether it can be used")
+    parser.add_argument("--no-check", action="store_true", help="do not check whether the target can be used")
 
 
 def _attach(args: argparse.Namespace) -> int:
@@ -175,9 +175,9 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
     """Declare what `prepare` takes."""
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
-    asked.add_argument("--config", type=Path, metavar="FILE", help="a file of settings that names one")
+    asked.add_argument("--config", type=Path, metavar="FILE", help="run configuration that names such a file")
     parser.add_argument(
-        "--as-of", default="", metavar="DATE", help="leave out packages that were uploaded later"
+        "--as-of", default="", metavar="DATE", help="ignore packages that were uploaded after this date"
     )
     parser.set_defaults(targets_run=_prepare)
 
@@ -226,9 +226,9 @@ def _add_prune(parser: argparse.ArgumentParser) -> None:
         "--unused",
         default="60d",
         metavar="TIME",
-        help="those that no run was given for so long (default: 60d)",
+        help="time without use (default: 60d)",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say which they are, and remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="list them without removing any")
     parser.set_defaults(targets_run=_prune)
 
 
@@ -277,21 +277,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="targets_action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", parents=[common], help="list all compute targets")
     listing.set_defaults(targets_run=_list)
-    show = actions.add_parser("show", parents=[common, one], help="show one, and which runs hold what of it")
+    show = actions.add_parser(
+        "show", parents=[common, one], help="show a compute target, and the runs that hold its cores and GPUs"
+    )
     show.set_defaults(targets_run=_show)
-    text = "look whether it can be used"
+    text = "check whether a compute target can be used"
     check = actions.add_parser("check", aliases=["test"], parents=[common, one], help=text)
     check.set_defaults(targets_run=_check)
-    text = "write the file of a new compute target, once it can be used"
+    text = "create a compute target, after checking that it can be used"
     _add_create(actions.add_parser("create", help=text, description=sentence(text)), common)
-    text = "have runs go to a machine besides this one"
+    text = "attach another machine as a compute target"
     _add_attach(actions.add_parser("attach", help=text, description=sentence(text)), common)
-    text = "build an environment there, so that the first run does not wait for it"
+    text = "build an environment on a target before its first run"
     prepare = actions.add_parser("prepare", parents=[common, one], help=text, description=sentence(text))
     _add_prepare(prepare)
-    text = "remove environments there that no run was given for long"
+    text = "remove environments on a target that no run has used for long"
     _add_prune(actions.add_parser("prune", parents=[common, one], help=text, description=sentence(text)))
-    detach = actions.add_parser("detach", parents=[common, one], help="forget one")
+    detach = actions.add_parser(
+        "detach", parents=[common, one], help="remove a compute target from the workspace"
+    )
     detach.set_defaults(targets_run=_detach)
 
 

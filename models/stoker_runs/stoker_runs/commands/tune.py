@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common = common_arguments()
     for action in common._actions:  # noqa: SLF001  # as argparse's own `parents` does
         parser._add_action(action)  # noqa: SLF001
-    parser.add_argument(
-        "config", type=Path, metavar="CONFIG.yaml", help="what is run, and with which parameters"
-    )
-    parser.add_argument("--target", metavar="NAME", help="the compute target, instead of that of the file")
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="the script and its parameters")
+    parser.add_argument("--target", metavar="NAME", help="compute target (default: that of the file)")
     parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")
     parser.add_argument("--detach", action="store_true", help="do not follow the sweep")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be submitted, and submit nothing"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
