@@ -87,7 +87,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
 
     def get_run(self, run_id: str) -> Any:
         """A run of this process: its own, or a child."""
-        run = self._of(run_id)
+        run = self._find_run(run_id)
         said = read_events(run.recorder.events())
         latest: Dict[str, Any] = {}
         for line in read_json_lines(run.recorder.folder / "metrics.jsonl"):
@@ -114,7 +114,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         self, run_id: str, run_status: Any, end_time: Any, run_name: Optional[str] = None
     ) -> Any:
         """Take what the script says of its state, which decides nothing for the run itself."""
-        run = self._of(run_id)
+        run = self._find_run(run_id)
         if run_name and run_name != self._names.get(run_id):
             self._names[run_id] = run_name
             run.display_name = run_name
@@ -137,7 +137,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     def _search_runs(self, *_arguments: Any, **_keywords: Any) -> Any:
         return [self.get_run(run_id) for run_id in self._runs], None
 
-    def _of(self, run_id: str) -> StokerRun:
+    def _find_run(self, run_id: str) -> StokerRun:
         if run_id not in self._runs:
             # A child of this run that another process has begun.
             for child in self._run.get_children():
@@ -161,7 +161,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
             "artifact_uri": self._artifacts(run),
             "run_name": self._names.get(run.id, run.display_name),
         }
-        return _made(RunInfo, known)
+        return _construct(RunInfo, known)
 
     @staticmethod
     def _artifacts(run: StokerRun) -> str:
@@ -171,22 +171,22 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
 
     def log_metric(self, run_id: str, metric: Any) -> None:
         """Log a value with its step."""
-        self._of(run_id).log(metric.key, metric.value, step=metric.step)
+        self._find_run(run_id).log(metric.key, metric.value, step=metric.step)
 
     def log_param(self, run_id: str, param: Any) -> None:
         """Keep a parameter."""
-        self._of(run_id).recorder.event("param", str(param.key), str(param.value))
+        self._find_run(run_id).recorder.event("param", str(param.key), str(param.value))
 
     def set_tag(self, run_id: str, tag: Any) -> None:
         """Set a tag; that of the name names the run."""
-        run = self._of(run_id)
+        run = self._find_run(run_id)
         if tag.key == "mlflow.runName":
             self._names[run_id] = str(tag.value)
         run.tag(tag.key, tag.value)
 
     def delete_tag(self, run_id: str, key: str) -> None:
         """Remove a tag."""
-        self._of(run_id).remove_tags([key])
+        self._find_run(run_id).remove_tags([key])
 
     def log_batch(self, run_id: str, metrics: Any, params: Any, tags: Any) -> None:
         """Log several at once."""
@@ -200,22 +200,22 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     def log_inputs(self, run_id: str, datasets: Any = None, models: Any = None) -> None:
         """Keep the names and digests of data sets as tags."""
         for one in datasets or ():
-            self._of(run_id).tag(f"mlflow.dataset.{one.dataset.name}", one.dataset.digest)
+            self._find_run(run_id).tag(f"mlflow.dataset.{one.dataset.name}", one.dataset.digest)
 
     def log_outputs(self, run_id: str, models: Any) -> None:
         """Keep which models the run has made as tags."""
         for model in models or ():
-            self._of(run_id).tag(f"mlflow.model.{model.model_id}", str(getattr(model, "step", 0)))
+            self._find_run(run_id).tag(f"mlflow.model.{model.model_id}", str(getattr(model, "step", 0)))
 
     def record_logged_model(self, run_id: str, mlflow_model: Any) -> None:
         """Keep where a model lies as a tag."""
-        self._of(run_id).tag("mlflow.model", str(getattr(mlflow_model, "artifact_path", "")))
+        self._find_run(run_id).tag("mlflow.model", str(getattr(mlflow_model, "artifact_path", "")))
 
     def get_metric_history(
         self, run_id: str, metric_key: str, max_results: Any = None, page_token: Any = None
     ) -> Any:
         """All values of a metric, in the order in which they were logged."""
-        path = self._of(run_id).recorder.folder / "metrics.jsonl"
+        path = self._find_run(run_id).recorder.folder / "metrics.jsonl"
         found = [
             self._metric(line)
             for line in read_json_lines(path)
@@ -241,7 +241,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         """A model whose files will lie in `outputs/NAME`."""
         from mlflow.entities import LoggedModel, LoggedModelStatus
 
-        run = self._of(source_run_id) if source_run_id else self._run
+        run = self._find_run(source_run_id) if source_run_id else self._run
         name = name or "model"
         now = int(time.time() * 1000)
         model = LoggedModel(
@@ -287,7 +287,7 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         return PagedList(list(self._models.values()), None)
 
 
-def _made(kind: Any, known: Dict[str, Any]) -> Any:
+def _construct(kind: Any, known: Dict[str, Any]) -> Any:
     """An entity of whatever version of MLflow: it gets those arguments that it has."""
     parameters: List[str] = list(inspect.signature(kind.__init__).parameters)
     return kind(**{name: value for name, value in known.items() if name in parameters})
@@ -300,7 +300,7 @@ def _user() -> str:
         return "unknown"
 
 
-def _unoffered(name: str) -> Any:
+def _not_offered(name: str) -> Any:
     def method(_self: Any, *_arguments: Any, **_keywords: Any) -> Any:
         raise MlflowException(f"{name} is not offered in a run of Stoker")
 
@@ -309,5 +309,5 @@ def _unoffered(name: str) -> Any:
 
 for _name in getattr(AbstractStore, "__abstractmethods__", ()):
     if getattr(Store, _name) is getattr(AbstractStore, _name):
-        setattr(Store, _name, _unoffered(_name))
+        setattr(Store, _name, _not_offered(_name))
 Store.__abstractmethods__ = frozenset()

@@ -21,20 +21,20 @@ from stoker_run.trees import files_below
 
 __all__ = [
     "Experiment",
-    "FilesFace",
     "Inputs",
-    "LoggingFace",
+    "MetricLogger",
     "OfflineRun",
-    "RegisteredLater",
+    "PendingModel",
     "Run",
-    "WorkspaceOfRun",
+    "RunFiles",
+    "RunWorkspace",
     "current",
     "is_submitted",
     "run_of",
 ]
 
 
-class WorkspaceOfRun:
+class RunWorkspace:
     """What a script may know of its workspace."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class WorkspaceOfRun:
 class Experiment:
     """The experiment of a run."""
 
-    def __init__(self, name: str, workspace: WorkspaceOfRun) -> None:
+    def __init__(self, name: str, workspace: RunWorkspace) -> None:
         self.name = name
         self.workspace = workspace
 
@@ -67,7 +67,7 @@ class Inputs(Dict[str, str]):
         raise KeyError(f"the run has no input {name!r}; it has: {', '.join(self) or 'none'}")
 
 
-class RegisteredLater:
+class PendingModel:
     """A model that is registered when the script has ended.
 
     Attributes:
@@ -81,7 +81,7 @@ class RegisteredLater:
         self.model_path = model_path
 
 
-class LoggingFace:
+class MetricLogger:
     """Checks what is logged, and hands it on."""
 
     def log(self, name: str, value: Any, description: str = "", step: Optional[int] = None) -> None:
@@ -96,35 +96,35 @@ class LoggingFace:
         """
         if isinstance(value, (list, tuple, range, GeneratorType)):
             raise UserErrorException("run.log takes one value; use run.log_list for several")
-        self._number(name, value, step, description)
+        self._log_value(name, value, step, description)
 
     def log_list(self, name: str, value: Any, description: str = "") -> None:
         """Log a list of values."""
-        self._structure(name, "list", list(value), description)
+        self._log_structure(name, "list", list(value), description)
 
     def log_row(self, name: str, description: Optional[str] = None, **kwargs: Any) -> None:
         """Log a row: each keyword is a column. Rows of one name make a table."""
-        self._structure(name, "row", kwargs, description)
+        self._log_structure(name, "row", kwargs, description)
 
     def log_table(self, name: str, value: Dict[str, Any], description: str = "") -> None:
         """Log a table: a dict of columns, each a value or a list."""
-        self._structure(name, "table", value, description)
+        self._log_structure(name, "table", value, description)
 
     def log_confusion_matrix(self, name: str, value: Any, description: str = "") -> None:
         """Log a confusion matrix, in Azure's schema: a dict or JSON."""
-        self._structure(name, "confusion_matrix", value, description)
+        self._log_structure(name, "confusion_matrix", value, description)
 
     def log_accuracy_table(self, name: str, value: Any, description: str = "") -> None:
         """Log an accuracy table, in Azure's schema: a dict or JSON."""
-        self._structure(name, "accuracy_table", value, description)
+        self._log_structure(name, "accuracy_table", value, description)
 
     def log_residuals(self, name: str, value: Any, description: str = "") -> None:
         """Log residuals, in Azure's schema: a dict or JSON."""
-        self._structure(name, "residuals", value, description)
+        self._log_structure(name, "residuals", value, description)
 
     def log_predictions(self, name: str, value: Any, description: str = "") -> None:
         """Log predictions, in Azure's schema: a dict or JSON."""
-        self._structure(name, "predictions", value, description)
+        self._log_structure(name, "predictions", value, description)
 
     def log_image(
         self, name: str, path: Optional[str] = None, plot: Any = None, description: str = ""
@@ -142,22 +142,22 @@ class LoggingFace:
             raise UserErrorException("run.log_image takes either a path or a plot")
         if path is not None and not Path(path).is_file():
             raise UserErrorException(f"run.log_image: there is no file {path}")
-        self._image(name, path, plot, description)
+        self._log_image(name, path, plot, description)
 
-    def _number(self, name: str, value: Any, step: Optional[int], description: str) -> None:
+    def _log_value(self, name: str, value: Any, step: Optional[int], description: str) -> None:
         raise NotImplementedError
 
-    def _structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
+    def _log_structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
         raise NotImplementedError
 
-    def _image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
+    def _log_image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
         raise NotImplementedError
 
 
 # Files of a run, as `azureml.core.Run` has them for the script.
 
 
-class FilesFace:
+class RunFiles:
     """Keeps files among the run's, finds them, and has them registered."""
 
     _recorder: Recorder
@@ -220,7 +220,7 @@ class FilesFace:
 
     def register_model(
         self, model_name: str, model_path: Optional[str] = None, **details: Any
-    ) -> RegisteredLater:
+    ) -> PendingModel:
         """Have files of the run registered as a model when the script has ended.
 
         Args:
@@ -237,13 +237,13 @@ class FilesFace:
             )
         kept = {key: value for key, value in details.items() if isinstance(value, (str, dict, int, float))}
         self._recorder.event("register", None, {"model_name": model_name, "model_path": path, **kept})
-        return RegisteredLater(model_name, path)
+        return PendingModel(model_name, path)
 
 
 _CHILDREN_AT_MOST = 100
 
 
-class Run(LoggingFace, FilesFace):
+class Run(MetricLogger, RunFiles):
     """The run of this script.
 
     What is said to it is appended to files in the folder of the attempt, a line at a time: nothing that was said is
@@ -509,10 +509,10 @@ class Run(LoggingFace, FilesFace):
 
     # --- where what is logged goes ---
 
-    def _number(self, name: str, value: Any, step: Optional[int], description: str) -> None:
+    def _log_value(self, name: str, value: Any, step: Optional[int], description: str) -> None:
         self._recorder.number(name, value, step, description)
 
-    def _structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
+    def _log_structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
         if isinstance(value, (str, bytes)) and kind not in ("row", "table", "list"):
             try:
                 value = json.loads(value if isinstance(value, str) else value.decode("utf-8"))
@@ -520,7 +520,7 @@ class Run(LoggingFace, FilesFace):
                 raise UserErrorException(f"run.log_{kind}: this is no JSON: {error}") from error
         self._recorder.structure(name, kind, value, None, description or "")
 
-    def _image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
+    def _log_image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
         stem = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in str(name)) or "image"
         suffix = Path(path).suffix if path is not None else ".png"
         file = f"{stem}_{int(time.time() * 1000)}{suffix}"
@@ -536,7 +536,7 @@ class Run(LoggingFace, FilesFace):
 _PRINTED = {"residuals": "residual"}
 
 
-class OfflineRun(LoggingFace):
+class OfflineRun(MetricLogger):
     """Prints what is said to it, and knows it afterwards.
 
     Args:
@@ -646,10 +646,10 @@ class OfflineRun(LoggingFace):
         """Print that there was something to write."""
         print(f"Attempted to flush run with id {self.id}")
 
-    def _number(self, name: str, value: Any, step: Optional[int], description: str) -> None:
+    def _log_value(self, name: str, value: Any, step: Optional[int], description: str) -> None:
         self._emit("scalar", "", name, value, to_json(value))
 
-    def _structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
+    def _log_structure(self, name: str, kind: str, value: Any, description: Optional[str]) -> None:
         kept = value
         with contextlib.suppress(AttributeError, TypeError):
             if kind in ("row", "table"):
@@ -658,7 +658,7 @@ class OfflineRun(LoggingFace):
                 kept = column(value)
         self._emit(_PRINTED.get(kind, kind), kind, name, value, kept)
 
-    def _image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
+    def _log_image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
         self._emit("image", "image", name, plot if path is None else path, str(path))
 
     def _emit(self, printed: str, kind: str, name: str, value: Any, kept: Any) -> None:
@@ -684,7 +684,7 @@ def run_of(variables: Mapping[str, str]) -> Run:
         int(variables.get("STOKER_ATTEMPT", "1")),
         int(variables.get("STOKER_RANK", "0")),
     )
-    experiment = Experiment(variables.get("STOKER_EXPERIMENT", ""), WorkspaceOfRun(variables))
+    experiment = Experiment(variables.get("STOKER_EXPERIMENT", ""), RunWorkspace(variables))
     inputs = json.loads(variables.get("STOKER_INPUTS", "{}"))
     return Run(recorder, variables["STOKER_RUN_ID"], experiment, inputs)
 
