@@ -1,18 +1,32 @@
 """Starting servers, awaiting them, and ending all of their processes."""
 
+import os
+import resource
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+from stoker.errors import InvalidSettings
+from stoker_bench.benches.bench import FrontendWeight, frontend_weight
 from stoker_bench.contestants.servers import (
     HOST,
+    OTHER,
     Launch,
+    Memory,
+    ProcessTree,
     RunningServer,
+    check_python,
     ended_by_sigterm,
     free_port,
     get,
+    listening_processes,
+    machine_busy_s,
+    other_launch,
+    serving_roots,
     stoker_launch,
     tree_behind,
 )
@@ -113,3 +127,238 @@ def test_stoker_gets_its_key_by_the_environment(tmp_path: Path) -> None:
     assert started.environment["STOKER_PRIMARY_KEY"] == started.key == "secret-key"
     assert not any("secret-key" in part for part in started.command)
     assert started.command[-2:] == ("--frontends", "2")
+
+
+PAGE = resource.getpagesize()
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class FakeProc:
+    """A /proc with chosen processes, which psutil reads in the place of the machine's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sessions: dict[int, int] = {}
+        (folder / "stat").write_text("cpu  0 0 0 0 0 0 0 0 0 0\nbtime 1000\n")
+
+    def add(
+        self,
+        pid: int,
+        parent: int,
+        *,
+        session: int = 0,
+        ticks: tuple[int, int, int, int] = (0, 0, 0, 0),
+        command: str = "",
+        name: str = "python",
+        sockets: tuple[int, ...] = (),
+    ) -> None:
+        """Add a process of `pid` pages; `ticks` are utime, stime, cutime and cstime."""
+        self.sessions[pid] = session
+        own = self.folder / str(pid)
+        (own / "fd").mkdir(parents=True)
+        before = f"{pid} ({name}) S {parent} {pid} {session} 0 -1 0 0 0 0 0"
+        (own / "stat").write_text(f"{before} {' '.join(map(str, ticks))} 20 0 1 0 {pid * 10}{' 0' * 30}\n")
+        (own / "cmdline").write_bytes("".join(f"{word}\0" for word in command.split()).encode())
+        rollup = f"00-ff ---p 00000000 00:00 0 [rollup]\nRss: 1 kB\nPss: {pid // 2} kB\nPss_Anon: 1 kB\n"
+        (own / "smaps_rollup").write_text(rollup)
+        (own / "statm").write_text(f"1000 {pid} 0 0 0 0 0\n")
+        for number, inode in enumerate(sockets):
+            (own / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
+
+    def listen(self, port: int, inode: int) -> None:
+        """Put a listening socket, and another one in a different state, into net/tcp."""
+        (self.folder / "net").mkdir(exist_ok=True)
+        heading = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        line = " 0: 0100007F:{:04X} 00000000:0000 {} 00000000:00000000 00:00000000 00000000 0 0 {} 1 0\n"
+        lines = line.format(port, "0A", inode) + line.format(port, "01", inode + 1)
+        (self.folder / "net" / "tcp").write_text(heading + lines)
+
+    def map_files(self, pid: int, *files: str) -> None:
+        """Let a process have mapped files."""
+        lines = [f"7f00-7f01 r-xp 00000000 08:01 1 {file}\nRss: 4 kB\n" for file in files]
+        (self.folder / str(pid) / "smaps").write_text("".join(lines))
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
+    """An empty /proc."""
+    fake = FakeProc(tmp_path)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(os, "getsid", fake.sessions.__getitem__)
+    return fake
+
+
+def test_tree_holds_descendants_and_the_roots_session(proc: FakeProc) -> None:
+    """Grandchildren belong to the tree, orphans of the root's session too, strangers do not."""
+    proc.add(10, parent=1, session=10)
+    proc.add(11, parent=10, session=10)
+    proc.add(12, parent=11, session=12)
+    proc.add(13, parent=1, session=10)
+    proc.add(14, parent=1, session=14)
+    assert ProcessTree(10).pids() == [10, 11, 12, 13]
+
+
+def test_cpu_time_counts_living_and_reaped_processes(proc: FakeProc) -> None:
+    """User and system time of the tree's processes and of those children that they have waited for are summed."""
+    proc.add(10, parent=1, ticks=(100, 20, 7, 3), name="odd) name (x")
+    proc.add(11, parent=10, ticks=(50, 0, 0, 0))
+    proc.add(12, parent=1, ticks=(1000, 0, 0, 0))
+    assert ProcessTree(10).cpu_s() == pytest.approx(180 / TICKS_A_SECOND)
+
+
+def test_a_child_that_ends_loses_no_cpu_time(proc: FakeProc) -> None:
+    """Once waited for, a child's time stands in its parent, so a difference across its end stays right."""
+    tree = ProcessTree(10)
+    proc.add(10, parent=1, ticks=(5, 0, 0, 0))
+    proc.add(11, parent=10, ticks=(40, 0, 0, 0))
+    before = tree.cpu_s()
+    stat = proc.folder / "11" / "stat"
+    stat.unlink()
+    fields = (proc.folder / "10" / "stat").read_text().split()
+    fields[15] = "40"
+    (proc.folder / "10" / "stat").write_text(" ".join(fields))
+    assert tree.cpu_s() == before
+
+
+def test_memory_and_names(proc: FakeProc) -> None:
+    """PSS and RSS are summed in bytes, and processes are found by a part of their command line."""
+    proc.add(10, parent=1, command="python -m stoker.cli serve")
+    proc.add(12, parent=10, command="python -m stoker.gateway.frontend")
+    tree = ProcessTree(10)
+    assert tree.memory() == Memory(pss_bytes=11 * 1024, rss_bytes=22 * PAGE)
+    assert tree.named("stoker.gateway") == [12]
+    assert tree.memory_of(999) == Memory(0, 0)
+
+
+def test_mapped_libraries_are_found_by_file_name(proc: FakeProc) -> None:
+    """Only the name of the mapped file counts, not the folder that it lies in."""
+    proc.add(10, parent=1)
+    proc.map_files(10, "/lib/onnxruntime/numpy.so", "/lib/libuv.so")
+    tree = ProcessTree(10)
+    assert tree.maps(10, "libuv")
+    assert not tree.maps(10, "onnxruntime")
+    assert not tree.maps(999, "libuv")
+
+
+def test_machine_time_leaves_idle_out(proc: FakeProc) -> None:
+    """Idle and I/O wait are not busy; interrupts and stolen time are, guests stand in user time already."""
+    (proc.folder / "stat").write_text("cpu  1 2 4 1000 2000 8 16 32 64 128\ncpu0 0 0 0 0 0 0 0 0 0 0\n")
+    assert machine_busy_s() == pytest.approx(63 / TICKS_A_SECOND)
+
+
+def test_server_is_found_from_its_port(proc: FakeProc) -> None:
+    """From a listening frontend the search climbs to its `stoker serve`, whose tree holds the device process."""
+    proc.listen(8080, inode=77)
+    proc.add(5, parent=1, command="bash")
+    proc.add(10, parent=5, command="python -m stoker.cli serve model.onnx")
+    proc.add(11, parent=10, command="python -m stoker.gateway.frontend", sockets=(77,))
+    proc.add(12, parent=10, command="python -m stoker.device.process", sockets=(78,))
+    assert listening_processes(8080) == [11]
+    assert listening_processes(8081) == []
+    assert serving_roots(8080) == [10]
+    assert ProcessTree(10).pids() == [10, 11, 12]
+
+
+def test_other_servers_are_found_as_their_topmost_listener(proc: FakeProc) -> None:
+    """A parent that shares the listening socket with its workers is the root; its shell is not."""
+    proc.listen(8080, inode=77)
+    proc.add(5, parent=1, command="bash")
+    proc.add(10, parent=5, command="uvicorn app:app", sockets=(77,))
+    proc.add(11, parent=10, command="uvicorn worker", sockets=(77,))
+    assert serving_roots(8080) == [10]
+
+
+def test_real_tree_is_measured_and_killed() -> None:
+    """A child's CPU time and memory are seen in the real /proc, and kill ends parent and child alike."""
+    child = "import time\nwhile time.process_time() < 0.15: pass\nprint('done', flush=True)\ninput()"
+    # It goes on when the child has gone, or it might end by itself before it is killed.
+    parent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\ninput()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        tree = ProcessTree(process.pid)
+        assert len(tree.pids()) == 2
+        # /proc counts whole ticks of the clock, of which the child may not have begun one.
+        assert tree.cpu_s() >= 0.1
+        memory = tree.memory()
+        assert 0 < memory.pss_bytes <= memory.rss_bytes
+        tree.kill(tree.processes())
+        # The pipe ends when its last holder, the child, has gone.
+        assert process.stdout.read() == ""
+        assert process.wait() < 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_this_process_is_found_by_its_socket() -> None:
+    """A listening socket of this very process is found in the real /proc."""
+    import socket
+
+    with socket.create_server((HOST, 0)) as listener:
+        assert os.getpid() in listening_processes(listener.getsockname()[1])
+
+
+def test_frontends_are_weighed_by_the_heaviest(proc: FakeProc) -> None:
+    """Among several frontends the largest counts, and a framework that any of them has mapped is named."""
+    proc.add(10, parent=1, command="python -m stoker.cli serve")
+    proc.add(20, parent=10, command="python -m stoker.gateway.frontend")
+    proc.add(30, parent=10, command="python -m stoker.gateway.frontend")
+    proc.add(40, parent=10, command="python -m stoker.device.process")
+    proc.map_files(20, "/x/libtensorflow_cc.so.2")
+    proc.map_files(30)
+    weight = frontend_weight(ProcessTree(10))
+    assert weight == FrontendWeight(2, rss_bytes=30 * PAGE, pss_bytes=15 * 1024, frameworks=("tensorflow",))
+
+
+def test_other_servers_have_no_frontends(proc: FakeProc) -> None:
+    """A tree without Stoker's frontends has nothing to weigh."""
+    proc.add(10, parent=1, command="uvicorn app:app")
+    assert frontend_weight(ProcessTree(10)) is None
+
+
+def test_the_other_stoker_is_that_of_its_python(tmp_path: Path) -> None:
+    """It is started by that Python, with a workspace of its own, and otherwise as the one that is benched."""
+    python = Path(sys.executable)
+    launch = other_launch(python, tmp_path / "model.onnx", tmp_path, 2, ["--grpc-port", "1"])
+    assert launch.name == OTHER
+    assert launch.command[:5] == (str(python), "-P", "-m", "stoker.cli", "serve")
+    assert {"2", "1", str(tmp_path / "other-workspace")} <= set(launch.command)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("#!/bin/sh\necho 'no module' >&2; exit 1\n", r"has no Stoker \(no module\)"),
+        (None, "takes the Python of an environment"),
+    ],
+)
+def test_what_has_no_stoker_is_told(script: str | None, told: str, tmp_path: Path) -> None:
+    """An environment without Stoker, and a path that is no Python, are refused with a reason."""
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(script)
+        python.chmod(0o700)
+    with pytest.raises(InvalidSettings, match=told):
+        other_launch(python, tmp_path / "model.onnx", tmp_path)
+
+
+def test_the_folder_and_the_path_of_the_bench_are_not_the_other_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout that the bench runs in, or has in its PYTHONPATH, would be compared with itself."""
+    (tmp_path / "stoker").mkdir()
+    (tmp_path / "stoker" / "__init__.py").write_text("raise ImportError('the bench has its own Stoker')")
+    monkeypatch.chdir(tmp_path)
+    check_python(Path(sys.executable))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    check_python(Path(sys.executable))
+    launch = other_launch(Path(sys.executable), tmp_path / "model.onnx", tmp_path)
+    assert launch.environment["PYTHONPATH"] == ""
