@@ -75,8 +75,8 @@ class Verdict:
     keeps_state: bool = False
 
     def __str__(self) -> str:
-        told = f"{'batched' if self.batched else 'not batched'}: {self.reason}"
-        return f"{told} ({self.setting} changes that)" if self.setting else told
+        text = f"{'batched' if self.batched else 'not batched'}: {self.reason}"
+        return f"{text} ({self.setting} changes that)" if self.setting else text
 
     def to_json(self) -> dict[str, Any]:
         """Return it in JSON types."""
@@ -194,15 +194,15 @@ class SequenceStep(NamedTuple):
         Args:
             caller: The caller's name: each caller has a separate set of ids.
         """
-        said = f"{type(self.id).__name__} {self.id}\0{caller}".encode("utf-8", "surrogatepass")
-        first, second = _NAME.unpack(hashlib.blake2b(said, digest_size=_NAME.size).digest())
+        content = f"{type(self.id).__name__} {self.id}\0{caller}".encode("utf-8", "surrogatepass")
+        first, second = _NAME.unpack(hashlib.blake2b(content, digest_size=_NAME.size).digest())
         # The first word must be 0 only without a sequence.
         return first | 1, second, self.start * SEQUENCE_START | self.end * SEQUENCE_END
 
     def text(self) -> bytes:
         """Its id packed as text for the model, `ID_BYTES` long; inverse of `sequence_id_of`."""
-        said = str(self.id).encode(errors="replace")
-        return (len(said).to_bytes(2, "little") + said).ljust(ID_BYTES, b"\0")
+        content = str(self.id).encode(errors="replace")
+        return (len(content).to_bytes(2, "little") + content).ljust(ID_BYTES, b"\0")
 
 
 def sequence_id_of(packed: bytes) -> str:

@@ -133,12 +133,12 @@ def _list(args: argparse.Namespace) -> int:
         sys.stderr.write("there are no named keys; stoker keys add NAME makes one\n")
     for terms in callers:
         shown = _shown(terms)
-        said = [
+        parts = [
             f"{name} {_text(value, none='never' if name == 'expires' else 'any')}"
             for name, value in shown.items()
             if name != "name" and (value is not None or name in _ALWAYS_SHOWN)
         ]
-        sys.stdout.write(f"{terms.name}  {', '.join(said)}\n")
+        sys.stdout.write(f"{terms.name}  {', '.join(parts)}\n")
     return 0
 
 
@@ -196,10 +196,10 @@ def _warn_of_unknown_models(args: argparse.Namespace) -> None:
     None of them is refused. A key can be made before its model: models come by `stoker serve` of any path, by polled
     repositories and by the API, and the deployments of an endpoint have no keys by which to know them.
     """
-    asked = None if args.models is None else _models(args.models)
+    models = None if args.models is None else _models(args.models)
     known = _known_models(args)
     # A workspace that never served or registered a model has no names to compare with.
-    for name in sorted((asked or frozenset()) - known) if known else ():
+    for name in sorted((models or frozenset()) - known) if known else ():
         near = get_close_matches(name, known, 1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         sys.stderr.write(

@@ -90,10 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--no-confirm", dest="confirm", action="store_false", help="do not load a server with what was found"
     )
-    told = parser.add_argument_group("what comes of it")
-    told.add_argument("--output", type=Path, metavar="FILE", help="write a deployment file")
-    told.add_argument("--force", action="store_true", help="overwrite it if it is there")
-    add_json_argument(told)
+    outputs = parser.add_argument_group("what comes of it")
+    outputs.add_argument("--output", type=Path, metavar="FILE", help="write a deployment file")
+    outputs.add_argument("--force", action="store_true", help="overwrite it if it is there")
+    add_json_argument(outputs)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -227,7 +227,7 @@ def _report(
 ) -> dict[str, Any]:
     real = dict(confirmed)
 
-    def told(expected: Estimate) -> dict[str, Any]:
+    def with_confirmation(expected: Estimate) -> dict[str, Any]:
         confirmation = real.get(expected)
         return expected.to_json() | {
             "confirmed": None
@@ -250,9 +250,9 @@ def _report(
         "rows": args.rows,
         "request": measured.facts["request"]["note"],
         "curves": {name: curve.to_json() for name, curve in measured.curves.items()},
-        "choice": told(chosen),
-        "default": told(found.default),
-        "others": [told(expected) for expected in others],
+        "choice": with_confirmation(chosen),
+        "default": with_confirmation(found.default),
+        "others": [with_confirmation(expected) for expected in others],
     }
 
 
@@ -281,22 +281,22 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     listed = [("chosen", report["choice"])]
     if report["default"] != report["choice"]:
         listed.append(("default", report["default"]))
-    for name, told in (*listed, *(("", other) for other in report["others"] if other["confirmed"])):
-        rows.append((name, _settings(told["settings"]), *_figures(told)))
+    for name, figures in (*listed, *(("", other) for other in report["others"] if other["confirmed"])):
+        rows.append((name, _settings(figures["settings"]), *_figures(figures)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         left = (cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True))
         right = (cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True))
         yield "  ".join((*left, *right)).rstrip()
-    if any((told["confirmed"] or {}).get("generator_busy") for _, told in listed):
+    if any((figures["confirmed"] or {}).get("generator_busy") for _, figures in listed):
         yield "The load generator had no core left, so a server with callers elsewhere may bear more."
 
 
-def _figures(told: dict[str, Any]) -> Iterator[str]:
+def _figures(figures: dict[str, Any]) -> Iterator[str]:
     for name in ("peak_rows_per_s", "load_rows_per_s"):
-        yield f"{told[name]:.0f}" if told[name] >= 10 else f"{told[name]:.2f}"
-    yield from (f"{told[name]:.1f}" for name in ("p50_ms", "p99_ms"))
-    real = told["confirmed"]
+        yield f"{figures[name]:.0f}" if figures[name] >= 10 else f"{figures[name]:.2f}"
+    yield from (f"{figures[name]:.1f}" for name in ("p50_ms", "p99_ms"))
+    real = figures["confirmed"]
     if real is None:
         yield from ("", "", "")
         return

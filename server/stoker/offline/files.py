@@ -50,11 +50,11 @@ class _Writer(Protocol):
     def close(self) -> None: ...
 
 
-def format_for(asked: str | None, source: str, columns: Columns) -> str:
+def format_for(requested: str | None, source: str, columns: Columns) -> str:
     """Return the format of answers: the requested one, else that of the rows (`npz` instead of `npy` if needed)."""
-    if asked is None and source == "npy":
+    if requested is None and source == "npy":
         return "npy" if len(columns) == 1 else "npz"
-    return asked or source
+    return requested or source
 
 
 @contextmanager

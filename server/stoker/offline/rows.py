@@ -269,11 +269,11 @@ class ScriptBodies:
 def _body(number: int, answer: np.ndarray | bytes | RowFailure) -> bytes:
     if isinstance(answer, RowFailure):
         raise BatchFailed(f"body {number} could not be scored: {answer.error}") from answer.error
-    told = ScriptAnswer.unpack(bytes(answer))
-    if told.status not in _SUCCESS:
-        shown = told.body.decode(errors="replace")[:_SHOWN_CHARS]
-        raise BatchFailed(f"body {number}: the script answered with status {told.status}: {shown}")
-    return told.body
+    unpacked = ScriptAnswer.unpack(bytes(answer))
+    if unpacked.status not in _SUCCESS:
+        shown = unpacked.body.decode(errors="replace")[:_SHOWN_CHARS]
+        raise BatchFailed(f"body {number}: the script answered with status {unpacked.status}: {shown}")
+    return unpacked.body
 
 
 def _only_argument(schema: dict[str, Any] | None) -> str | None:

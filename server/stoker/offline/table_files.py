@@ -177,8 +177,8 @@ def _csv(file: Path, start: int, stop: int | None, rows: int) -> Iterator[Any]:
         return
     header = 0 if _has_header(file) else None
     # Of several shards, only the one that scores the line warns.
-    if header is None and start == 0 and (told := warn_of_numbered_header(file, _first_line(file))):
-        logger.warning("%s", told)
+    if header is None and start == 0 and (warning := warn_of_numbered_header(file, _first_line(file))):
+        logger.warning("%s", warning)
     skipped = range(1 if header == 0 else 0, start + (1 if header == 0 else 0))
     count = None if stop is None else stop - start
     for frame in _csv_frames(file, rows, header=header, skiprows=skipped, nrows=count):

@@ -93,9 +93,9 @@ class Estimate:
 
     def to_json(self) -> dict[str, Any]:
         """Return it in JSON types."""
-        told = {name: round(getattr(self, name), 3) for name in ("peak_rows_per_s", "load_rows_per_s")}
-        told |= {name: round(getattr(self, name), 3) for name in ("p50_ms", "p99_ms", "light_ms")}
-        return {"settings": self.candidate.settings(), **told}
+        figures = {name: round(getattr(self, name), 3) for name in ("peak_rows_per_s", "load_rows_per_s")}
+        figures |= {name: round(getattr(self, name), 3) for name in ("p50_ms", "p99_ms", "light_ms")}
+        return {"settings": self.candidate.settings(), **figures}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,11 @@ def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Se
         levels[candidate] = evaluator.level(candidate, load.seeds, coarse.get(candidate))
         step(len(coarse) + number + 1, len(coarse) + len(finalists))
     light = _LIGHT * max(levels.values()) * evaluator.quantum
-    told = {candidate: evaluator.expected(candidate, level, light) for candidate, level in levels.items()}
-    ranked = sorted(told, key=lambda one: _order(told[one], levels[one], space.default))
-    return SearchResult(tuple(told[one] for one in ranked), told[space.default])
+    estimates = {
+        candidate: evaluator.expected(candidate, level, light) for candidate, level in levels.items()
+    }
+    ranked = sorted(estimates, key=lambda one: _order(estimates[one], levels[one], space.default))
+    return SearchResult(tuple(estimates[one] for one in ranked), estimates[space.default])
 
 
 def _coarse(evaluator: _Evaluator, step: Step) -> dict[Candidate, int]:
@@ -153,12 +155,12 @@ def _coarse(evaluator: _Evaluator, step: Step) -> dict[Candidate, int]:
     return levels
 
 
-def _order(told: Estimate, level: int, default: Candidate) -> tuple[Any, ...]:
-    candidate = told.candidate
+def _order(estimate: Estimate, level: int, default: Candidate) -> tuple[Any, ...]:
+    candidate = estimate.candidate
     return (
         -level,
         # Differences of a few percent are ignored.
-        round(np.log(max(told.light_ms, 1e-3)) * 50),
+        round(np.log(max(estimate.light_ms, 1e-3)) * 50),
         candidate.instances,
         candidate.hold,
         candidate.execution != "auto",
@@ -465,15 +467,15 @@ class Candidate:
 
     def settings(self) -> dict[str, Any]:
         """The model's settings in a deployment file, without defaults that need not be written."""
-        told: dict[str, Any] = {} if self.requests else {"max_batch_rows": self.max_batch_rows}
-        told["instances"] = self.instances
+        settings: dict[str, Any] = {} if self.requests else {"max_batch_rows": self.max_batch_rows}
+        settings["instances"] = self.instances
         if self.batch_buckets:
-            told["batch_buckets"] = list(self.batch_buckets)
+            settings["batch_buckets"] = list(self.batch_buckets)
         if self.execution != "auto":
-            told["execution"] = self.execution
+            settings["execution"] = self.execution
         if self.hold:
-            told["hold"] = self.hold
-        return told
+            settings["hold"] = self.hold
+        return settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,15 +284,15 @@ def read_pipelines(content: Any, file: Path) -> tuple[Pipeline, ...]:
         raise InvalidSettings(
             f"{file}: pipelines must be a mapping of names to pipelines, each with its steps"
         )
-    return tuple(_pipeline(name, said, f"{file}, pipelines: {name}") for name, said in content.items())
+    return tuple(_pipeline(name, written, f"{file}, pipelines: {name}") for name, written in content.items())
 
 
-def _pipeline(name: Any, said: Any, place: str) -> Pipeline:
+def _pipeline(name: Any, written: Any, place: str) -> Pipeline:
     if not isinstance(name, str) or not is_service_name(name):
         raise InvalidSettings(f"{place} cannot be the name of a pipeline: it has to be {SERVICE_RULE}")
-    if not isinstance(said, Mapping) or not said.get("steps"):
+    if not isinstance(written, Mapping) or not written.get("steps"):
         raise InvalidSettings(f"{place} must have steps, a list of models")
-    settings = _PipelineSettings(**read_settings(_PipelineSettings, said, place))
+    settings = _PipelineSettings(**read_settings(_PipelineSettings, written, place))
     steps = [_step(step, f"{place}, steps[{number}]") for number, step in enumerate(settings.steps)]
     pipeline = Pipeline(
         name,
@@ -306,10 +306,10 @@ def _pipeline(name: Any, said: Any, place: str) -> Pipeline:
     return pipeline
 
 
-def _step(said: Any, place: str) -> Step:
-    if not isinstance(said, Mapping) or not said.get("model"):
+def _step(written: Any, place: str) -> Step:
+    if not isinstance(written, Mapping) or not written.get("model"):
         raise InvalidSettings(f"{place} must have a model, for instance: model: classify")
-    step = _StepSettings(**read_settings(_StepSettings, said, place))
+    step = _StepSettings(**read_settings(_StepSettings, written, place))
     if step.version is not None and step.label is not None:
         raise InvalidSettings(f"{place} has a version and a label; leave one out")
     return Step(step.name, step.model, step.version, step.label, step.inputs, step.outputs)

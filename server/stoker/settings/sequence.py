@@ -100,7 +100,7 @@ def read_sequence(value: Any) -> SequenceSettings:
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise ValueError("has a state that is no list such as [{input_name: h, output_name: hn}]")
     state = tuple(map(_state, listed))
-    controls = tuple(_control(name, said) for name, said in _named(value, "controls"))
+    controls = tuple(_control(name, content) for name, content in _named(value, "controls"))
     for kind in _KINDS:
         if sum(control.kind == kind for control in controls) > 1:
             raise ValueError(f"has several controls for {kind}")
@@ -149,9 +149,9 @@ def _state(value: Any) -> StateTensor:
 
 
 def _control(name: str, value: Any) -> ControlInput:
-    said = value if isinstance(value, Mapping) else {"is": value}
-    check_keys(said, _CONTROL_KEYS, f"the control {name!r} with ")
-    kind, values, dtype = said.get("is"), said.get("values", (0, 1)), said.get("dtype", "")
+    content = value if isinstance(value, Mapping) else {"is": value}
+    check_keys(content, _CONTROL_KEYS, f"the control {name!r} with ")
+    kind, values, dtype = content.get("is"), content.get("values", (0, 1)), content.get("dtype", "")
     if kind not in _KINDS:
         raise ValueError(f"has the control {name!r} that is none of {', '.join(_KINDS)}")
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != 2:

@@ -110,8 +110,8 @@ class AdmissionControl:
         begins = np.flatnonzero(table.position[part] == 0)
         taken = np.fromiter(
             (
-                self.ask(*asked) is None
-                for asked in zip(
+                self.ask(*request) is None
+                for request in zip(
                     table.at_ns[part][begins].tolist(),
                     table.size[part][begins].tolist(),
                     table.caller[part][begins].tolist(),

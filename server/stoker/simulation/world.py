@@ -109,16 +109,16 @@ class Outcome:
         self, model: int | None = None, *, caller: int | None = None, tier: int | None = None
     ) -> float:
         """The share of rows whose whole request was answered within its target; of all or some requests."""
-        asked = self.requests
+        requests = self.requests
         which = self._which(model, caller, tier)
-        rows = asked.rows[which]
-        in_time = (self.done_ns <= asked.at_ns + asked.target_ns)[which]
+        rows = requests.rows[which]
+        in_time = (self.done_ns <= requests.at_ns + requests.target_ns)[which]
         return float(rows[in_time].sum() / max(1, rows.sum()))
 
     def _which(self, model: int | None, caller: int | None, tier: int | None) -> np.ndarray:
-        asked = self.requests
-        which = np.ones(len(asked.at_ns), bool)
-        for column, wanted in ((asked.model, model), (asked.caller, caller), (asked.tier, tier)):
+        requests = self.requests
+        which = np.ones(len(requests.at_ns), bool)
+        for column, wanted in ((requests.model, model), (requests.caller, caller), (requests.tier, tier)):
             if wanted is not None:
                 which &= column == wanted
         return which

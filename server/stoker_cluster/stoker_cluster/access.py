@@ -37,11 +37,11 @@ def refusal(status: int, reason: str | None, body: str | bytes | None) -> Cluste
         body: Its body: a Status, unless a proxy has answered.
     """
     try:
-        said = json.loads(body or "")
+        content = json.loads(body or "")
     except ValueError:
-        said = {}
-    message = f"the cluster refuses: {said.get('message') or reason or 'without a reason'}"
-    causes = (said.get("details") or {}).get("causes") or []
+        content = {}
+    message = f"the cluster refuses: {content.get('message') or reason or 'without a reason'}"
+    causes = (content.get("details") or {}).get("causes") or []
     if status == _CONFLICT and any(one.get("reason") == "FieldManagerConflict" for one in causes):
         return FieldConflict(message, status, {str(one["field"]): str(one["message"]) for one in causes})
     return ClusterRefusal(message, status)
@@ -274,8 +274,8 @@ class Cluster:
 
     def may(self, verb: str, resource: str, namespace: str | None, group: str = "", part: str = "") -> bool:
         """Whether the account may do this, by the cluster's own rules."""
-        asked = {"verb": verb, "resource": resource, "group": group, "subresource": part}
-        attributes = {**asked, "namespace": namespace or ""}
+        wanted = {"verb": verb, "resource": resource, "group": group, "subresource": part}
+        attributes = {**wanted, "namespace": namespace or ""}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",

@@ -180,7 +180,7 @@ def _dry_run(cluster: Cluster, objects: Sequence[dict[str, Any]], *, force: bool
                 # The plan sets a number of pods that an autoscaler set before: the change that is wanted.
                 checked.forced.add(reference)
             else:
-                conflicts += [f"{reference} {path}: {said}" for path, said in error.fields.items()]
+                conflicts += [f"{reference} {path}: {reason}" for path, reason in error.fields.items()]
             continue
         if not answer.is_new:
             checked.versions[reference] = answer.content["metadata"]["resourceVersion"]
@@ -209,8 +209,8 @@ def _keep_replicas(cluster: Cluster, content: Mapping[str, Any]) -> None:
         return
     identity = {"name": reference.name, "namespace": reference.namespace}
     kept = {"apiVersion": content["apiVersion"], "kind": content["kind"], "metadata": identity}
-    said = {"spec": {"replicas": found["spec"]["replicas"]}}
-    cluster.apply(kept | said, manager=_REPLICAS_MANAGER, force=True)
+    replicas = {"spec": {"replicas": found["spec"]["replicas"]}}
+    cluster.apply(kept | replicas, manager=_REPLICAS_MANAGER, force=True)
 
 
 def _keys(cluster: Cluster, plan: ClusterPlan) -> Iterator[Change]:
@@ -328,9 +328,9 @@ def describe_machines(cluster: Cluster, size: str, wanted: int | None) -> str:
         for resource, amount in node["status"].get("allocatable", {}).items()
         if _is_gpu(resource)
     )
-    asked = "" if wanted is None else f", {wanted} asked for"
+    wanted_text = "" if wanted is None else f", {wanted} asked for"
     count = "1 node is" if len(nodes) == 1 else f"{len(nodes)} nodes are"
-    return f"{count} a {size}, with {gpus} GPUs{asked}; none are made"
+    return f"{count} a {size}, with {gpus} GPUs{wanted_text}; none are made"
 
 
 def _machines(cluster: Cluster, size: str) -> list[dict[str, Any]]:

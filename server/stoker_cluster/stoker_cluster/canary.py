@@ -61,11 +61,11 @@ class Shares:
 def shares_of(content: Mapping[str, Any]) -> Shares | None:
     """Return the shares in a route, or in the ConfigMap of a router; None if it has no versions."""
     if content["kind"] == "ConfigMap":
-        said = yaml.safe_load(content.get("data", {}).get(ROUTER_FILE, "")) or {}
-        if not said.get("traffic"):
+        settings = yaml.safe_load(content.get("data", {}).get(ROUTER_FILE, "")) or {}
+        if not settings.get("traffic"):
             return None
         return Shares(
-            {name: float(share) for name, share in said["traffic"].items()}, said["default_version"]
+            {name: float(share) for name, share in settings["traffic"].items()}, settings["default_version"]
         )
     annotations = content["metadata"].get("annotations", {})
     if TRAFFIC not in annotations:
@@ -80,9 +80,9 @@ def with_shares(content: Mapping[str, Any], shares: Shares) -> dict[str, Any]:
         name: copy.deepcopy(content["metadata"][name]) for name in _IDENTITY if name in content["metadata"]
     }
     if content["kind"] == "ConfigMap":
-        said = yaml.safe_load(content["data"][ROUTER_FILE])
-        said |= {"traffic": dict(shares.traffic), "default_version": shares.default}
-        changed["data"][ROUTER_FILE] = as_yaml([said])
+        settings = yaml.safe_load(content["data"][ROUTER_FILE])
+        settings |= {"traffic": dict(shares.traffic), "default_version": shares.default}
+        changed["data"][ROUTER_FILE] = as_yaml([settings])
         return changed
     changed["metadata"]["annotations"] |= {
         TRAFFIC: ",".join(f"{name}={share:g}" for name, share in shares.traffic.items()),

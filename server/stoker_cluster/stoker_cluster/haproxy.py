@@ -118,9 +118,9 @@ class HAProxy:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await check.communicate()
+        output, _ = await check.communicate()
         if check.returncode:
-            raise OperatorError(f"HAProxy refuses its configuration: {_in_one_line(said)}")
+            raise OperatorError(f"HAProxy refuses its configuration: {_in_one_line(output)}")
 
     async def _wait_for_control(self) -> None:
         deadline = asyncio.get_running_loop().time() + _START_S
@@ -221,8 +221,8 @@ def _end_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
 
 
-def _in_one_line(said: bytes) -> str:
-    lines = [line for line in said.decode(errors="replace").splitlines() if "[ALERT]" in line]
+def _in_one_line(output: bytes) -> str:
+    lines = [line for line in output.decode(errors="replace").splitlines() if "[ALERT]" in line]
     return "; ".join(line.partition(" : ")[2] or line for line in lines) or "without saying why"
 
 

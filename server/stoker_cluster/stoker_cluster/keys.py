@@ -50,12 +50,12 @@ def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "chan
     reference = Reference("v1", "Secret", namespace, plan.keys_secret)
     Keys.given(plan.primary_key, plan.secondary_key)
     given = {"primary": plan.primary_key, "secondary": plan.secondary_key}
-    said = {slot: key for slot, key in given.items() if key}
+    new = {slot: key for slot, key in given.items() if key}
     signs = bool(plan.server.get("token_auth"))
     found = cluster.find(reference)
     if found is None:
         keys = Keys.generate()
-        made = {"primary": keys.primary, "secondary": keys.secondary, **said}
+        made = {"primary": keys.primary, "secondary": keys.secondary, **new}
         if signs:
             made["signing"] = secrets.token_hex(_SECRET_BYTES)
         made[_GENERATION] = "1"
@@ -64,7 +64,7 @@ def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "chan
         cluster.create({**content, "stringData": made})
         return "created"
     data = found.get("data") or {}
-    changed = {slot: key for slot, key in said.items() if _encoded(key) != data.get(slot)}
+    changed = {slot: key for slot, key in new.items() if _encoded(key) != data.get(slot)}
     if signs and "signing" not in data:
         changed["signing"] = secrets.token_hex(_SECRET_BYTES)
     if not changed:
@@ -215,9 +215,9 @@ def await_generation(
                 for pod in _ready_pods(pods())
                 if pod["metadata"].get("uid", pod["metadata"]["name"]) not in shown
             ]
-            said = asking.map(lambda pod: _check_pod(cluster, pod, generation, key), waiting)
+            troubles = asking.map(lambda pod: _check_pod(cluster, pod, generation, key), waiting)
             unshown: dict[str, _Trouble] = {}
-            for pod, trouble in zip(waiting, said, strict=True):
+            for pod, trouble in zip(waiting, troubles, strict=True):
                 metadata = pod["metadata"]
                 if trouble is None:
                     shown.add(metadata.get("uid", metadata["name"]))

@@ -65,12 +65,12 @@ def plan_from(
     Raises:
         InvalidSettings: A value is bad or unknown, or two contradict each other.
     """
-    said = _read(file) if file is not None else _Files({}, {}, ())
+    written = _read(file) if file is not None else _Files({}, {}, ())
     given = {name: arguments[name] for name in settings_of(ClusterPlan) if name in arguments}
-    fields = {**said.cluster, **read_settings(ClusterPlan, given, "command line")}
-    models = tuple({"path": path} for path in paths) or said.models
-    fields["server"] = said.server
-    fields["notes"] = said.notes
+    fields = {**written.cluster, **read_settings(ClusterPlan, given, "command line")}
+    models = tuple({"path": path} for path in paths) or written.models
+    fields["server"] = written.server
+    fields["notes"] = written.notes
     if "name" not in fields:
         fields["name"] = _name(models)
     if azure is not None:
@@ -136,16 +136,16 @@ def _check(model: Mapping[str, Any], place: str) -> None:
 
 def _in_pod(model: Mapping[str, Any]) -> dict[str, Any]:
     """The model with its paths in the pod: below the folder of models. Nothing is installed there."""
-    said = {name: value for name, value in model.items() if name != "environment_managed"}
-    return {name: _path(value) if name in _PATHS else value for name, value in said.items()}
+    kept = {name: value for name, value in model.items() if name != "environment_managed"}
+    return {name: _path(value) if name in _PATHS else value for name, value in kept.items()}
 
 
-def _path(said: Any) -> str:
-    path = PurePosixPath(str(said))
+def _path(written: Any) -> str:
+    path = PurePosixPath(str(written))
     inside = PurePosixPath(MODELS_FOLDER) / path
     if ".." in path.parts or not inside.is_relative_to(MODELS_FOLDER):
         raise InvalidSettings(
-            f"{said} cannot be in the pod, whose models are below {MODELS_FOLDER}; name it relative to the folder "
+            f"{written} cannot be in the pod, whose models are below {MODELS_FOLDER}; name it relative to the folder "
             f"that becomes that, or as {MODELS_FOLDER}/..."
         )
     return str(inside)
@@ -172,10 +172,10 @@ def _named(models: Sequence[Mapping[str, Any]], service: str) -> tuple[Mapping[s
     return tuple({"name": _name_of(str(model["path"])), **model} for model in models)
 
 
-def _name_of(said: str) -> str:
+def _name_of(written: str) -> str:
     """Return the name that `stoker serve` gives to a model at this path."""
     # The current folder is what becomes that of the models, and so it is what a file in it may be called after.
-    return likely_name(Path(said))
+    return likely_name(Path(written))
 
 
 def _plain(value: Any) -> Any:

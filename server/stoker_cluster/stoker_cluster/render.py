@@ -127,11 +127,11 @@ def _copies(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield str(path), str(PurePosixPath(MODELS_FOLDER) / path)
 
 
-def _inside(said: str) -> PurePosixPath:
-    path = PurePosixPath(said)
+def _inside(named: str) -> PurePosixPath:
+    path = PurePosixPath(named)
     if path.is_absolute() or ".." in path.parts:
         raise InvalidSettings(
-            f"{said} is outside of the folder that the image is built from; copy it there and name it relative to it"
+            f"{named} is outside of the folder that the image is built from; copy it there and name it relative to it"
         )
     return path
 

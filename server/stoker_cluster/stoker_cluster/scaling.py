@@ -255,10 +255,10 @@ class PodLoads:
 
         headers = {} if self._key_file is None else {"Authorization": f"Bearer {await self._key()}"}
         timeout = aiohttp.ClientTimeout(total=self._timeout_s * max(1.0, len(addresses) / _AT_ONCE))
-        said = await asyncio.gather(
+        answers = await asyncio.gather(
             *(self._ask(session, address, headers, timeout) for address in addresses.values())
         )
-        answered = {name: load for name, load in zip(addresses, said, strict=True) if load is not None}
+        answered = {name: load for name, load in zip(addresses, answers, strict=True) if load is not None}
         self._known = {name: load for name, load in self._known.items() if name in addresses} | answered
         return dict(self._known)
 
@@ -308,8 +308,8 @@ class PodLoads:
 
 def parse_load(lines: Iterable[str]) -> tuple[float, int] | None:
     """Return the load and the number of refused requests in a server's metrics; None if they are missing."""
-    told = dict(line.rsplit(" ", 1) for line in lines if " " in line)
+    figures = dict(line.rsplit(" ", 1) for line in lines if " " in line)
     try:
-        return float(told[_LOAD]), int(told[_OVERLOADED])
+        return float(figures[_LOAD]), int(figures[_OVERLOADED])
     except (KeyError, ValueError):
         return None

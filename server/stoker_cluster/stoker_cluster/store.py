@@ -103,19 +103,19 @@ def listed(paths: Iterable[str], base: Path) -> list[tuple[Path, StoredFile]]:
         InvalidSettings: One is outside of `base` or not there, or there is no file.
     """
     found: dict[str, tuple[Path, StoredFile]] = {}
-    for said in paths:
-        relative = PurePosixPath(said)
+    for path in paths:
+        relative = PurePosixPath(path)
         place = base / relative
         if relative.is_absolute() or ".." in relative.parts:
             raise InvalidSettings(
-                f"{said} is outside of the folder that becomes the tree; name it relative to that"
+                f"{path} is outside of the folder that becomes the tree; name it relative to that"
             )
         if not place.exists():
-            raise InvalidSettings(f"there is no {said} in {base}; name files and folders in it")
+            raise InvalidSettings(f"there is no {path} in {base}; name files and folders in it")
         for file in [place] if place.is_file() else sorted(files_below(place)):
             if file.is_file():
-                path = file.relative_to(base).as_posix()
-                found[path] = file, StoredFile(path, digest_of(file), file.stat().st_size)
+                name = file.relative_to(base).as_posix()
+                found[name] = file, StoredFile(name, digest_of(file), file.stat().st_size)
     if not found:
         raise InvalidSettings("there is no file in what was named; name a model's files")
     return [found[path] for path in sorted(found)]
@@ -193,27 +193,29 @@ class _Store:
         """Send a file, or the number of bytes that have arrived."""
         digest = request.path_params["digest"]
         if not is_digest(digest):
-            return _said(HTTPStatus.NOT_FOUND, "files are named by their digest, sha256:...")
+            return _response(HTTPStatus.NOT_FOUND, "files are named by their digest, sha256:...")
         file = self._root / digest
         if await asyncio.to_thread(file.is_file):
             return FileResponse(file, media_type="application/octet-stream", headers={"ETag": f'"{digest}"'})
         there = await asyncio.to_thread(_size, self._part(digest))
         announced = request.headers.get(LENGTH_HEADER, "0")
         if announced.isdecimal() and await self._is_too_much(int(announced) - there):
-            return _said(HTTPStatus.INSUFFICIENT_STORAGE, _FULL)
-        return _said(HTTPStatus.NOT_FOUND, f"there is no {digest}", {OFFSET_HEADER: str(there)})
+            return _response(HTTPStatus.INSUFFICIENT_STORAGE, _FULL)
+        return _response(HTTPStatus.NOT_FOUND, f"there is no {digest}", {OFFSET_HEADER: str(there)})
 
     async def write(self, request: Request) -> Response:
         """Receive the rest of a file from an offset; store the file once it is complete and matches its digest."""
         digest = request.path_params["digest"]
         if not is_digest(digest):
-            return _said(HTTPStatus.NOT_FOUND, "files are named by their digest, sha256:...")
+            return _response(HTTPStatus.NOT_FOUND, "files are named by their digest, sha256:...")
         try:
             offset, length = (int(request.headers[name]) for name in (OFFSET_HEADER, LENGTH_HEADER))
         except (KeyError, ValueError):
-            return _said(HTTPStatus.BAD_REQUEST, f"{OFFSET_HEADER} and {LENGTH_HEADER} have to be numbers")
+            return _response(
+                HTTPStatus.BAD_REQUEST, f"{OFFSET_HEADER} and {LENGTH_HEADER} have to be numbers"
+            )
         if digest in self._written:
-            return _said(HTTPStatus.CONFLICT, f"{digest} is being written by another")
+            return _response(HTTPStatus.CONFLICT, f"{digest} is being written by another")
         self._written.add(digest)
         try:
             return await self._append(request, digest, offset, length)
@@ -223,25 +225,27 @@ class _Store:
     async def _append(self, request: Request, digest: str, offset: int, length: int) -> Response:
         part, file = self._part(digest), self._root / digest
         if await asyncio.to_thread(file.is_file):
-            return _said(HTTPStatus.OK, f"{digest} is there")
+            return _response(HTTPStatus.OK, f"{digest} is there")
         there = await asyncio.to_thread(_size, part)
         if offset != there:
-            return _said(HTTPStatus.CONFLICT, f"{there} bytes have arrived", {OFFSET_HEADER: str(there)})
+            return _response(HTTPStatus.CONFLICT, f"{there} bytes have arrived", {OFFSET_HEADER: str(there)})
         if await asyncio.to_thread(_total, self._root) + length - there > self._most_bytes:
-            return _said(
+            return _response(
                 HTTPStatus.INSUFFICIENT_STORAGE, "the store is full; delete files that no service needs"
             )
         try:
             there = await _receive(request, part, there, length)
         except ClientDisconnect:
-            return _said(HTTPStatus.BAD_REQUEST, "the rest did not arrive")
+            return _response(HTTPStatus.BAD_REQUEST, "the rest did not arrive")
         if there < length:
-            return _said(HTTPStatus.ACCEPTED, "more is to come", {OFFSET_HEADER: str(there)})
+            return _response(HTTPStatus.ACCEPTED, "more is to come", {OFFSET_HEADER: str(there)})
         if there > length or await asyncio.to_thread(digest_of, part) != digest:
             await asyncio.to_thread(part.unlink)
-            return _said(HTTPStatus.UNPROCESSABLE_ENTITY, f"what has arrived is not {digest}; send it anew")
+            return _response(
+                HTTPStatus.UNPROCESSABLE_ENTITY, f"what has arrived is not {digest}; send it anew"
+            )
         await asyncio.to_thread(_keep, part, file)
-        return _said(HTTPStatus.CREATED, f"{digest} is there")
+        return _response(HTTPStatus.CREATED, f"{digest} is there")
 
     async def _is_too_much(self, more_bytes: int) -> bool:
         return await asyncio.to_thread(_total, self._root) + more_bytes > self._most_bytes
@@ -279,5 +283,5 @@ def _total(root: Path) -> int:
     return sum(file.stat().st_size for file in root.rglob("sha256:*") if file.is_file())
 
 
-def _said(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Response:
+def _response(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Response:
     return PlainTextResponse(f"{text}\n", status, headers)

@@ -88,9 +88,9 @@ def _send(address: str, open_file: Callable[[], IO[bytes]], size_bytes: int) -> 
         offset = int(answer.get(OFFSET_HEADER, 0))
         file.seek(offset)
         headers |= {OFFSET_HEADER: str(offset), "Content-Length": str(size_bytes - offset)}
-        status, _, said = _ask(address, "PATCH", file, headers)
+        status, _, answer = _ask(address, "PATCH", file, headers)
     if status not in (HTTPStatus.OK, HTTPStatus.CREATED):
-        raise OperatorError(f"the store refuses {address}: {said}")
+        raise OperatorError(f"the store refuses {address}: {answer}")
     return True
 
 

@@ -447,8 +447,8 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 def _service(args: argparse.Namespace, cluster: Cluster | None = None) -> ClusterService:
     from stoker_cluster.cluster_service import ClusterService
 
-    asked = cluster or _cluster(args)
-    return ClusterService(asked, args.namespace or asked.namespace, args.name)
+    cluster = cluster or _cluster(args)
+    return ClusterService(cluster, args.namespace or cluster.namespace, args.name)
 
 
 class _Line:

@@ -70,11 +70,11 @@ def metadata(plan: ClusterPlan, name: str, *, described: bool = False) -> dict[s
 
 def own_metadata(plan: ClusterPlan, name: str) -> dict[str, Any]:
     """Return the metadata of an object of the autoscaler, whose pods must not get the requests of the service's."""
-    said = metadata(plan, name)
+    base = metadata(plan, name)
     return {
-        **said,
+        **base,
         "labels": {
-            **said["labels"],
+            **base["labels"],
             "app.kubernetes.io/name": "stoker-autoscaler",
             "app.kubernetes.io/component": "autoscaler",
         },
@@ -93,7 +93,7 @@ def shared_metadata(plan: ClusterPlan, name: str) -> dict[str, Any]:
 
 
 def _annotations(plan: ClusterPlan) -> dict[str, str]:
-    said = {
+    texts = {
         "description": plan.description,
         "compute-target": plan.compute_target,
         "tags": _as_json(plan.tags),
@@ -101,13 +101,13 @@ def _annotations(plan: ClusterPlan) -> dict[str, str]:
     }
     if plan.autoscaler is not None:
         fewest, most = plan.scaling_range
-        said |= {
+        texts |= {
             "autoscale-min-replicas": str(fewest),
             "autoscale-max-replicas": str(most),
             "autoscale-target-utilization": str(plan.target_utilization or 70),
             "autoscale-refresh-seconds": str(plan.autoscale_refresh_s or 1),
         }
-    return {f"{ANNOTATIONS}/{name}": value for name, value in said.items() if value}
+    return {f"{ANNOTATIONS}/{name}": value for name, value in texts.items() if value}
 
 
 def _as_json(texts: Any) -> str | None:

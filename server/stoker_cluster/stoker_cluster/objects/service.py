@@ -93,19 +93,19 @@ def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
         {
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "HTTPRoute",
-            "metadata": shared_metadata(plan, plan.name) | _said(plan),
+            "metadata": shared_metadata(plan, plan.name) | _share_annotations(plan),
             "spec": spec,
         }
     ]
 
 
-def _said(plan: ClusterPlan) -> dict[str, Any]:
+def _share_annotations(plan: ClusterPlan) -> dict[str, Any]:
     """Return annotations with the configured percentages, which weights alone do not contain."""
     if plan.version_name is None or plan.router:
         return {}
     traffic = _traffic(plan)
-    asked = ",".join(f"{version}={share:g}" for version, share in traffic.items())
-    return {"annotations": {TRAFFIC: asked, DEFAULT_VERSION: plan.default_version or next(iter(traffic))}}
+    shares = ",".join(f"{version}={share:g}" for version, share in traffic.items())
+    return {"annotations": {TRAFFIC: shares, DEFAULT_VERSION: plan.default_version or next(iter(traffic))}}
 
 
 def _traffic(plan: ClusterPlan) -> Mapping[str, float]:

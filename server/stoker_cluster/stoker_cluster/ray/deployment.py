@@ -137,8 +137,8 @@ def _start(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> None:
 
 
 def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[ReplicaStatus]:
-    asked = {_actor(ray, spec.name, number).status.remote(): number for number in numbers}
-    ready, waiting = ray.wait(list(asked), num_returns=len(asked), timeout=spec.ready_within_s + _LOOK_S)
+    calls = {_actor(ray, spec.name, number).status.remote(): number for number in numbers}
+    ready, waiting = ray.wait(list(calls), num_returns=len(calls), timeout=spec.ready_within_s + _LOOK_S)
     try:
         statuses: list[ReplicaStatus] = ray.get(ready)
     except ray.exceptions.RayActorError as error:
@@ -146,7 +146,7 @@ def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[ReplicaSt
         raise LoadFailed(f"{spec.name} does not start: {_reason(error)}") from error
     if waiting:
         raise OperatorError(
-            f"{len(ready)} of {len(asked)} replicas of {spec.name} are ready, the others wait for a node with "
+            f"{len(ready)} of {len(calls)} replicas of {spec.name} are ready, the others wait for a node with "
             f"{spec.num_gpus:g} GPUs and {spec.num_cpus:g} CPUs to spare; see ray status, or stoker ray down "
             f"{spec.name}"
         )
@@ -155,8 +155,8 @@ def _wait(ray: Any, spec: ServiceSpec, numbers: Sequence[int]) -> list[ReplicaSt
 
 def _reason(error: Exception) -> str:
     """The actor's error message, without what Ray adds."""
-    _, _, said = str(error).partition("stoker.errors.LoadFailed: ")
-    return said or str(error)
+    _, _, message = str(error).partition("stoker.errors.LoadFailed: ")
+    return message or str(error)
 
 
 def _drain(ray: Any, name: str, numbers: Sequence[int]) -> None:
@@ -165,19 +165,19 @@ def _drain(ray: Any, name: str, numbers: Sequence[int]) -> None:
         # An actor whose constructor has failed cannot be found any more.
         with suppress(ValueError):
             actors.append(_actor(ray, name, number))
-    asked = [actor.drain.remote() for actor in actors]
-    if asked:
+    calls = [actor.drain.remote() for actor in actors]
+    if calls:
         # Actors that still load, or have ended, do not respond.
-        ray.wait(asked, num_returns=len(asked), timeout=_DRAIN_S)
+        ray.wait(calls, num_returns=len(calls), timeout=_DRAIN_S)
     for actor in actors:
         ray.kill(actor, no_restart=True)
 
 
 def _statuses(ray: Any, name: str, numbers: Sequence[int], within_s: float) -> list[ReplicaStatus]:
-    asked = {number: _actor(ray, name, number).status.remote() for number in numbers}
-    ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
+    calls = {number: _actor(ray, name, number).status.remote() for number in numbers}
+    ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=within_s)
     found = []
-    for number, reference in asked.items():
+    for number, reference in calls.items():
         if reference not in ready:
             found.append(ReplicaStatus(number, "starting"))
             continue
