@@ -21,14 +21,13 @@ from hypothesis import settings
 from tests.patience import PATIENCE_S
 
 from stoker.arena import Arena
-from stoker.device.auditor import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_sharing import Turn
 from stoker.device.lanes import Lane
 from stoker.device.loading import Canary
 from stoker.device.sequence_worker import SequenceWorker
-from stoker.device.worker import Worker
+from stoker.device.worker import AuditPolicy, Worker
 from stoker.errors import StokerError
 from stoker.gateway.pipelines.service import PipelineService
 from stoker.gateway.rows.cache import AnswerCache, CachedExchange

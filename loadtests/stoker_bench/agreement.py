@@ -16,9 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.device.batch_sizes import timed_first
+from stoker.device.batch_sizes import ServiceTimes, timed_first
 from stoker.device.batching import BatchPolicy
-from stoker.device.service_times import ServiceTimes
 from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, row_tables, run

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.cli import main
+from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy
-from stoker.device.service_times import ServiceTimes
 from stoker.simulation.scheduler import PlannedScheduler
 from stoker.simulation.workload import CURVES, Curve, Jitter, Pattern, Requests, Stream, joined
 from stoker.simulation.world import row_tables, run

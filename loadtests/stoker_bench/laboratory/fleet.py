@@ -14,11 +14,11 @@ from typing import Final
 
 import numpy as np
 
+from stoker.device.batch_sizes import ServiceTimes, filled
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_sharing import Arbiter
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
-from stoker.device.service_times import ServiceTimes, filled
 from stoker.gateway.rows.routing import CHOICES, Routing, State, route
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, Outcome

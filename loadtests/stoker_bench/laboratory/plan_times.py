@@ -28,7 +28,7 @@ _LANES: Final = 2
 
 
 def _taught(cap: int) -> Any:
-    from stoker.device.service_times import ServiceTimes
+    from stoker.device.batch_sizes import ServiceTimes
 
     times = ServiceTimes()
     for _ in range(16):

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
+from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.device_page import MOST_TURNS, ByteLock, DevicePage, Slot, SlotFacts
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
-from stoker.device.service_times import ServiceTimes
 
 __all__ = ["Arbiter", "Turn", "TurnTaking", "Turns", "pick"]
 

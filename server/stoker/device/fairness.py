@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from stoker.arena import CALLER_BITS, caller_of, tier_of
+from stoker.device.batch_sizes import ServiceTimes, worthwhile
 from stoker.device.batching import BatchPolicy
 from stoker.device.row_blocks import Lot, placed_of
-from stoker.device.service_times import ServiceTimes, worthwhile
 from stoker.device.targets import largest_feasible, largest_within, numbers_of
 
 __all__ = ["NEVER_NS", "Candidates", "Shares", "classes_of", "pick", "served_of"]

@@ -11,7 +11,6 @@ from functools import partial
 from queue import SimpleQueue
 
 from stoker.deployment import Deployment, Device
-from stoker.device.auditor import AuditPolicy, AuditSchedule
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
 from stoker.device.device_sharing import Turn, Turns
@@ -19,7 +18,7 @@ from stoker.device.lanes import Lane
 from stoker.device.loading import LoadedModel, first_times, fork, full_batch, load
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.watchdogs import HangWatch
-from stoker.device.worker import Worker
+from stoker.device.worker import AuditPolicy, AuditSchedule, Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process

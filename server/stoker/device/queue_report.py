@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import LATER_BATCHES, BoardWriter, caller_of, tier_of
+from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_sharing import TurnTaking
 from stoker.device.row_blocks import Lot
 from stoker.device.row_queue import RowQueue
-from stoker.device.service_times import ServiceTimes
 
 __all__ = ["Notice", "classes_on_board", "later_on_board", "tiers_on_board"]
 

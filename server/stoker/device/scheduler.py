@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from stoker.arena import tier_of
+from stoker.device.batch_sizes import ServiceTimes, filled, worthwhile
 from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.fairness import NEVER_NS, Candidates, Shares, classes_of, pick, served_of
 from stoker.device.row_blocks import (
@@ -37,7 +38,6 @@ from stoker.device.row_blocks import (
     split_into_lots,
 )
 from stoker.device.row_queue import DueOrder, RowQueue, cut
-from stoker.device.service_times import ServiceTimes, filled, worthwhile
 from stoker.device.targets import Choice, choose, hopeless, largest_within, numbers_of
 
 __all__ = ["propose", "schedule"]

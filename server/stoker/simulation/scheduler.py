@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 
 from stoker.arena import Board
+from stoker.device.batch_sizes import ServiceTimes, filled
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.queue_report import classes_on_board, later_on_board, tiers_on_board
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
-from stoker.device.service_times import ServiceTimes, filled
 from stoker.errors import Refusal
 from stoker.gateway.rows.admission import check_target
 from stoker.keys.callers import CallerTerms

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device import scheduler
+from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_sharing import Arbiter, pick
 from stoker.device.row_queue import RowQueue
-from stoker.device.service_times import ServiceTimes
 
 MS = 1_000_000
 CAP = 64

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.row_blocks import Lot, split_into_lots
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
-from stoker.device.service_times import ServiceTimes
 from stoker.metrics.layout import REASONS, TARGET_REASONS
 
 MS = 1_000_000

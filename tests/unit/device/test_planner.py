@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.batch_sizes import powers_of_two
+from stoker.device.batch_sizes import ServiceTimes, powers_of_two
 from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import Lot
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule
-from stoker.device.service_times import ServiceTimes
 from stoker.metrics.layout import REASONS
 
 MS = 1_000_000

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.unit.device.test_in_time import MS, NEVER, rows_of, taught
 
+from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import placed_of
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
-from stoker.device.service_times import ServiceTimes
 from stoker.metrics.layout import REASONS, TARGET_REASONS
 
 HIGH, USUAL, LOW = 0, 1, 2

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.service_times import ServiceTimes
+from stoker.device.batch_sizes import ServiceTimes
 
 MS = 1_000_000
 MOST = 64
