@@ -152,16 +152,16 @@ def _initial_state(state: StateTensor) -> dict[str, Any]:
 
 def _control_input(control: Control) -> dict[str, Any]:
     """Return a control input, which the server fills, with its values."""
-    said: dict[str, Any] = {"kind": _CONTROLS[control.kind]}
+    values: dict[str, Any] = {"kind": _CONTROLS[control.kind]}
     if control.kind == "id":
-        said["data_type"] = "TYPE_STRING" if control.dtype == TEXT_IDS else f"TYPE_{control.dtype.upper()}"
+        values["data_type"] = "TYPE_STRING" if control.dtype == TEXT_IDS else f"TYPE_{control.dtype.upper()}"
     elif control.dtype == "float32":
-        said["fp32_false_true"] = [control.off, control.on]
+        values["fp32_false_true"] = [control.off, control.on]
     elif control.dtype == "bool":
-        said["bool_false_true"] = [bool(control.off), bool(control.on)]
+        values["bool_false_true"] = [bool(control.off), bool(control.on)]
     else:
-        said["int32_false_true"] = [int(control.off), int(control.on)]
-    return {"name": control.name, "control": [said]}
+        values["int32_false_true"] = [int(control.off), int(control.on)]
+    return {"name": control.name, "control": [values]}
 
 
 def _sides(tensors: ModelTensors, infos: Sequence[TensorInfo], more: dict[str, Any]) -> list[dict[str, Any]]:

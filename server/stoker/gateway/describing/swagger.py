@@ -51,17 +51,17 @@ def describe(service: Service, naming: Naming, prefix: str, version: str | None)
     Raises:
         NotFound: There is no such version, or the script's schema cannot be expressed in it.
     """
-    asked = "2" if version is None else version
-    number = _ALIASES.get(asked, asked)
+    requested = "2" if version is None else version
+    number = _ALIASES.get(requested, requested)
     supported = _supported(service)
     if number not in _VERSIONS:
         shown = ", ".join(supported)
-        raise NotFound(f"Swagger version [{cut(asked)}] is not valid. Supported versions: [{shown}].")
+        raise NotFound(f"Swagger version [{cut(requested)}] is not valid. Supported versions: [{shown}].")
     if number in service.facts.swagger:
         return service.facts.swagger[number]
     if number not in supported:
         raise NotFound(
-            f"Swagger version [{cut(asked)}] is not supported for the scoring script. "
+            f"Swagger version [{cut(requested)}] is not supported for the scoring script. "
             f"Supported swagger versions: [{', '.join(supported)}]."
         )
     title = naming.title or service.name

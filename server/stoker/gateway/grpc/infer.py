@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from stoker.wire.http2.streams import Stream
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["GrpcDialect", "InferCall", "InferDispatcher", "InferStream", "Named"]
+__all__ = ["GrpcDialect", "InferCall", "InferDispatcher", "InferStream", "ModelReference"]
 
 _TIMEOUT: Final = b"timeout"
 
 
-class Named(Protocol):
+class ModelReference(Protocol):
     """A request that names a model, and perhaps a version, by its number."""
 
     @property
@@ -219,7 +219,7 @@ class InferDispatcher:
         """
         call = inference.call
         inference.request = request = self._read(content)
-        service, caller = self.plain(request, call.authorization) or self.find(request, call)
+        service, caller = self.find_plain(request, call.authorization) or self.find(request, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
                 find_caller = partial(identify_caller, service, call.authorization, call.address)
@@ -253,7 +253,7 @@ class InferDispatcher:
         inference.owner.begin_pieces(inference)
         return PiecewiseInference(inference, service, request, options, self._gateway.open_streams())
 
-    def plain(self, request: Named, authorization: bytes) -> tuple[Service, CallerTerms] | None:
+    def find_plain(self, request: ModelReference, authorization: bytes) -> tuple[Service, CallerTerms] | None:
         """Return the service for a request that names no version of an undivided model, with a key; most are such."""
         gateway, name = self._gateway, request.model_name
         service = gateway.services.get(name)
@@ -266,7 +266,7 @@ class InferDispatcher:
             return None
         return service, caller
 
-    def find(self, request: Named, call: RpcCall) -> tuple[Service, CallerTerms]:
+    def find(self, request: ModelReference, call: RpcCall) -> tuple[Service, CallerTerms]:
         """Return the service for a request, and the caller.
 
         Raises:
@@ -336,7 +336,7 @@ class InferCall(UnaryCall, InferenceOwner):
             self._inference = None
 
 
-_UNTAKEN_BYTES: Final = 1 << 16
+_UNREAD_BYTES: Final = 1 << 16
 """While so many bytes of pieces wait for the caller, no more are read from scripts."""
 
 
@@ -355,13 +355,13 @@ class InferStream(StreamedCall, InferenceOwner):
     Answers that come in pieces have no place in that order: each piece is sent when it arrives.
     """
 
-    __slots__ = ("_in_pieces", "_name_taken", "_slots", "_slots_of")
+    __slots__ = ("_drained", "_in_pieces", "_slots", "_slots_of")
 
     def __init__(self, connection: CallConnection, stream: Stream, head: CallHead, method: Method) -> None:
         self._slots: deque[_Slot] = deque()
         self._slots_of: dict[Inference, _Slot] = {}
         self._in_pieces: set[Inference] = set()
-        self._name_taken: asyncio.Event | None = None
+        self._drained: asyncio.Event | None = None
         super().__init__(connection, stream, head, method)
 
     @property
@@ -405,15 +405,15 @@ class InferStream(StreamedCall, InferenceOwner):
 
     async def drain(self) -> None:
         """Wait until the caller has taken most of what was sent."""
-        while self._stream.queued_bytes > _UNTAKEN_BYTES and not self.done:
-            self._name_taken = self._name_taken or asyncio.Event()
-            self._name_taken.clear()
-            await self._name_taken.wait()
+        while self._stream.queued_bytes > _UNREAD_BYTES and not self.done:
+            self._drained = self._drained or asyncio.Event()
+            self._drained.clear()
+            await self._drained.wait()
 
     def drained(self) -> None:
         """Continue with pieces, and handle further messages."""
-        if self._name_taken is not None:
-            self._name_taken.set()
+        if self._drained is not None:
+            self._drained.set()
         super().drained()
 
     def send_answer(self, inference: Inference, content: bytes) -> None:

@@ -176,10 +176,10 @@ def _check_kind(metadata: dict[bytes, bytes]) -> None:
 def _timeout_ns(value: bytes | None) -> int | None:
     if value is None:
         return None
-    said = _TIMEOUT.fullmatch(value)
-    if said is None:
+    match = _TIMEOUT.fullmatch(value)
+    if match is None:
         raise MalformedBody("grpc-timeout is no time: up to eight digits and a unit")
-    return int(said[1]) * _UNIT_NS[said[2]]
+    return int(match[1]) * _UNIT_NS[match[2]]
 
 
 def error_text(error: StokerError) -> str:
@@ -195,10 +195,10 @@ def ok_trailers(request_id: bytes) -> bytes:
 
 def error_fields(error: StokerError) -> Fields:
     """Return the fields that end a call with an error, in the terms of gRPC."""
-    said = quote(error_text(error), safe=_UNQUOTED, errors="replace").encode()
+    text = quote(error_text(error), safe=_UNQUOTED, errors="replace").encode()
     fields = [
         (b"grpc-status", b"%d" % status_of(error)),
-        (b"grpc-message", said),
+        (b"grpc-message", text),
         (b"error-code", error.code.encode()),
     ]
     fields += retry_fields(error)

@@ -45,7 +45,7 @@ _MAX_ODD_BYTES: Final = 4 << 20
 """A message that only the library can read, which makes objects of all of it."""
 _MAX_LENGTH_BITS: Final = 28
 _MAX_LAYOUTS: Final = 256
-_MAX_SAID_BYTES: Final = 4096
+_MAX_FIXED_BYTES: Final = 4096
 _MAX_BLANKS: Final = 16
 
 _Span = tuple[int, int]
@@ -138,12 +138,12 @@ class _Layout(NamedTuple):
     """The places of the parts of a message; the same for all messages that differ only in their id and raw contents.
 
     Attributes:
-        said: All bytes but the id and raw contents, with the lengths of these: parts, and where they begin.
+        fixed: All bytes but the id and raw contents, with the lengths of these: parts, and where they begin.
         identifier, raw: The places of the id and the raw contents.
         form: As in `RequestMessage`.
     """
 
-    said: tuple[tuple[bytes, int], ...]
+    fixed: tuple[tuple[bytes, int], ...]
     model_name: str
     model_version: str
     identifier: slice
@@ -165,17 +165,19 @@ class RequestReader:
         """Read a message; raises as `RequestMessage.read`."""
         layout = self._layouts.get(len(content))
         if layout is not None:
-            said, name, version, identifier, raw, form = layout
-            for part, start in said:
+            fixed, name, version, identifier, raw, form = layout
+            for part, start in fixed:
                 if not content.startswith(part, start):
                     break
             else:
                 view = memoryview(content)
                 try:
-                    asked = content[identifier].decode()
+                    request_id = content[identifier].decode()
                 except UnicodeDecodeError:
                     return RequestMessage.read_by_library(content)
-                return RequestMessage(name, version, asked, [view[span] for span in raw], form, len(content))
+                return RequestMessage(
+                    name, version, request_id, [view[span] for span in raw], form, len(content)
+                )
         try:
             texts, raw_spans, form = _split(content)
             message = RequestMessage.cut(content, texts, raw_spans, form)
@@ -186,18 +188,18 @@ class RequestReader:
 
     def _remember(self, content: bytes, message: RequestMessage, identifier: _Span, raw: list[_Span]) -> None:
         blanks = sorted([identifier, *raw]) if identifier[1] else raw
-        said_bytes = len(content) - sum(stop - start for start, stop in blanks)
-        if not raw or len(blanks) > _MAX_BLANKS or said_bytes > _MAX_SAID_BYTES:
+        fixed_bytes = len(content) - sum(stop - start for start, stop in blanks)
+        if not raw or len(blanks) > _MAX_BLANKS or fixed_bytes > _MAX_FIXED_BYTES:
             return
-        said, start = [], 0
+        fixed, start = [], 0
         for begin, end in blanks:
-            said.append((content[start:begin], start))
+            fixed.append((content[start:begin], start))
             start = end
-        said.append((content[start:], start))
+        fixed.append((content[start:], start))
         if len(self._layouts) >= _MAX_LAYOUTS:
             self._layouts.clear()
         self._layouts[len(content)] = _Layout(
-            tuple((part, place) for part, place in said if part),
+            tuple((part, place) for part, place in fixed if part),
             message.model_name,
             message.model_version,
             slice(*identifier),
@@ -326,10 +328,10 @@ class RequestDecoder:
         raw = bool(message.raw) or _REGION in message.form
         binary = raw or parameters.get("binary_data_output") is True
         wanted = decode_wanted(self._model, self._tensors, outputs, binary_default=binary, regions=to_regions)
-        patience_ns, asked_tier = timeout_ns(parameters), tier(parameters)
+        patience_ns, requested_tier = timeout_ns(parameters), tier(parameters)
         inputs = self._inputs(request.inputs, message.raw, regions)
         sequence = sequence_of(parameters) if sequences else None
-        return InferRequest(message.id, inputs, wanted, patience_ns, asked_tier, sequence)
+        return InferRequest(message.id, inputs, wanted, patience_ns, requested_tier, sequence)
 
     def _inputs(
         self, given: Any, raw: list[memoryview], regions: RegionReader | None
@@ -433,8 +435,12 @@ class PlainRow(NamedTuple):
 
     def request_of(self, message: RequestMessage) -> InferRequest:
         """Return the request of a message, without its input."""
-        said = self.request
-        return InferRequest(message.id, {}, said.wanted, said.timeout_ns, said.tier) if message.id else said
+        request = self.request
+        return (
+            InferRequest(message.id, {}, request.wanted, request.timeout_ns, request.tier)
+            if message.id
+            else request
+        )
 
     def read(self, content: memoryview, row: memoryview | None) -> Rows:
         """Return the raw content as an array, or write it into `row`; a `Decode`."""

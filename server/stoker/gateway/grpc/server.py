@@ -80,8 +80,8 @@ class GrpcConnection(asyncio.Protocol):
         """Begin to speak HTTP/2, if there is room for the connection."""
         self.transport = transport
         sock, tls = transport.get_extra_info("socket"), transport.get_extra_info("ssl_object")
-        spoken = "h2" if tls is None else tls.selected_alpn_protocol()
-        if spoken != "h2" or not self._server.accept_connection(self, sock.fileno()):
+        protocol = "h2" if tls is None else tls.selected_alpn_protocol()
+        if protocol != "h2" or not self._server.accept_connection(self, sock.fileno()):
             transport.abort()
             return
         peer = transport.get_extra_info("peername")
@@ -248,9 +248,9 @@ class ConnectionMonitor:
         self._new_connection = connection
         self._timeouts = timeouts
         self._retires_s = retires_s
-        self._made_s = self._called_s = self._heard_s = self._taken_s = now_s
-        self._asked_s: float | None = None
-        self._calls = self._taken_bytes = self._part_sweeps = 0
+        self._made_s = self._called_s = self._received_s = self._read_s = now_s
+        self._pinged_s: float | None = None
+        self._calls = self._read_bytes = self._part_sweeps = 0
 
     def check(self, now_s: float) -> None:
         """Check the connection and its calls; called once a second."""
@@ -277,12 +277,12 @@ class ConnectionMonitor:
         http = self._new_connection.http
         if http.heard:
             http.heard = False
-            self._heard_s, self._asked_s = now_s, None
-        elif self._asked_s is None:
-            if now_s - self._heard_s >= self._timeouts.silence_s:
-                self._asked_s = now_s
+            self._received_s, self._pinged_s = now_s, None
+        elif self._pinged_s is None:
+            if now_s - self._received_s >= self._timeouts.silence_s:
+                self._pinged_s = now_s
                 http.ask()
-        elif now_s - self._asked_s >= self._timeouts.answer_s:
+        elif now_s - self._pinged_s >= self._timeouts.answer_s:
             self._new_connection.end("ping_timeout")
             return False
         return True
@@ -302,10 +302,10 @@ class ConnectionMonitor:
     def _check_unread(self, now_s: float) -> None:
         """Abort the connection if its peer reads nothing: closing would wait until it does."""
         unread_bytes = self._new_connection.unread_bytes
-        taken_bytes = self._new_connection.written_bytes - unread_bytes
-        if not unread_bytes or taken_bytes > self._taken_bytes:
-            self._taken_bytes, self._taken_s = taken_bytes, now_s
-        elif now_s - self._taken_s >= self._timeouts.unread_s:
+        read_bytes = self._new_connection.written_bytes - unread_bytes
+        if not unread_bytes or read_bytes > self._read_bytes:
+            self._read_bytes, self._read_s = read_bytes, now_s
+        elif now_s - self._read_s >= self._timeouts.unread_s:
             self._new_connection.abort()
 
 

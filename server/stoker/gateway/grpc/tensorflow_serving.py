@@ -544,7 +544,7 @@ class ServingDispatcher:
 
     def _find(self, spec: ModelSpec, call: RpcCall) -> tuple[Service, CallerTerms]:
         if not spec.label:
-            return self._scoring.plain(spec, call.authorization) or self._scoring.find(spec, call)
+            return self._scoring.find_plain(spec, call.authorization) or self._scoring.find(spec, call)
         error = self.check_key(call.authorization)
         if error is not None:
             raise error
@@ -610,10 +610,10 @@ class ServingMetadata:
 
     async def metadata(self, request: Any, call: RpcCall) -> Any:
         """Answer a `GetModelMetadataRequest`."""
-        asked = list(request.metadata_field)
-        if not asked:
+        fields = list(request.metadata_field)
+        if not fields:
             raise InvalidInput("GetModelMetadataRequest must specify at least one metadata_field")
-        for name in asked:
+        for name in fields:
             if name != _SIGNATURES:
                 raise InvalidInput(f"Metadata field {cut(name)} is not supported")
         spec = spec_from_proto(request.model_spec)

@@ -132,13 +132,13 @@ async def compress_body(body: bytes, accepted: bytes) -> tuple[bytes, bytes]:
 
 
 def _best(accepted: bytes) -> str | None:
-    wishes = {}
+    weights = {}
     for item in accepted.decode("latin-1").lower().split(","):
         coding, _, weight = item.strip().partition(";")
         match = _WEIGHT.fullmatch(weight)
-        wishes[coding.strip()] = float(match[1]) if match else 1.0
-    best = max(("gzip", "deflate"), key=lambda coding: wishes.get(coding, 0.0))
-    return best if wishes.get(best) else None
+        weights[coding.strip()] = float(match[1]) if match else 1.0
+    best = max(("gzip", "deflate"), key=lambda coding: weights.get(coding, 0.0))
+    return best if weights.get(best) else None
 
 
 def _is_worthwhile(body: bytes) -> bool:

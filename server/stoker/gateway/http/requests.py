@@ -180,8 +180,8 @@ class Cors:
 
     def names(self, origin: bytes) -> bool:
         """Whether an origin may read answers; schemes and hosts are compared without case."""
-        asked = origin.decode("latin-1").lower()
-        return any(listed in ("*", asked) for listed in map(str.lower, self.origins))
+        requested = origin.decode("latin-1").lower()
+        return any(listed in ("*", requested) for listed in map(str.lower, self.origins))
 
     def headers(self, method: str, headers: Mapping[bytes, bytes]) -> list[_Pair]:
         """Return the headers that an answer gets.
@@ -199,8 +199,8 @@ class Cors:
         if method == "OPTIONS" and headers.get(b"access-control-request-method") in _ALLOWED_METHODS:
             allowed.append((b"access-control-allow-methods", b", ".join(_ALLOWED_METHODS)))
             names = headers.get(b"access-control-request-headers", b"").split(b",")
-            if asked := b", ".join(name.strip() for name in names if name.strip()):
-                allowed.append((b"access-control-allow-headers", asked))
+            if requested := b", ".join(name.strip() for name in names if name.strip()):
+                allowed.append((b"access-control-allow-headers", requested))
         return allowed
 
 

@@ -58,10 +58,10 @@ def error_body(error: StokerError) -> bytes:
 def parse_error(body: bytes) -> dict[str, Any] | None:
     """Return the JSON of an error; None for an error answer that a script has written itself."""
     try:
-        told = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) and "message" in told else None
+    return content if isinstance(content, dict) and "message" in content else None
 
 
 def failed_line(failed: bool) -> bytes:

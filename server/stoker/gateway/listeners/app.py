@@ -67,7 +67,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         exception_handlers={
             StokerError: _on_error,
             HTTPException: _on_http_exception,
-            ClientDisconnect: _on_gone,
+            ClientDisconnect: _on_disconnect,
             Exception: _on_fault,
         },
     )
@@ -233,7 +233,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return JSONResponse({"message": error.detail, "code": "http"}, error.status_code)
 
 
-async def _on_gone(request: Request, error: Exception) -> Response:
+async def _on_disconnect(request: Request, error: Exception) -> Response:
     # The caller has gone, so nobody reads this answer.
     del error
     logger.info("a caller disconnected during the body of %s %s", request.method, request.url.path)

@@ -533,8 +533,8 @@ class DirectProtocol(BoundedProtocol):
             allowance.cover(self.arrived_bytes)
         except Overloaded as error:
             self._gateway.report_refusal(service, dict(self.headers), error)
-            said = () if self._dialect is None else self._dialect.refusal(error)
-            answer = refusal(error, dict(self.headers), *said)
+            custom = () if self._dialect is None else self._dialect.refusal(error)
+            answer = refusal(error, dict(self.headers), *custom)
             self._receiving = self._gathered = None
             self._direct.response_complete = True
             self._release_allowance()

@@ -201,28 +201,28 @@ class TlsListener:
         """Count and log a handshake that has failed, and answer a caller that speaks plain HTTP."""
         reason = getattr(error, "reason", None)
         if reason in _NOT_TLS:
-            kind, said = "not_tls", "the caller does not speak TLS"
+            kind, problem = "not_tls", "the caller does not speak TLS"
             if reason == "HTTP_REQUEST" and self._protocol == "http":
-                said = "the caller speaks plain HTTP: http:// where https:// is meant"
+                problem = "the caller speaks plain HTTP: http:// where https:// is meant"
                 _answer_in_plain_http(copy)
         elif isinstance(error, ssl.SSLError):
-            kind, said = "refused", str(error.reason or error)
+            kind, problem = "refused", str(error.reason or error)
         elif isinstance(error, ConnectionAbortedError):
-            kind, said = "timeout", f"it was not complete after {_HANDSHAKE_S:g} s"
+            kind, problem = "timeout", f"it was not complete after {_HANDSHAKE_S:g} s"
         else:
             # Mostly probes of whether the port is open.
-            kind, said = "closed", ""
+            kind, problem = "closed", ""
         self._page.count_handshake_failure(self._protocol, kind)
-        if said:
-            self._log(said)
+        if problem:
+            self._log(problem)
 
-    def _log(self, said: str) -> None:
+    def _log(self, problem: str) -> None:
         self._unlogged += 1
         now_s = self._clock_s()
         if now_s - self._logged_s < _LOG_EVERY_S:
             return
         logger.warning(
-            "TLS handshakes for %s that failed: %d; the last one: %s", self._protocol, self._unlogged, said
+            "TLS handshakes for %s that failed: %d; the last one: %s", self._protocol, self._unlogged, problem
         )
         self._logged_s, self._unlogged = now_s, 0
 

@@ -41,13 +41,13 @@ def check_caller(
 ) -> None:
     """Refuse a caller as `check_metadata_access` does, whether or not metadata need a key."""
     # There are no keys for a model that is not loaded.
-    asked = list(services) or list(gateway.all_services)
-    if any(service.access.allows(authorization) for service in asked):
+    candidates = list(services) or list(gateway.all_services)
+    if any(service.access.allows(authorization) for service in candidates):
         return
     administration = gateway.administration
     admins = Access() if administration is None else administration.access.callers
     if not admins.open and admins.allows(authorization):
         return
-    if asked:
-        raise asked[0].access.refusal(authorization, sent_as)
+    if candidates:
+        raise candidates[0].access.refusal(authorization, sent_as)
     raise Unauthorized(f"No model is loaded now, so the admin key is needed: send {sent_as.format('key')}.")

@@ -82,8 +82,8 @@ def find_version(gateway: Gateway, name: str, number: str | None, label: str | N
     """
     states = gateway.model_versions(name)
     if not states or (number is not None and number not in states):
-        asked = f"Latest({cut(name)})" if number is None else f"Specific({cut(name)}, {cut(number)})"
-        raise NotFound(f"Servable not found for request: {asked}")
+        requested = f"Latest({cut(name)})" if number is None else f"Specific({cut(name)}, {cut(number)})"
+        raise NotFound(f"Servable not found for request: {requested}")
     try:
         return gateway.find(name, number, label)
     except StokerError as error:
