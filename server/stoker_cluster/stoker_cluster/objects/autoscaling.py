@@ -8,6 +8,7 @@ from stoker_cluster.objects.configuration import HTTP_PORT, pod_file
 from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
     POD_SECURITY,
+    account_objects,
     metadata,
     own_metadata,
     thousandths,
@@ -130,29 +131,10 @@ def autoscaler(plan: ClusterPlan) -> list[dict[str, Any]]:
     """Return it with its account, its rights and its Lease, if the plan has one."""
     if plan.autoscaler != "stoker":
         return []
-    name = plan.autoscaler_name
-    account = {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": own_metadata(plan, name),
-        "automountServiceAccountToken": False,
-    }
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": own_metadata(plan, name),
-        "rules": _rules(plan),
-    }
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": own_metadata(plan, name),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": plan.namespace}],
-    }
+    metadata = own_metadata(plan, plan.autoscaler_name)
     # Empty: the holder writes the other fields, which a later apply must keep.
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": own_metadata(plan, name)}
-    return [account, role, binding, lease, _deployment(plan)]
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+    return [*account_objects(metadata, _rules(plan)), lease, _deployment(plan)]
 
 
 def _rules(plan: ClusterPlan) -> list[dict[str, Any]]:

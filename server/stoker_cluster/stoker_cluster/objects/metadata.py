@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stoker_cluster.plan import ClusterPlan
@@ -13,7 +14,9 @@ __all__ = [
     "CONTAINER_SECURITY",
     "POD_SECURITY",
     "VERSION_LABEL",
+    "account_objects",
     "cores",
+    "disruption_budget",
     "gigabytes",
     "metadata",
     "own_metadata",
@@ -90,6 +93,42 @@ def shared_metadata(plan: ClusterPlan, name: str) -> dict[str, Any]:
     }
     place = {} if plan.namespace is None else {"namespace": plan.namespace}
     return {"name": name, **place, "labels": labels}
+
+
+def account_objects(metadata: Mapping[str, Any], rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a ServiceAccount, and the Role and RoleBinding that give it these rules."""
+    group, name = "rbac.authorization.k8s.io", metadata["name"]
+    subject = {"kind": "ServiceAccount", "name": name}
+    # Without a namespace, the binding's own counts.
+    if "namespace" in metadata:
+        subject["namespace"] = metadata["namespace"]
+    role = {"apiGroup": group, "kind": "Role", "name": name}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": metadata,
+            "automountServiceAccountToken": False,
+        },
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": role,
+            "subjects": [subject],
+        },
+    ]
+
+
+def disruption_budget(metadata: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return a PodDisruptionBudget: one pod at a time may be evicted, and pods that are not ready at any time."""
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": labels},
+    }
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
 
 
 def _annotations(plan: ClusterPlan) -> dict[str, str]:

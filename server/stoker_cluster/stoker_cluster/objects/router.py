@@ -6,7 +6,13 @@ import math
 from typing import Any, Final
 
 from stoker_cluster.objects.configuration import CONFIG_FOLDER, HTTP_PORT, pod_file
-from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, shared_metadata
+from stoker_cluster.objects.metadata import (
+    CONTAINER_SECURITY,
+    POD_SECURITY,
+    account_objects,
+    disruption_budget,
+    shared_metadata,
+)
 from stoker_cluster.objects.service import callers
 from stoker_cluster.plan import ClusterPlan
 
@@ -44,7 +50,7 @@ def router(plan: ClusterPlan, settings_file: str) -> list[dict[str, Any]]:
         *_network(plan),
         _service(plan),
         _deployment(plan),
-        _disruption(plan),
+        disruption_budget(_named(plan, router_name(plan)), _selector(plan)),
     ]
 
 
@@ -100,30 +106,9 @@ def router_name(plan: ClusterPlan) -> str:
 
 
 def _rights(plan: ClusterPlan) -> list[dict[str, Any]]:
-    """An account that may list the endpoints of its namespace, and nothing else."""
-    name = router_name(plan)
-    subject = {"kind": "ServiceAccount", "name": name}
-    if plan.namespace is not None:
-        # Without one it is that of the binding.
-        subject["namespace"] = plan.namespace
+    """Return an account that may list the endpoints of its namespace, and nothing else."""
     rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list"]}
-    group = "rbac.authorization.k8s.io"
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": _named(plan, name),
-            "automountServiceAccountToken": False,
-        },
-        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": _named(plan, name), "rules": [rule]},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": _named(plan, name),
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
-            "subjects": [subject],
-        },
-    ]
+    return account_objects(_named(plan, router_name(plan)), [rule])
 
 
 def _settings(plan: ClusterPlan, settings_file: str) -> dict[str, Any]:
@@ -236,18 +221,4 @@ def _probe(path: str, failures: int) -> dict[str, Any]:
         "periodSeconds": _LOOK_S,
         "timeoutSeconds": _LOOK_S,
         "failureThreshold": failures,
-    }
-
-
-def _disruption(plan: ClusterPlan) -> dict[str, Any]:
-    spec = {
-        "maxUnavailable": 1,
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": _selector(plan)},
-    }
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _named(plan, router_name(plan)),
-        "spec": spec,
     }

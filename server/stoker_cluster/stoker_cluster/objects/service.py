@@ -6,7 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import ANNOTATIONS, metadata, selector, shared_metadata
+from stoker_cluster.objects.metadata import (
+    ANNOTATIONS,
+    disruption_budget,
+    metadata,
+    selector,
+    shared_metadata,
+)
 from stoker_cluster.objects.store import STORE_PORT
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import store_port
@@ -194,20 +200,8 @@ def _of(namespace: str) -> dict[str, Any]:
 
 
 def disruption(plan: ClusterPlan) -> list[dict[str, Any]]:
-    """Return the budget: one pod at a time may be evicted, and pods that are not ready at any time."""
-    spec = {
-        "maxUnavailable": 1,
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector(plan)},
-    }
-    return [
-        {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": metadata(plan, plan.instance),
-            "spec": spec,
-        }
-    ]
+    """Return the budget of the pods."""
+    return [disruption_budget(metadata(plan, plan.instance), selector(plan))]
 
 
 def monitoring(plan: ClusterPlan) -> list[dict[str, Any]]:
