@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from stoker.environments.installers import masked
 from stoker.errors import InvalidSettings, SubmissionRefused
 from stoker.settings.names import did_you_mean, is_name, name_from_file
 from stoker.settings.workspace import Workspace
@@ -305,13 +304,16 @@ def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -
     """
     folder = private_folder(stores_dir(workspace.create()) / ".web")
     key = hashlib.sha256(address.encode()).hexdigest()[:16]
+    # Imported here, as urllib.request below: few runs have data of the web.
+    from stoker.environments.installers import masked
+
     shown = masked(address)
     name = name_from_file(unquote(PurePosixPath(urlsplit(address).path).name) or "file")
     file, facts_file = folder / key / name, folder / f"{key}.json"
     with locked(folder / f".{key}.lock"):
         known = json.loads(facts_file.read_bytes()) if facts_file.is_file() and file.is_file() else {}
         try:
-            headers = _fetch(address, file, known, say)
+            headers = _fetch(address, file, known, lambda: say(f"fetching {shown}"))
         except OSError as error:
             if not known:
                 raise SubmissionRefused(f"{shown} cannot be fetched: {error}") from error
@@ -330,17 +332,16 @@ def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -
 
 
 def _fetch(
-    address: str, file: Path, known: Mapping[str, Mapping[str, str]], say: Callable[[str], None]
+    address: str, file: Path, known: Mapping[str, Mapping[str, str]], report: Callable[[], None]
 ) -> dict[str, str] | None:
     """Fetch the file; return the headers of the next request, or None if it has not changed."""
-    # Imported here: few runs have data of the web, and the import takes longer than all else in this module.
     import urllib.error
     import urllib.request
 
     request = urllib.request.Request(address, headers=dict(known.get("headers", {})))  # noqa: S310  # http alone
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
-            say(f"fetching {masked(address)}")
+            report()
             private_folder(file.parent)
             staged = file.with_name(f".{file.name}.part")
             with staged.open("wb") as copy:

@@ -12,14 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from stoker.errors import UnknownRun
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
-from stoker_runs.records.index import RunIndex
 from stoker_runs.records.record import SWEEP
 from stoker_runs.records.store import RunStore
+
+if TYPE_CHECKING:
+    from stoker_runs.records.index import RunIndex
 
 __all__ = ["Clock", "adopt", "adopt_all", "fork_runner", "spawn_runner"]
 
@@ -165,5 +167,9 @@ def adopt_all(workspace: Workspace, index: RunIndex | None = None) -> list[str]:
     store = RunStore(workspace.runs_dir)
     if not store.runs_dir.is_dir():
         return []
-    going_on = (index or RunIndex(store)).unfinished_runs()
-    return [run_id for run_id in going_on if adopt(store.get(run_id), workspace)]
+    if index is None:
+        # Imported here: who submits a run needs no database.
+        from stoker_runs.records.index import RunIndex
+
+        index = RunIndex(store)
+    return [run_id for run_id in index.unfinished_runs() if adopt(store.get(run_id), workspace)]

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Final
-
-import yaml
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.environments.requested import AskedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
@@ -37,8 +33,9 @@ from stoker_runs.records.snapshots import (
 from stoker_runs.records.states import RunState, resumed
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Target, find_target
-from stoker_runs.targets.engine import Engine, Job
-from stoker_runs.targets.registry import engine_of
+
+if TYPE_CHECKING:
+    from stoker_runs.targets.engine import Engine
 
 __all__ = [
     "Plan",
@@ -109,6 +106,8 @@ def _environment_of(content: Mapping[str, Any]) -> RegisteredEnvironment:
     if python.get("userManagedDependencies"):
         path = python.get("interpreterPath", "python")
         return RegisteredEnvironment(None, "" if path == "python" else path, variables)
+    import yaml
+
     conda = python.get("condaDependencies")
     text = None if conda is None else yaml.safe_dump(conda).encode()
     return RegisteredEnvironment(text, "", variables)
@@ -388,19 +387,25 @@ def prepare(
     request: Request,
     workspace: Workspace,
     say: Callable[[str], None],
-    engine_of: Callable[[Target, Workspace], Engine] = engine_of,
+    engine_of: Callable[[Target, Workspace], Engine] | None = None,
 ) -> None:
     """Prepare a target for a run without starting it, so that the next similar run starts at once.
 
     Raises:
         OperatorError: The run would be refused, or the target cannot have what it asks for.
     """
+    # Imported here: submissions do not need engines.
+    import tempfile
+
+    from stoker_runs.targets import registry
+    from stoker_runs.targets.engine import Job
+
     planned = plan(request, workspace)
     workspace.create()
     snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes)
     now_ms = Clock().now_ms()
     record = RunRecord(
-        new_run_id(planned.experiment, now_ms, secrets.token_hex(4)),
+        new_run_id(planned.experiment, now_ms, os.urandom(4).hex()),
         planned.experiment,
         now_ms,
         planned.definition,
@@ -411,7 +416,7 @@ def prepare(
         state = RunState(since_ms=now_ms, submitted_ms=now_ms)
         folder = RunStore(staging).create(record, state, environment_files(planned, request))
         job = Job(folder, record, 1, workspace.snapshots_dir)
-        engine = engine_of(planned.target, workspace)
+        engine = (engine_of or registry.engine_of)(planned.target, workspace)
         engine.prepare(job, say)
         engine.clean(job)
     finally:
