@@ -35,51 +35,154 @@ _Values = _Value | Mapping[Any, _Value] | None
 """One value, or a value for each value of the labels beside name and version; None for no sample."""
 
 
-class _Family:
-    """A metric that is read from the counters of each model.
+_FAMILIES: Final[dict[str, tuple[Callable[..., Metric], str, str]]] = {
+    "stoker_requests": (Counter, "model version status", "Scoring requests answered."),
+    "stoker_rejections": (Counter, "model version reason", "Scoring requests refused before the device."),
+    "stoker_rows": (Counter, "model version", "Rows of the requests answered with 200."),
+    "stoker_rows_in_flight": (Gauge, "model version", "Rows leased by requests."),
+    "stoker_queue_rows": (Gauge, "model version", "Rows that wait for the device."),
+    "stoker_ready_replicas": (Gauge, "model version", "Replicas that are loaded."),
+    "stoker_dispatches": (Counter, "model version reason", "Batches by why they left."),
+    "stoker_batch_rows": (Histogram, "model version", "Rows per batch."),
+    "stoker_batch_padding_rows": (Counter, "model version", "Rows that filled batches up to a bucket."),
+    "stoker_batch_cap_rows": (Gauge, "model version", "Most rows that a batch may have now."),
+    "stoker_stage_seconds": (
+        Histogram,
+        "model version stage",
+        "Time by stage: parse and total per request, queue per row, compute per batch.",
+    ),
+    "stoker_first_response_seconds": (
+        Histogram,
+        "model version",
+        "How long after a request's body the first piece of its answer was there, where it came in pieces.",
+    ),
+    "stoker_refusals": (Counter, "model version reason tier", "Requests that were told when to come back."),
+    "stoker_in_target": (Counter, "model version tier", "Rows answered within their targets."),
+    "stoker_answers": (Counter, "model version tier", "Rows answered, of models with targets."),
+    "stoker_expected_over_actual": (
+        Histogram,
+        "model version",
+        "Expected time of a batch over the time that it took.",
+    ),
+    "stoker_turn_wait_seconds": (
+        Histogram,
+        "model version",
+        "How long batches waited for their turns of the device.",
+    ),
+    "stoker_sequences": (Gauge, "model version", "Sequences whose state is kept, over all replicas."),
+    "stoker_sequences_started": (Counter, "model version", "Sequences that were started."),
+    "stoker_sequences_ended": (
+        Counter,
+        "model version reason",
+        "Sequences that were ended by their callers, or had been idle for too long.",
+    ),
+    "stoker_cache_hits": (Counter, "model version", "Requests answered by a kept answer."),
+    "stoker_cache_misses": (
+        Counter,
+        "model version",
+        "Requests whose answer was not among those that are kept.",
+    ),
+    "stoker_cache_hit_seconds": (Counter, "model version", "Time in which kept answers were found."),
+    "stoker_cache_miss_seconds": (
+        Counter,
+        "model version",
+        "Time in which answers were looked for, not found, and then kept.",
+    ),
+    "stoker_cache_evictions": (Counter, "model version", "Kept answers forgotten for others."),
+    "stoker_cache_bytes": (Gauge, "model version", "What kept answers take in all frontends."),
+    "stoker_isolation_audits": (
+        Counter,
+        "model version result",
+        "Rows of running batches that were run again beside other rows.",
+    ),
+    "stoker_non_finite_answers": (
+        Counter,
+        "model version",
+        "Rows with answers that are not finite though all that they hold is.",
+    ),
+    "stoker_compared_answers": (
+        Counter,
+        "model version result",
+        "Requests that this version and the one that it takes over from have both answered.",
+    ),
+    "stoker_compared_flips": (Counter, "model version", "Those whose answers are of different classes."),
+    "stoker_takeover_decisions": (
+        Counter,
+        "model version decision",
+        "What was decided on a version that is to take over.",
+    ),
+    "stoker_collected_records": (Counter, "model version", "Sampled requests written to the workspace."),
+    "stoker_collection_dropped": (Counter, "model version reason", "Sampled requests that were not written."),
+    "stoker_load": (Gauge, "model version", "What is asked of what can be done, since it was read before."),
+    "stoker_capacity_rows_per_second": (
+        Gauge,
+        "model version",
+        "Rows that full batches would do in a second.",
+    ),
+    "stoker_version_share_ratio": (Gauge, "model version", "Share of the requests that name no version."),
+    "stoker_batching_info": (
+        Gauge,
+        "model version batched how",
+        "1 for each version that is served: whether its requests are batched, and how that was found out.",
+    ),
+    "stoker_device_busy_seconds": (Counter, "device model version", "Time for which batches kept a device."),
+    "stoker_batch_mean_seconds": (
+        Gauge,
+        "model version rows",
+        "Mean time of batches of that many rows up to twice as many, the latest first.",
+    ),
+    "stoker_batch_mean_rows": (Gauge, "model version rows", "Mean rows of these batches."),
+    "stoker_caller_device_seconds": (
+        Counter,
+        "caller",
+        "Time for which batches kept devices, by the callers of their rows.",
+    ),
+    "stoker_process_restarts": (Counter, "process", "Processes restarted."),
+    "stoker_accept_failures": (
+        Counter,
+        "",
+        "Connections closed unserved because a frontend had no file descriptors.",
+    ),
+    "stoker_open_connections": (Gauge, "protocol", "Connections that are open."),
+    "stoker_certificate_expiration_timestamp_seconds": (
+        Gauge,
+        "protocol",
+        "When the certificate that is shown expires, in seconds since 1970.",
+    ),
+    "stoker_tls_handshake_failures": (Counter, "protocol reason", "TLS handshakes that failed."),
+    "stoker_large_body_bytes": (Gauge, "", "What request bodies above 1 MiB take of their budget."),
+    "stoker_large_body_budget_bytes": (Gauge, "", "What they may take in all frontends."),
+    "stoker_keys_generation": (Gauge, "", "The number of the keys that hold, where they have one."),
+    "stoker_traced_requests": (Counter, "result", "Traced requests by what became of their spans."),
+}
+"""The type, labels and help of each metric."""
 
-    Args:
-        labels: Its labels beside name and version.
-    """
 
-    def __init__(
-        self,
-        kind: Callable[..., Metric],
-        name: str,
-        text: str,
-        read: Callable[[ModelTotals], _Values],
-        *labels: str,
-    ) -> None:
-        self._kind, self._name, self._text = kind, name, text
-        self._read, self._labels = read, labels
-
-    def collect(self, named: _Named) -> Metric:
-        samples: list[tuple[_Labels, _Value]] = []
-        for labels, totals in named:
-            values = self._read(totals)
-            if isinstance(values, Mapping):
-                for key, value in values.items():
-                    samples.append(([*labels, *((key,) if isinstance(key, str) else key)], value))
-            elif values is not None:
-                samples.append((labels, values))
-        return _metric(self._kind, self._name, self._text, samples, "model", "version", *self._labels)
-
-
-def _metric(
-    kind: Callable[..., Metric],
-    name: str,
-    text: str,
-    samples: Iterable[tuple[Sequence[str], _Value]],
-    *labels: str,
-) -> Metric:
+def _metric(name: str, samples: Iterable[tuple[Sequence[str], _Value]]) -> Metric:
     """Make a metric of samples: the values of its labels, and its value."""
-    metric: Any = kind(name, text, labels=labels)
+    kind, labels, text = _FAMILIES[name]
+    metric: Any = kind(name, text, labels=labels.split())
     for names, value in samples:
         if isinstance(value, HistogramTotals):
             metric.add_metric(names, value.buckets(), value.sum)
         else:
             metric.add_metric(names, value)
     return metric  # type: ignore[no-any-return]
+
+
+def _model_metric(name: str, read: Callable[[ModelTotals], _Values], named: _Named) -> Metric:
+    samples: list[tuple[_Labels, _Value]] = []
+    for labels, totals in named:
+        values = read(totals)
+        if isinstance(values, Mapping):
+            samples += [([*labels, *_names(key)], value) for key, value in values.items()]
+        elif values is not None:
+            samples.append((labels, values))
+    return _metric(name, samples)
+
+
+def _names(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
 
 
 def _if_counted(histogram: HistogramTotals) -> HistogramTotals | None:
@@ -102,191 +205,50 @@ def _if_cached(read: Callable[[CacheTotals], float]) -> Callable[[ModelTotals], 
     return lambda model: read(model.cache()) if model.cache().hits or model.cache().misses else None
 
 
-_METRICS: Final = (
-    _Family(
-        Counter,
-        "stoker_requests",
-        "Scoring requests answered.",
-        lambda model: {
-            str(status or "other"): count
-            for status, count in model.requests().items()
-            if count or status == 200
-        },
-        "status",
+_OF_MODELS: Final[dict[str, Callable[[ModelTotals], _Values]]] = {
+    "stoker_requests": lambda model: {
+        str(status or "other"): count for status, count in model.requests().items() if count or status == 200
+    },
+    "stoker_rejections": ModelTotals.rejections,
+    "stoker_rows": lambda model: model.rows,
+    "stoker_rows_in_flight": lambda model: model.rows_in_flight,
+    "stoker_queue_rows": lambda model: model.queue_rows,
+    "stoker_ready_replicas": lambda model: model.ready_replicas,
+    "stoker_dispatches": _dispatches,
+    "stoker_batch_rows": ModelTotals.batch_rows,
+    "stoker_batch_padding_rows": lambda model: model.padding_rows,
+    "stoker_batch_cap_rows": lambda model: model.batch_cap_rows,
+    "stoker_stage_seconds": ModelTotals.stage_seconds,
+    "stoker_first_response_seconds": lambda model: _if_counted(model.first_responses()),
+    "stoker_refusals": ModelTotals.refusals,
+    "stoker_in_target": _in_target,
+    "stoker_answers": lambda model: {tier: rows for tier, rows in model.answered_rows().items() if rows},
+    "stoker_expected_over_actual": lambda model: (
+        model.expected_over_actual() if any(model.answered_rows().values()) else None
     ),
-    _Family(
-        Counter,
-        "stoker_rejections",
-        "Scoring requests refused before the device.",
-        ModelTotals.rejections,
-        "reason",
+    "stoker_turn_wait_seconds": lambda model: _if_counted(model.turn_waits()),
+    "stoker_sequences": lambda model: model.sequences().live if model.sequences().started else None,
+    "stoker_sequences_started": lambda model: model.sequences().started or None,
+    "stoker_sequences_ended": lambda model: (
+        {"end": model.sequences().ended, "idle": model.sequences().expired}
+        if model.sequences().started
+        else None
     ),
-    _Family(Counter, "stoker_rows", "Rows of the requests answered with 200.", lambda model: model.rows),
-    _Family(Gauge, "stoker_rows_in_flight", "Rows leased by requests.", lambda model: model.rows_in_flight),
-    _Family(Gauge, "stoker_queue_rows", "Rows that wait for the device.", lambda model: model.queue_rows),
-    _Family(Gauge, "stoker_ready_replicas", "Replicas that are loaded.", lambda model: model.ready_replicas),
-    _Family(Counter, "stoker_dispatches", "Batches by why they left.", _dispatches, "reason"),
-    _Family(Histogram, "stoker_batch_rows", "Rows per batch.", ModelTotals.batch_rows),
-    _Family(
-        Counter,
-        "stoker_batch_padding_rows",
-        "Rows that filled batches up to a bucket.",
-        lambda model: model.padding_rows,
-    ),
-    _Family(
-        Gauge,
-        "stoker_batch_cap_rows",
-        "Most rows that a batch may have now.",
-        lambda model: model.batch_cap_rows,
-    ),
-    _Family(
-        Histogram,
-        "stoker_stage_seconds",
-        "Time by stage: parse and total per request, queue per row, compute per batch.",
-        ModelTotals.stage_seconds,
-        "stage",
-    ),
-    _Family(
-        Histogram,
-        "stoker_first_response_seconds",
-        "How long after a request's body the first piece of its answer was there, where it came in pieces.",
-        lambda model: _if_counted(model.first_responses()),
-    ),
-    _Family(
-        Counter,
-        "stoker_refusals",
-        "Requests that were told when to come back.",
-        ModelTotals.refusals,
-        "reason",
-        "tier",
-    ),
-    _Family(Counter, "stoker_in_target", "Rows answered within their targets.", _in_target, "tier"),
-    _Family(
-        Counter,
-        "stoker_answers",
-        "Rows answered, of models with targets.",
-        lambda model: {tier: rows for tier, rows in model.answered_rows().items() if rows},
-        "tier",
-    ),
-    _Family(
-        Histogram,
-        "stoker_expected_over_actual",
-        "Expected time of a batch over the time that it took.",
-        lambda model: model.expected_over_actual() if any(model.answered_rows().values()) else None,
-    ),
-    _Family(
-        Histogram,
-        "stoker_turn_wait_seconds",
-        "How long batches waited for their turns of the device.",
-        lambda model: _if_counted(model.turn_waits()),
-    ),
-    _Family(
-        Gauge,
-        "stoker_sequences",
-        "Sequences whose state is kept, over all replicas.",
-        lambda model: model.sequences().live if model.sequences().started else None,
-    ),
-    _Family(
-        Counter,
-        "stoker_sequences_started",
-        "Sequences that were started.",
-        lambda model: model.sequences().started or None,
-    ),
-    _Family(
-        Counter,
-        "stoker_sequences_ended",
-        "Sequences that were ended by their callers, or had been idle for too long.",
-        lambda model: (
-            {"end": model.sequences().ended, "idle": model.sequences().expired}
-            if model.sequences().started
-            else None
-        ),
-        "reason",
-    ),
-    _Family(
-        Counter,
-        "stoker_cache_hits",
-        "Requests answered by a kept answer.",
-        _if_cached(lambda cache: cache.hits),
-    ),
-    _Family(
-        Counter,
-        "stoker_cache_misses",
-        "Requests whose answer was not among those that are kept.",
-        _if_cached(lambda cache: cache.misses),
-    ),
-    _Family(
-        Counter,
-        "stoker_cache_hit_seconds",
-        "Time in which kept answers were found.",
-        _if_cached(lambda cache: cache.hit_ns / 1e9),
-    ),
-    _Family(
-        Counter,
-        "stoker_cache_miss_seconds",
-        "Time in which answers were looked for, not found, and then kept.",
-        _if_cached(lambda cache: cache.miss_ns / 1e9),
-    ),
-    _Family(
-        Counter,
-        "stoker_cache_evictions",
-        "Kept answers forgotten for others.",
-        _if_cached(lambda cache: cache.evictions),
-    ),
-    _Family(
-        Gauge,
-        "stoker_cache_bytes",
-        "What kept answers take in all frontends.",
-        _if_cached(lambda cache: cache.size_bytes),
-    ),
-    _Family(
-        Counter,
-        "stoker_isolation_audits",
-        "Rows of running batches that were run again beside other rows.",
-        ModelTotals.audits,
-        "result",
-    ),
-    _Family(
-        Counter,
-        "stoker_non_finite_answers",
-        "Rows with answers that are not finite though all that they hold is.",
-        lambda model: model.non_finite_rows,
-    ),
-    _Family(
-        Counter,
-        "stoker_compared_answers",
-        "Requests that this version and the one that it takes over from have both answered.",
-        ModelTotals.comparisons,
-        "result",
-    ),
-    _Family(
-        Counter,
-        "stoker_compared_flips",
-        "Those whose answers are of different classes.",
-        lambda model: model.flips,
-    ),
-    _Family(
-        Counter,
-        "stoker_takeover_decisions",
-        "What was decided on a version that is to take over.",
-        ModelTotals.decisions,
-        "decision",
-    ),
-    _Family(
-        Counter,
-        "stoker_collected_records",
-        "Sampled requests written to the workspace.",
-        lambda model: model.collected,
-    ),
-    _Family(
-        Counter,
-        "stoker_collection_dropped",
-        "Sampled requests that were not written.",
-        ModelTotals.collection_dropped,
-        "reason",
-    ),
-)
-"""The metrics that are read from the counters of each model."""
+    "stoker_cache_hits": _if_cached(lambda cache: cache.hits),
+    "stoker_cache_misses": _if_cached(lambda cache: cache.misses),
+    "stoker_cache_hit_seconds": _if_cached(lambda cache: cache.hit_ns / 1e9),
+    "stoker_cache_miss_seconds": _if_cached(lambda cache: cache.miss_ns / 1e9),
+    "stoker_cache_evictions": _if_cached(lambda cache: cache.evictions),
+    "stoker_cache_bytes": _if_cached(lambda cache: cache.size_bytes),
+    "stoker_isolation_audits": ModelTotals.audits,
+    "stoker_non_finite_answers": lambda model: model.non_finite_rows,
+    "stoker_compared_answers": ModelTotals.comparisons,
+    "stoker_compared_flips": lambda model: model.flips,
+    "stoker_takeover_decisions": ModelTotals.decisions,
+    "stoker_collected_records": lambda model: model.collected,
+    "stoker_collection_dropped": ModelTotals.collection_dropped,
+}
+"""How metrics are read from the counters of each model."""
 
 
 def render(
@@ -347,8 +309,8 @@ class _ServerCollector(Collector):
         slots = [(labels, version.standing.slot) for labels, version in _versions(self._models)]
         named = [(labels, totals.model(slot)) for labels, slot in slots]
         busy_s, gpus = self._memory.busy_s(), totals.gpus()
-        for family in _METRICS:
-            yield family.collect(named)
+        for name, read in _OF_MODELS.items():
+            yield _model_metric(name, read, named)
         yield from self._version_metrics()
         yield from self._device_metrics(slots, busy_s)
         yield from cache_metrics(named)
@@ -360,93 +322,47 @@ class _ServerCollector(Collector):
         """The load of each version that is served, its share of the requests, and how it is batched."""
         loaded = {version.standing.slot: labels for labels, version in _loaded(self._models)}
         loads = [(loaded[slot], load) for slot, load in self._meter.read(loaded).items()]
-        yield _metric(
-            Gauge,
-            "stoker_load",
-            "What is asked of what can be done, since it was read before.",
-            ((labels, load.ratio) for labels, load in loads),
-            "model",
-            "version",
-        )
-        yield _metric(
-            Gauge,
-            "stoker_capacity_rows_per_second",
-            "Rows that full batches would do in a second.",
-            ((labels, load.capacity_rows_s) for labels, load in loads),
-            "model",
-            "version",
-        )
-        yield _metric(
-            Gauge,
-            "stoker_version_share_ratio",
-            "Share of the requests that name no version.",
-            (
-                ([name, number], _share(model, number))
-                for name, model in self._models.items()
-                for number in model.served
-            ),
-            "model",
-            "version",
-        )
+        yield _metric("stoker_load", ((labels, load.ratio) for labels, load in loads))
+        capacities = ((labels, load.capacity_rows_s) for labels, load in loads)
+        yield _metric("stoker_capacity_rows_per_second", capacities)
+        shares = [
+            ([name, number], _share(model, number))
+            for name, model in self._models.items()
+            for number in model.served
+        ]
+        yield _metric("stoker_version_share_ratio", shares)
         batching = []
         for labels, version in _loaded(self._models):
             signature = None if version.service is None else version.service.signature
             if signature is not None and (verdict := signature.verdict) is not None:
                 batching.append(([*labels, str(verdict.batched).lower(), verdict.how], 1))
-        yield _metric(
-            Gauge,
-            "stoker_batching_info",
-            "1 for each version that is served: whether its requests are batched, and how that was found out.",
-            batching,
-            "model",
-            "version",
-            "batched",
-            "how",
-        )
+        yield _metric("stoker_batching_info", batching)
 
     def _device_metrics(
         self, slots: Sequence[tuple[_Labels, int]], busy_s: Mapping[str, np.ndarray]
     ) -> Iterator[Metric]:
         """Device time by model and by caller, and the learned times of batches."""
-        yield _metric(
-            Counter,
-            "stoker_device_busy_seconds",
-            "Time for which batches kept a device.",
-            (
-                ([device, *labels], float(kept_s[slot]))
-                for device, kept_s in busy_s.items()
-                for labels, slot in slots
-                if kept_s[slot]
-            ),
-            "device",
-            "model",
-            "version",
-        )
-        times = Gauge(
-            "stoker_batch_mean_seconds",
-            "Mean time of batches of that many rows up to twice as many, the latest first.",
-            labels=["model", "version", "rows"],
-        )
-        sizes = Gauge(
-            "stoker_batch_mean_rows", "Mean rows of these batches.", labels=["model", "version", "rows"]
-        )
-        for labels, slot in slots:
-            for least, (rows, seconds) in self._memory.batch_times(slot).items():
-                times.add_metric([*labels, str(least)], seconds)
-                sizes.add_metric([*labels, str(least)], rows)
-        yield from (times, sizes)
+        busy = [
+            ([device, *labels], float(kept_s[slot]))
+            for device, kept_s in busy_s.items()
+            for labels, slot in slots
+            if kept_s[slot]
+        ]
+        yield _metric("stoker_device_busy_seconds", busy)
+        means = [
+            ([*labels, str(least)], seconds, rows)
+            for labels, slot in slots
+            for least, (rows, seconds) in self._memory.batch_times(slot).items()
+        ]
+        yield _metric("stoker_batch_mean_seconds", ((labels, seconds) for labels, seconds, _ in means))
+        yield _metric("stoker_batch_mean_rows", ((labels, rows) for labels, _, rows in means))
         elapsed_ns = self._memory.caller_usage().all_device_ns().tolist()
-        yield _metric(
-            Counter,
-            "stoker_caller_device_seconds",
-            "Time for which batches kept devices, by the callers of their rows.",
-            (
-                ([self._callers[caller]], spent_ns / 1e9)
-                for caller, spent_ns in enumerate(elapsed_ns)
-                if spent_ns and caller in self._callers
-            ),
-            "caller",
-        )
+        spent = [
+            ([self._callers[caller]], spent_ns / 1e9)
+            for caller, spent_ns in enumerate(elapsed_ns)
+            if spent_ns and caller in self._callers
+        ]
+        yield _metric("stoker_caller_device_seconds", spent)
 
 
 def _process_metrics(totals: Totals) -> Iterator[Metric]:
@@ -454,56 +370,16 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
     # Without series where no port speaks TLS.
     expiries = totals.certificate_expiries()
     handshakes = {key: count for key, count in totals.handshake_failures().items() if key[0] in expiries}
-    for kind, name, text, values, *labels in (
-        (Counter, "stoker_process_restarts", "Processes restarted.", totals.restarts(), "process"),
-        (
-            Counter,
-            "stoker_accept_failures",
-            "Connections closed unserved because a frontend had no file descriptors.",
-            {(): totals.accept_failures},
-        ),
-        (
-            Gauge,
-            "stoker_open_connections",
-            "Connections that are open.",
-            totals.open_connections(),
-            "protocol",
-        ),
-        (
-            Gauge,
-            "stoker_certificate_expiration_timestamp_seconds",
-            "When the certificate that is shown expires, in seconds since 1970.",
-            expiries,
-            "protocol",
-        ),
-        (
-            Counter,
-            "stoker_tls_handshake_failures",
-            "TLS handshakes that failed.",
-            handshakes,
-            "protocol",
-            "reason",
-        ),
-        (
-            Gauge,
-            "stoker_large_body_bytes",
-            "What request bodies above 1 MiB take of their budget.",
-            {(): held_bytes},
-        ),
-        (Gauge, "stoker_large_body_budget_bytes", "What they may take in all frontends.", {(): budget_bytes}),
-        (
-            Gauge,
-            "stoker_keys_generation",
-            "The number of the keys that hold, where they have one.",
-            {(): totals.keys_generation},
-        ),
-        (
-            Counter,
-            "stoker_traced_requests",
-            "Traced requests by what became of their spans.",
-            totals.traces(),
-            "result",
-        ),
-    ):
-        samples = (((key,) if isinstance(key, str) else key, value) for key, value in values.items())
-        yield _metric(kind, name, text, samples, *labels)
+    metrics: dict[str, Mapping[Any, float]] = {
+        "stoker_process_restarts": totals.restarts(),
+        "stoker_accept_failures": {(): totals.accept_failures},
+        "stoker_open_connections": totals.open_connections(),
+        "stoker_certificate_expiration_timestamp_seconds": expiries,
+        "stoker_tls_handshake_failures": handshakes,
+        "stoker_large_body_bytes": {(): held_bytes},
+        "stoker_large_body_budget_bytes": {(): budget_bytes},
+        "stoker_keys_generation": {(): totals.keys_generation},
+        "stoker_traced_requests": totals.traces(),
+    }
+    for name, values in metrics.items():
+        yield _metric(name, ((_names(key), value) for key, value in values.items()))
