@@ -418,7 +418,7 @@ class Predictor:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self._arguments
+        return _reload, self._arguments
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.deployment.name}:{self.deployment.version})"
@@ -430,7 +430,7 @@ class Predictor:
         self.close()
 
     def close(self) -> None:
-        """Wait for the batch that runs, and let the model's files go."""
+        """Wait for the running batch, and release the model's files."""
         self._thread.close()
         self._leases.close()
 
@@ -474,10 +474,10 @@ class Predictor:
         """Score bodies with an entry script that takes whole bodies, as a server would.
 
         Args:
-            bodies: What callers would post.
+            bodies: The bodies of requests.
 
         Returns:
-            What they would be answered.
+            The bodies of the answers.
 
         Raises:
             InvalidInput: The model is no such script.
@@ -522,11 +522,11 @@ class _ModelThread:
     def __init__(self, name: str) -> None:
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._left = False
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_calls, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, function: Callable[[], _Result]) -> Future[_Result]:
-        """Call a function when all that were given before have returned."""
+        """Call a function after all earlier ones have returned."""
         future: Future[_Result] = Future()
 
         def call() -> None:
@@ -548,18 +548,18 @@ class _ModelThread:
         if not self._left:
             self._thread.join()
 
-    def _live(self) -> None:
+    def _run_calls(self) -> None:
         while (call := self._todo.get()) is not None:
             call()
 
 
-def _again(model: str, device: str, options: dict[str, Any]) -> Predictor:
+def _reload(model: str, device: str, options: dict[str, Any]) -> Predictor:
     """Load a Predictor that was sent to another process."""
     return Predictor(model, device, **options)
 
 
 def _absolute(path: str | Path | None) -> str | None:
-    """A path that means the same in another folder; whatever else is named stays."""
+    """Return an absolute path; names that are not paths stay."""
     if path is None:
         return None
     return str(Path(path).absolute()) if Path(path).exists() else str(path)
