@@ -207,7 +207,10 @@ class AgreementReport(Report):
         """Return the tables."""
         lone = f"A lone request took {self.lone_ms:.1f} ms (median)."
         rows = [
-            [f"{load:g}", *(told(self._median(load, attrgetter(name))) for _, name, told in COLUMNS)]
+            [
+                f"{load:g}",
+                *(formatted(self._median(load, attrgetter(name))) for _, name, formatted in COLUMNS),
+            ]
             for load in _loads(self.runs)
         ]
         headings = ["load", *(heading for heading, _, _ in COLUMNS)]
@@ -230,8 +233,8 @@ class AgreementReport(Report):
             yield from at_most(f"load {load:g}: rows in time apart from the simulator", apart, GOODPUT)
             apart = self._median(load, lambda run: _apart(run.p50_ms, run.p50_simulated_ms))
             yield from at_most(f"load {load:g}: p50 apart from the simulator", apart, P50)
-            told = self._median(load, lambda run: run.refusals_p99_ms)
-            yield from at_most(f"load {load:g}: refusals told within, ms, p99", told, REFUSALS_MS)
+            refusals_ms = self._median(load, lambda run: run.refusals_p99_ms)
+            yield from at_most(f"load {load:g}: refusals told within, ms, p99", refusals_ms, REFUSALS_MS)
         for load in _loads(self.light):
             apart = abs(self._light(load)[2] - 1)
             yield from at_most(f"load {load:g}: p50 apart from that without a target", apart, LIGHT_P50)

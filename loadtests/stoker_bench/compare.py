@@ -92,13 +92,13 @@ class Comparison:
 
     def __str__(self) -> str:
         machine = describe_machine()
-        told = (
+        summary = (
             f"One row of 784 floats as JSON a request, load by {self.generator} on the same "
             f"{machine['cores']} cores ({machine['processor']}), Python {machine['python']}; "
             f"medians of {self.rounds} rounds of {self.seconds} s, × = median ratio to the hand-written "
             "service in the slice right before."
         )
-        parts = [told]
+        parts = [summary]
         for connections in self.yardstick.slices:
             parts += [f"{connections} connections:", self.table(connections)]
             parts += [
@@ -241,7 +241,7 @@ def compare(
             entries.append(_peer_entry(peer, site))
         yardstick = _yardstick_entry(model)
         found = Comparison(generator.description, seconds, rounds, entries, yardstick)
-        _take_turns(found, concurrency, generator, mlp, folder)
+        _run_in_turns(found, concurrency, generator, mlp, folder)
     return found
 
 
@@ -264,7 +264,7 @@ def _yardstick_entry(model: Path) -> Entry:
     )
 
 
-def _take_turns(
+def _run_in_turns(
     found: Comparison, concurrency: tuple[int, ...], generator: LoadGenerator, mlp: Mlp, folder: Path
 ) -> None:
     turns = found.rounds * len(found.entries)
@@ -275,7 +275,7 @@ def _take_turns(
             for entry in found.entries:
                 progress.set_postfix_str(entry.name)
                 if progress.disable:
-                    _say(f"round {number + 1} of {found.rounds}: {entry.name}")
+                    _report_progress(f"round {number + 1} of {found.rounds}: {entry.name}")
                 with contextlib.ExitStack() as turn:
                     server = _enter(entry, generator, mlp, folder, turn)
                     for connections in concurrency:
@@ -317,7 +317,7 @@ def _pair(
     entry.slices.setdefault(case.connections, []).append(server.run(case, seconds))
 
 
-def _say(what: str) -> None:
+def _report_progress(what: str) -> None:
     print(f"compare: {what} …", file=sys.stderr, flush=True)
 
 

@@ -169,7 +169,7 @@ _PERCENT: Final = 100
 class Rule(Protocol):
     """Looks at the pods once a second."""
 
-    def look(self, fleet: Fleet) -> int:
+    def decide(self, fleet: Fleet) -> int:
         """Return the wanted number of pods."""
         ...
 
@@ -180,7 +180,7 @@ class Fixed:
 
     replicas: int
 
-    def look(self, fleet: Fleet) -> int:
+    def decide(self, fleet: Fleet) -> int:
         """Return that number."""
         del fleet
         return self.replicas
@@ -194,7 +194,7 @@ class Stoker:
         self._state = ScalingState()
         self._next_s = 0.0
 
-    def look(self, fleet: Fleet) -> int:
+    def decide(self, fleet: Fleet) -> int:
         """Return the policy's number of pods."""
         if fleet.now_s < self._next_s:
             return fleet.replicas
@@ -234,7 +234,7 @@ class Horizontal:
     _wanted: deque[tuple[float, int]] = field(default_factory=deque)
     _removed: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def look(self, fleet: Fleet) -> int:
+    def decide(self, fleet: Fleet) -> int:
         """Return its decision at its own times, and the current number at others."""
         if fleet.now_s % self.scrape_s == 0:
             self._scraped = self._metric(fleet)
@@ -302,7 +302,7 @@ class Knative:
     _panic_until_s: float = -1.0
     _panic_pods: int = 0
 
-    def look(self, fleet: Fleet) -> int:
+    def decide(self, fleet: Fleet) -> int:
         """Return its decision."""
         # Its proxy lets ten times as many wait as run; more are refused, and not seen.
         counted = fleet.asked if self.by_rate else np.minimum(fleet.in_flight, 11 * self.most)
@@ -424,7 +424,7 @@ def simulate(
     for pods_asked in asked.tolist():
         for _ in range(round(1 / STEP_S)):
             fleet.step(pods_asked)
-        before, wanted = fleet.replicas, rule.look(fleet)
+        before, wanted = fleet.replicas, rule.decide(fleet)
         if wanted != before:
             fleet.scale(wanted)
             ups += wanted > before

@@ -100,7 +100,7 @@ def looked(rule: Horizontal | Knative, pods: Fleet, asked: float, seconds: int) 
     wanted = []
     for _ in range(seconds):
         second(pods, asked)
-        wanted.append(rule.look(pods))
+        wanted.append(rule.decide(pods))
     return wanted
 
 

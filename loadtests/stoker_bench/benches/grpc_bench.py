@@ -241,10 +241,10 @@ def _build(command: list[str], program: Path) -> None:
         try:
             _output(*command, "-o", str(built))
         except subprocess.CalledProcessError as error:
-            told = next(
+            reason = next(
                 (line for line in error.stderr.splitlines() if "error" in line), "it said nothing of it"
             )
-            raise EchoNotBuilt(f"{COMPILER} does not compile it: {told.strip()}") from error
+            raise EchoNotBuilt(f"{COMPILER} does not compile it: {reason.strip()}") from error
         except subprocess.TimeoutExpired as error:
             raise EchoNotBuilt(f"{COMPILER} did not compile it within {BUILD_TIMEOUT_S} s") from error
         built.replace(program)

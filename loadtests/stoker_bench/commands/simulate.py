@@ -18,7 +18,7 @@ from stoker.settings.choices import Admission
 from stoker.simulation.workload import Curve, Requests
 from stoker.simulation.world import Outcome
 
-__all__ = ["SUMMARY", "add_arguments", "draw", "facts_of", "mean", "not_taken", "run", "table"]
+__all__ = ["SUMMARY", "add_arguments", "draw", "facts_of", "mean", "rejected_rows", "run", "table"]
 
 # What has become of simulated requests, as lines of a table.
 
@@ -29,7 +29,7 @@ def mean(parts: Iterable[float]) -> float | None:
     return round(sum(known) / len(known), 3) if known else None
 
 
-def not_taken(outcomes: Sequence[Outcome]) -> dict[str, object]:
+def rejected_rows(outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Which part of the rows was refused when it came."""
     return {"not taken": mean(one.refused_rows / max(1, int(one.requests.rows.sum())) for one in outcomes)}
 
@@ -271,7 +271,7 @@ def _suite(seeds: Sequence[int], admission: Admission, *, bounds: bool) -> Itera
             # Of those beside the first, the worst.
             row["others"] = mean(part for part in beside if part is not None)
             if admission == "target" and scheduler == "Stoker":
-                row |= not_taken(outcomes or ())
+                row |= rejected_rows(outcomes or ())
         if bounds:
             row |= _bounds([workload.draw(seed) for seed in seeds], CURVES[workload.curve])
         yield row
@@ -335,24 +335,24 @@ def _replay(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
     curve = _curve(args)
     requests, models = read_requests(args.replay, args.target_ms)
-    told: dict[str, object] = {"model": "all"}
+    facts: dict[str, object] = {"model": "all"}
     if args.caller_rows_per_s is not None:
         from stoker_bench.laboratory.suite import let_in
 
         sent = int(requests.rows.sum())
         requests = let_in(requests, args.caller_rows_per_s, args.caller_burst_s)
         # Of all models together: a limit is not a model's.
-        told["refused"] = sent - int(requests.rows.sum())
+        facts["refused"] = sent - int(requests.rows.sum())
     admission = _admission(args)
     outcomes = [
         simulate_requests(curve, _policy(args, curve), requests, len(models), seed, admission=admission)
         for seed in args.seeds
     ]
     if admission == "target":
-        told |= not_taken(outcomes)
-    yield told | facts_of(outcomes)
+        facts |= rejected_rows(outcomes)
+    yield facts | facts_of(outcomes)
     for number, model in enumerate(models if len(models) > 1 else ()):
-        yield dict.fromkeys(told) | {"model": model} | facts_of(outcomes, number)
+        yield dict.fromkeys(facts) | {"model": model} | facts_of(outcomes, number)
 
 
 def _fleet(args: argparse.Namespace) -> Iterator[dict[str, object]]:
@@ -424,7 +424,7 @@ def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
         ]
         facts = {"load": load} | facts_of(outcomes)
         if admission == "target":
-            facts |= not_taken(outcomes)
+            facts |= rejected_rows(outcomes)
         yield facts | _bounds([outcome.requests for outcome in outcomes], curve) if args.bounds else facts
 
 

@@ -81,15 +81,15 @@ class OfflineRuntime:
             line = ""
         if not line:
             raise BenchedServerError(f"{self.name} ended; its complaint is above")
-        told = orjson.loads(line)
-        bodies_per_s = told["bodies"] / told["duration_s"]
+        figures = orjson.loads(line)
+        bodies_per_s = figures["bodies"] / figures["duration_s"]
         return Slice(
             rows_per_s=bodies_per_s * case.rows,
             requests_per_s=bodies_per_s,
             errors=0,
-            p50_ms=told["p50_ms"],
-            p99_ms=told["p99_ms"],
-            cpu_us_per_request=told["cpu_s"] * 1e6 / told["bodies"],
+            p50_ms=figures["p50_ms"],
+            p99_ms=figures["p99_ms"],
+            cpu_us_per_request=figures["cpu_s"] * 1e6 / figures["bodies"],
         )
 
 

@@ -78,10 +78,10 @@ class H2Load:
     @property
     def description(self) -> str:
         """The version of h2load, and how answers are counted."""
-        told = subprocess.run(
+        version = subprocess.run(
             [self._program, "--version"], capture_output=True, text=True, check=False
         ).stdout
-        return f"{' '.join(told.split()[:2]) or 'h2load'} (one thread, answers counted by their bytes)"
+        return f"{' '.join(version.split()[:2]) or 'h2load'} (one thread, answers counted by their bytes)"
 
     def run(self, request: ScoringRequest, connections: int, seconds: float) -> LoadFigures:
         """See LoadGenerator.run.

@@ -104,8 +104,8 @@ class Wrk:
     @property
     def description(self) -> str:
         """The version of wrk."""
-        told = subprocess.run([self._program, "-v"], capture_output=True, text=True, check=False).stdout
-        return " ".join(told.split()[:2]) or "wrk"
+        version = subprocess.run([self._program, "-v"], capture_output=True, text=True, check=False).stdout
+        return " ".join(version.split()[:2]) or "wrk"
 
     def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
         """See LoadGenerator.run."""
@@ -129,14 +129,14 @@ def parse_wrk(output: str) -> LoadFigures:
     line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
     if line is None:
         raise GeneratorError(f"wrk gave no figures; it said: {output.strip() or 'nothing'}")
-    told = orjson.loads(line)
-    broken = sum(told[kind] for kind in ("connect", "read", "write", "timeout"))
+    figures = orjson.loads(line)
+    broken = sum(figures[kind] for kind in ("connect", "read", "write", "timeout"))
     return LoadFigures(
-        requests=told["requests"] - told["status"],
-        errors=told["status"] + broken,
-        duration_s=told["duration_us"] / 1e6,
-        p50_ms=told["p50_us"] / 1e3,
-        p99_ms=told["p99_us"] / 1e3,
+        requests=figures["requests"] - figures["status"],
+        errors=figures["status"] + broken,
+        duration_s=figures["duration_us"] / 1e6,
+        p50_ms=figures["p50_us"] / 1e3,
+        p99_ms=figures["p99_us"] / 1e3,
     )
 
 

@@ -164,7 +164,7 @@ def memory_text(run: MemoryRun) -> str:
     ]
     title = f"{run.model}: memory of the device processes over {run.seconds:,.0f} s of random sizes"
     return "\n".join(
-        [title, "", aligned(headings, rows), f"{run.requests:,} requests answered; {_told(run.told)}"]
+        [title, "", aligned(headings, rows), f"{run.requests:,} requests answered; {_answers_text(run.told)}"]
     )
 
 
@@ -177,7 +177,7 @@ def kill_text(run: KillRun) -> str:
             f"  recovery: {recovery}; lost requests: {run.lost:,}; "
             f"longest wait for an answer: {run.longest_wait_s:.2f} s",
             f"  requests/s before: {figure(run.before_per_s)}, after: {figure(run.after_per_s)}",
-            f"  until the recovery: {_told(run.told)}",
+            f"  until the recovery: {_answers_text(run.told)}",
         ]
     )
 
@@ -190,15 +190,15 @@ def shortage_text(run: MemoryShortage) -> str:
     return "\n".join(
         [
             title,
-            f"  {run.requests:,} requests answered; {_told(run.told or {})}",
+            f"  {run.requests:,} requests answered; {_answers_text(run.told or {})}",
             f"  restarts: {run.restarts}; mean batch: {figure(run.mean_batch_rows)} rows; "
             f"ready at the end: {'yes' if run.ready else 'NO'}",
         ]
     )
 
 
-def _told(told: dict[str, int]) -> str:
-    return "callers got " + (", ".join(f"{what}: {count:,}" for what, count in told.items()) or "nothing")
+def _answers_text(answers: dict[str, int]) -> str:
+    return "callers got " + (", ".join(f"{what}: {count:,}" for what, count in answers.items()) or "nothing")
 
 
 @dataclass

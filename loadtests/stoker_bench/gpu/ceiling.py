@@ -149,9 +149,9 @@ def measure_ceiling(model: GpuModel, options: CeilingOptions) -> Ceiling:
     runs = 2 * len(WAYS) * len(options.batches)
     output = output_of(command, START_S + options.seconds * runs)
     # ONNX Runtime prints what it likes before that.
-    told = orjson.loads(output.splitlines()[-1])
-    batches = tuple(BatchFigures(**batch) for batch in told["batches"])
-    return Ceiling(batches, told["pinned"], tuple(told["failures"]))
+    figures = orjson.loads(output.splitlines()[-1])
+    batches = tuple(BatchFigures(**batch) for batch in figures["batches"])
+    return Ceiling(batches, figures["pinned"], tuple(figures["failures"]))
 
 
 class _Bench:

@@ -120,7 +120,7 @@ def percentile_ms(summary: str) -> float:
     """
     found = P99.search(summary)
     if found is None:
-        raise GeneratorError(f"LoadGen told no percentile; its summary: {summary.strip() or 'empty'}")
+        raise GeneratorError(f"LoadGen reported no percentile; its summary: {summary.strip() or 'empty'}")
     return int(found[1]) / NS_A_MS
 
 
@@ -358,7 +358,7 @@ def run_poisson(
         ]
         outputs = outputs_of(commands, options.settle_s + seconds + DRAIN_S)
         latencies_s = np.concatenate([np.load(file) for file in files])
-    return together(rate, [orjson.loads(output) for output in outputs], latencies_s, options.limit_ms)
+    return combined_run(rate, [orjson.loads(output) for output in outputs], latencies_s, options.limit_ms)
 
 
 def loop_command(
@@ -378,25 +378,27 @@ def loop_command(
     return [*command, "--begin", str(time.monotonic() + settle_s)]
 
 
-def together(rate: float, told: list[dict[str, Any]], latencies_s: np.ndarray, limit_ms: float) -> PoissonRun:
+def combined_run(
+    rate: float, results: list[dict[str, Any]], latencies_s: np.ndarray, limit_ms: float
+) -> PoissonRun:
     """Combine the results of the processes of one run.
 
     Args:
         rate: The rate of all processes.
-        told: For each process its `queries`, `errors`, `overloaded`, `cores`, and LoadGen's `p99_ms` (None without).
+        results: The `queries`, `errors`, `overloaded`, `cores` and LoadGen's `p99_ms` (None without) of each process.
         latencies_s: All latencies, as measured by the processes.
         limit_ms: Limit of the 99th percentile.
     """
-    errors = int(sum(each["errors"] for each in told))
-    overloaded = any(each["overloaded"] for each in told)
+    errors = int(sum(each["errors"] for each in results))
+    overloaded = any(each["overloaded"] for each in results)
     p50_ms, p99_ms = (math.inf, math.inf)
     if len(latencies_s):
         p50_ms, p99_ms = (np.percentile(latencies_s, (50, PERCENTILE)) * 1e3).tolist()
-    by_loadgen = [each["p99_ms"] for each in told if each["p99_ms"] is not None]
-    # Of a run that was cut short LoadGen was told that all were answered.
+    by_loadgen = [each["p99_ms"] for each in results if each["p99_ms"] is not None]
+    # In a run that was cut short, LoadGen counts all queries as answered.
     if by_loadgen and not overloaded:
         p99_ms = max(by_loadgen)
     valid = p99_ms <= limit_ms and not errors and not overloaded
-    queries = int(sum(each["queries"] for each in told))
-    cores = sum(each["cores"] for each in told)
+    queries = int(sum(each["queries"] for each in results))
+    cores = sum(each["cores"] for each in results)
     return PoissonRun(rate, queries, errors, p50_ms, p99_ms, overloaded, valid, cores)

@@ -81,11 +81,11 @@ class _Pool:
         if not succeeded or latency_s > self._limit_s:
             self.late += 1
             if self.late > self._tolerated and not self.overloaded.is_set():
-                self._give_up()
+                self._abandon()
         self._arrivals.complete(query)
-        self._tell_drained()
+        self._notify_drained()
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         """The percentile cannot be met any more: send nothing further, so that the server is free again soon."""
         self.overloaded.set()
         while self._waiting:
@@ -95,13 +95,13 @@ class _Pool:
     async def drain(self) -> None:
         """Await the last answers; missing ones count as failed."""
         self._drained = asyncio.get_running_loop().create_future()
-        self._tell_drained()
+        self._notify_drained()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._drained
         self.errors += self.under_way
 
-    def _tell_drained(self) -> None:
+    def _notify_drained(self) -> None:
         if self._drained is not None and not self._drained.done() and not self.under_way:
             self._drained.set_result(None)
 

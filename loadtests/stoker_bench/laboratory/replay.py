@@ -34,28 +34,28 @@ def read_requests(path: Path, target_ms: float) -> tuple[Requests, list[str]]:
     """
     try:
         with path.open(newline="") as file:
-            told = sorted(map(_told, csv.DictReader(file)))
+            recorded = sorted(map(_recorded_request, csv.DictReader(file)))
     except (OSError, KeyError, ValueError) as error:
         raise InvalidSettings(
             f"{path} cannot be read as CSV with the columns time (seconds), model, rows, caller and tier: {error!r}"
         ) from error
-    if not told or min(one.rows for one in told) < 1:
+    if not recorded or min(one.rows for one in recorded) < 1:
         raise InvalidSettings(f"{path} has no requests, or some without a row")
-    models = sorted({one.model for one in told})
-    callers = sorted({one.caller for one in told})
-    begun_s = told[0].time_s
+    models = sorted({one.model for one in recorded})
+    callers = sorted({one.caller for one in recorded})
+    begin_s = recorded[0].time_s
     requests = Requests(
-        np.array([round((one.time_s - begun_s) * 1e9) for one in told], np.int64),
-        np.array([one.rows for one in told], np.int64),
-        np.array([models.index(one.model) for one in told], np.int64),
-        np.full(len(told), round(target_ms * 1e6)),
-        np.array([one.tier for one in told], np.int64),
-        np.array([callers.index(one.caller) for one in told], np.int64),
+        np.array([round((one.time_s - begin_s) * 1e9) for one in recorded], np.int64),
+        np.array([one.rows for one in recorded], np.int64),
+        np.array([models.index(one.model) for one in recorded], np.int64),
+        np.full(len(recorded), round(target_ms * 1e6)),
+        np.array([one.tier for one in recorded], np.int64),
+        np.array([callers.index(one.caller) for one in recorded], np.int64),
     )
     return requests, models
 
 
-class _Told(NamedTuple):
+class _RecordedRequest(NamedTuple):
     """One request of a file."""
 
     time_s: float
@@ -65,9 +65,9 @@ class _Told(NamedTuple):
     tier: int
 
 
-def _told(row: dict[str, str]) -> _Told:
+def _recorded_request(row: dict[str, str]) -> _RecordedRequest:
     tier = TIERS.index(row.get("tier") or "normal")
-    return _Told(
+    return _RecordedRequest(
         float(row["time"]),
         row.get("model") or "model",
         int(row.get("rows") or 1),

@@ -77,7 +77,7 @@ class Shared:
     def next_batch(self, now_ns: int) -> Batch:
         """The batch that the planner of the model chosen by the arbiter dispatches."""
         proposals: dict[str, Proposal] = {}
-        look_again: list[int] = []
+        check_again: list[int] = []
         for number, model in enumerate(self._models):
             proposal = model.propose(now_ns)
             if proposal is None:
@@ -86,15 +86,15 @@ class Shared:
                 continue
             proposals[str(number)] = proposal
             if proposal.check_again_ns is not None:
-                look_again.append(proposal.check_again_ns)
+                check_again.append(proposal.check_again_ns)
         chosen = self._arbiter.choose(now_ns, proposals)
         if chosen is None:
-            self._tell(now_ns, now_ns, proposals)
-            return Batch(0, np.empty(0, np.int32), min(look_again, default=None))
+            self._publish(now_ns, now_ns, proposals)
+            return Batch(0, np.empty(0, np.int32), min(check_again, default=None))
         cost_ns = proposals.pop(chosen).cost_ns
         self._arbiter.charge(chosen, cost_ns)
         rows = self._models[int(chosen)].next_batch(now_ns).rows
-        self._tell(now_ns, now_ns + cost_ns, proposals)
+        self._publish(now_ns, now_ns + cost_ns, proposals)
         return Batch(int(chosen), rows)
 
     @property
@@ -102,7 +102,7 @@ class Shared:
         """Number of refused rows."""
         return sum(model.refused_rows for model in self._models)
 
-    def _tell(self, now_ns: int, free_ns: int, proposals: Mapping[str, Proposal]) -> None:
+    def _publish(self, now_ns: int, free_ns: int, proposals: Mapping[str, Proposal]) -> None:
         for number, model in enumerate(self._models):
             others = (offer.cost_ns for name, offer in proposals.items() if name != str(number))
             model.tell(now_ns, free_ns, max(others, default=0))
@@ -465,7 +465,7 @@ def _times(stream: Stream, load: float) -> Stream:
 
 
 def _facts(outcomes: Sequence[Outcome], others: Sequence[Stream], neighbour: Stream) -> dict[str, object]:
-    in_time, worst, took_ms, had = [], [], [], []
+    in_time, worst, took_ms, device_shares = [], [], [], []
     for outcome in outcomes:
         asked = outcome.requests
         theirs = (asked.caller != neighbour.caller) | (asked.tier != neighbour.tier)
@@ -475,14 +475,16 @@ def _facts(outcomes: Sequence[Outcome], others: Sequence[Stream], neighbour: Str
         done = theirs & (outcome.done_ns < outcome.end_ns + 1)
         took_ms.append((outcome.done_ns - asked.at_ns)[done] / 1e6)
         rows = asked.rows[outcome.done_ns <= outcome.end_ns].sum()
-        had.append(float(asked.rows[~theirs & (outcome.done_ns <= outcome.end_ns)].sum() / max(1, rows)))
+        device_shares.append(
+            float(asked.rows[~theirs & (outcome.done_ns <= outcome.end_ns)].sum() / max(1, rows))
+        )
     everyone_ms = np.concatenate(took_ms)
     return {
         "in time": round(sum(in_time) / len(in_time), 4),
         "worst": round(min(worst), 4),
         "p50 ms": round(float(np.quantile(everyone_ms, 0.5)), 2),
         "p99 ms": round(float(np.quantile(everyone_ms, 0.99)), 2),
-        "neighbour's part": round(sum(had) / len(had), 3),
+        "neighbour's part": round(sum(device_shares) / len(device_shares), 3),
     }
 
 

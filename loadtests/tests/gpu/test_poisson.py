@@ -18,11 +18,11 @@ from stoker_bench.gpu.poisson import (
     Query,
     Schedule,
     arrival_times_s,
+    combined_run,
     confirmed_rate,
     highest_rate,
     loadgen_version,
     percentile_ms,
-    together,
 )
 from stoker_bench.gpu.poisson_loop import poisson_loop
 
@@ -73,30 +73,30 @@ def test_arrivals_are_a_seeded_poisson_process() -> None:
 def test_a_run_is_valid_within_the_limit_and_without_failures() -> None:
     """The percentile is that of all latencies; an error or an overload makes a run invalid, however fast it was."""
     latencies_s = np.arange(1, 101) / 1e4
-    run = together(50, [TOLD, TOLD], latencies_s, limit_ms=10)
+    run = combined_run(50, [TOLD, TOLD], latencies_s, limit_ms=10)
     assert (run.queries, run.valid, run.cores) == (200, True, 1.0)
     assert run.p99_ms == pytest.approx(9.901)
-    assert not together(50, [TOLD], latencies_s, limit_ms=9.9).valid
-    assert not together(50, [TOLD, {**TOLD, "errors": 1}], latencies_s, limit_ms=10).valid
-    assert not together(50, [TOLD, {**TOLD, "overloaded": True}], latencies_s, limit_ms=10).valid
-    nothing = together(50, [TOLD], np.empty(0), limit_ms=10)
+    assert not combined_run(50, [TOLD], latencies_s, limit_ms=9.9).valid
+    assert not combined_run(50, [TOLD, {**TOLD, "errors": 1}], latencies_s, limit_ms=10).valid
+    assert not combined_run(50, [TOLD, {**TOLD, "overloaded": True}], latencies_s, limit_ms=10).valid
+    nothing = combined_run(50, [TOLD], np.empty(0), limit_ms=10)
     assert (nothing.p99_ms, nothing.valid) == (math.inf, False)
 
 
 def test_loadgens_percentile_counts_where_it_told_one() -> None:
     """The largest of its processes' percentiles bounds that of all of them."""
     told = [{**TOLD, "p99_ms": 4.0}, {**TOLD, "p99_ms": 11.0}]
-    run = together(50, told, np.full(10, 1e-3), limit_ms=10)
+    run = combined_run(50, told, np.full(10, 1e-3), limit_ms=10)
     assert (run.p99_ms, run.valid) == (11.0, False)
     # Unless the run was cut short: then LoadGen has not seen what was not sent.
     told[1]["overloaded"] = True
-    assert together(50, told, np.full(10, 1e-3), limit_ms=10).p99_ms == pytest.approx(1)
+    assert combined_run(50, told, np.full(10, 1e-3), limit_ms=10).p99_ms == pytest.approx(1)
 
 
 def test_the_rate_is_told_as_a_share_of_the_offline_rate() -> None:
     """The best run is the last valid one, and without a rate there is none."""
     runs = tuple(
-        together(rate, [TOLD], np.full(9, 1e-3), limit_ms=limit) for rate, limit in ((50, 2), (75, 0))
+        combined_run(rate, [TOLD], np.full(9, 1e-3), limit_ms=limit) for rate, limit in ((50, 2), (75, 0))
     )
     search = PoissonSearch("model", "arrivals", 2, 50, runs, 100)
     assert search.of_ceiling == 0.5
@@ -108,7 +108,7 @@ def test_loadgens_summary_is_read() -> None:
     """The 99th percentile of the summary is in milliseconds; a summary without one is an error with its words."""
     summary = "97.00 percentile latency (ns)   : 1\n99.00 percentile latency (ns)   : 1500000\n"
     assert percentile_ms(summary) == 1.5
-    with pytest.raises(GeneratorError, match="told no percentile; its summary: broken"):
+    with pytest.raises(GeneratorError, match="reported no percentile; its summary: broken"):
         percentile_ms("broken\n")
 
 

@@ -44,7 +44,7 @@ from stoker.gpu.devices import enter_device
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
-from stoker.system.processes import stop_yielding, write_stacks_when_asked
+from stoker.system.processes import stop_yielding, write_stacks_on_signal
 from stoker.tensors import Verdict
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def main() -> int:
     parser.add_argument("--control-fd", type=int, required=True)
     args = parser.parse_args()
     _leave_ending_to_the_supervisor()
-    write_stacks_when_asked()
+    write_stacks_on_signal()
     configure_logging("device")
     process = _ModelHost(ControlChannel.inherited(args.control_fd, DEVICE_END))
     code = process.serve()

@@ -67,7 +67,7 @@ from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
-from stoker.system.processes import write_stacks_when_asked
+from stoker.system.processes import write_stacks_on_signal
 from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -414,7 +414,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # The supervisor asks for the stacks before it kills a frontend that hangs.
-    write_stacks_when_asked()
+    write_stacks_on_signal()
     raise_descriptor_limit()
     configure_logging("frontend")
     # Casting a request's numbers to the model's dtype must raise on overflow and not give infinities: `Exchange`

@@ -162,7 +162,7 @@ class TokenVerifier:
         if self._clock_s() >= accepted.expires_s:
             del self._accepted[authorization]
             return None
-        return self._whose(accepted)
+        return self._caller_of(accepted)
 
     def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
         """Return the error for a refused header: the reason, and where to get a token; see `Access.refusal`."""
@@ -206,9 +206,9 @@ class TokenVerifier:
         if len(self._accepted) >= _REMEMBERED:
             self._accepted.clear()
         self._accepted[authorization] = claims
-        return self._whose(claims)
+        return self._caller_of(claims)
 
-    def _whose(self, claims: _Claims) -> CallerTerms | None:
+    def _caller_of(self, claims: _Claims) -> CallerTerms | None:
         # Tokens of a caller who was removed, or whose key has expired, are not valid either.
         return DEFAULT if claims.caller is None else self._keys.caller_named(claims.caller)
 

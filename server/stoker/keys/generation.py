@@ -33,7 +33,7 @@ __all__ = ["FileGeneration", "Follower", "Generation", "raise_generation"]
 _FILE: Final = "generation"
 _BYTES: Final = 8
 _FOLLOWERS: Final = ".followers"
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 _WORD_S: Final = 2.0
 _WAITING: Final = 64
 
@@ -126,11 +126,11 @@ class Follower:
     Args:
         keys_dir: The workspace's folder of keys, which may be created later.
         number: Memory of one number that only this object writes.
-        look_s: Seconds between two checks for changes without notification.
+        check_s: Seconds between two checks for changes without notification.
     """
 
-    def __init__(self, keys_dir: Path, number: memoryview, look_s: float = _LOOK_S) -> None:
-        self._keys_dir, self._number, self._look_s = keys_dir, number, look_s
+    def __init__(self, keys_dir: Path, number: memoryview, check_s: float = _CHECK_S) -> None:
+        self._keys_dir, self._number, self._check_s = keys_dir, number, check_s
         self._name = os.urandom(8).hex()
         self._ending, self._end = socket.socketpair()
         self._socket: socket.socket | None = None
@@ -169,7 +169,7 @@ class Follower:
             heard.register(self._ending, select.POLLIN)
             if self._socket is not None:
                 heard.register(self._socket, select.POLLIN)
-            ready = [descriptor for descriptor, _ in heard.poll(self._look_s * 1000)]
+            ready = [descriptor for descriptor, _ in heard.poll(self._check_s * 1000)]
             if self._ending.fileno() in ready:
                 return
             try:

@@ -83,7 +83,7 @@ class Keys:
         return cls(new_key(), new_key())
 
     @classmethod
-    def given(cls, primary: str | None, secondary: str | None) -> Keys | None:
+    def from_operator(cls, primary: str | None, secondary: str | None) -> Keys | None:
         """Return keys given by the operator (STOKER_PRIMARY_KEY, STOKER_SECONDARY_KEY), None if there are none.
 
         If only one is given, it is the only valid key: given keys are never combined with those of the files.

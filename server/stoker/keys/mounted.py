@@ -65,7 +65,7 @@ class MountedKeys:
     def of(cls, texts: Mapping[str, str], folder: Path, *, signs: bool) -> MountedKeys:
         """Make the keys of what the files of a folder hold; see `read`."""
         generation = _number(texts.get(_GENERATION, ""))
-        keys = Keys.given(texts.get("primary"), texts.get("secondary"))
+        keys = Keys.from_operator(texts.get("primary"), texts.get("secondary"))
         if keys is None:
             raise InvalidSettings(f"there is no key in {folder}; write one into its file primary")
         admin = texts.get("admin")

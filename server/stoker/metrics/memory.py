@@ -42,7 +42,7 @@ class MetricMemory:
         self._memory = mmap.mmap(fd, layout.MEMORY_BYTES)
         words = np.frombuffer(self._memory, np.int64)
         self._pages = words[: layout.PAGES_BYTES // 8].reshape(layout.PAGES, -1)
-        self._taken = words[layout.PAGES_BYTES // 8 :][: layout.PAGES]
+        self._used = words[layout.PAGES_BYTES // 8 :][: layout.PAGES]
         self.key_changes = memoryview(self._memory)[layout.MEMORY_BYTES - 8 : layout.MEMORY_BYTES].cast("q")
 
     @staticmethod
@@ -56,14 +56,14 @@ class MetricMemory:
         """The page of the process with this index."""
         if not 0 <= index < layout.PAGES:
             raise ValueError(f"there are {layout.PAGES} metric pages, got index {index}")
-        self._taken[index] = 1
+        self._used[index] = 1
         words = memoryview(self._memory)[index * layout.PAGE_BYTES :][: layout.PAGE_BYTES].cast("q")
         return MetricPage(words, self.key_changes)
 
     def _pages_in_use(self) -> np.ndarray:
         """The numbers of the pages that processes use: `int64[pages]`."""
         # numpy counts first and raises an error if there are more a moment later: processes start at any time.
-        return np.flatnonzero(self._taken.copy())
+        return np.flatnonzero(self._used.copy())
 
     def totals(self) -> Totals:
         """The sum of all pages at this moment; of times the latest, of caps and of what expires the lowest."""
@@ -179,10 +179,10 @@ class MetricPage:
         """Count a connection that was not accepted for lack of file descriptors."""
         self._words[layout.ACCEPT_FAILURES_BLOCK.offset] += 1
 
-    def set_connections(self, protocol: str, count: int, *, takes: bool) -> None:
+    def set_connections(self, protocol: str, count: int, *, accepts: bool) -> None:
         """Set a frontend's number of open connections, and whether it accepts those of other frontends."""
         start = _connections_word(protocol)
-        self._words[start], self._words[start + 1] = count, takes
+        self._words[start], self._words[start + 1] = count, accepts
 
     def add_connections(self, protocol: str, count: int) -> None:
         """Add connections handed to this frontend; it sets the actual number when it has received them."""
@@ -196,7 +196,7 @@ class MetricPage:
     def clear_connections(self) -> None:
         """Zero the connections of a process that has ended."""
         for protocol in layout.PROTOCOLS:
-            self.set_connections(protocol, 0, takes=False)
+            self.set_connections(protocol, 0, accepts=False)
 
     def set_certificate_expiry(self, protocol: str, expires_s: int) -> None:
         """Set when the certificate that this frontend shows expires, in seconds since 1970."""

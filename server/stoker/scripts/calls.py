@@ -212,7 +212,7 @@ class Pieces:
         if inspect.isgenerator(self._yielded):
             return next(self._yielded, _END)
         coming = anext(self._yielded, _END)
-        return finish(coming if self._writer is None else self._writer.while_wanted(coming))
+        return finish(coming if self._writer is None else self._writer.while_open(coming))
 
     def _close(self) -> None:
         if inspect.isgenerator(self._yielded):

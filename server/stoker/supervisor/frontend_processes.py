@@ -437,7 +437,7 @@ class FrontendProcesses:
                 sampling=None if self._traces is None else self._traces.sampling,
                 tls=settings.tls,
                 hosts=answered_hosts(settings),
-                keys=Keys.given(settings.primary_key or None, settings.secondary_key or None),
+                keys=Keys.from_operator(settings.primary_key or None, settings.secondary_key or None),
             ),
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,

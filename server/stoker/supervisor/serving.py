@@ -214,7 +214,7 @@ class Stock:
         settings = self._settings
         owner = keys_owner(settings.endpoint, name)
         keyring = Keyring(self._workspace.keys_dir, owner)
-        given = Keys.given(settings.primary_key, settings.secondary_key)
+        given = Keys.from_operator(settings.primary_key, settings.secondary_key)
         takes_made_keys = given is None and (settings.auth or settings.token_auth)
         if not (takes_made_keys or settings.token_auth):
             return

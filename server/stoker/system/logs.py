@@ -203,7 +203,7 @@ class LineLimit:
         self._since_s = clock_s()
         self._room = float(self._AT_ONCE)
 
-    def take(self, lines: int) -> bool:
+    def acquire(self, lines: int) -> bool:
         """Return whether so many lines may be written now; if so, count them."""
         now_s = self._clock_s()
         self._room = min(self._AT_ONCE, self._room + (now_s - self._since_s) * self._A_SECOND)
@@ -265,9 +265,9 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not su
 
     def _admitted(self, text: str) -> str:
         lines = self._lines.lines(text)
-        if self._limit.take(lines):
+        if self._limit.acquire(lines):
             return text
-        if lines > 1 and self._limit.take(1):
+        if lines > 1 and self._limit.acquire(1):
             return self._lines.shortened(text)
         self._left_out += 1
         return ""

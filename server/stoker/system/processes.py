@@ -27,7 +27,7 @@ __all__ = [
     "keep_memory_out_of_cores",
     "open_standard_streams",
     "stop_yielding",
-    "write_stacks_when_asked",
+    "write_stacks_on_signal",
     "yield_cores",
 ]
 
@@ -85,7 +85,7 @@ def be_expendable(by: int, pid: int | None = None) -> None:
         Path("/proc", "self" if pid is None else str(pid), own.name).write_text(str(score), encoding="ascii")
 
 
-def write_stacks_when_asked() -> None:
+def write_stacks_on_signal() -> None:
     """Write the stacks of all threads when `STACKS_SIGNAL` or `LAST_STACKS_SIGNAL` comes; called on the main thread.
 
     Python handles the first signal, holding the interpreter lock: a handler in C would walk the frames while threads

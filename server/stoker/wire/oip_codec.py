@@ -120,7 +120,7 @@ _MAX_REMEMBERED_BYTES: Final = 4096
 _ID: Final = re.compile(rb'\{"id": ?"([ !#-\[\]-~]{1,%d})", ?' % MAX_ID_CHARS)
 
 
-class _Place(NamedTuple):
+class _InputSpan(NamedTuple):
     """The position of an input among the bytes after the JSON."""
 
     name: str
@@ -132,7 +132,7 @@ class _Place(NamedTuple):
 class _Form(NamedTuple):
     """The content of a request without its id and its data."""
 
-    places: tuple[_Place, ...]
+    places: tuple[_InputSpan, ...]
     data_bytes: int
     wanted: tuple[WantedOutput, ...]
     timeout_ns: int | None
@@ -204,7 +204,7 @@ class InferCodec:
         begin = _address(np.frombuffer(body, np.uint8)) + json_bytes
         data_bytes = len(body) - json_bytes
         places = tuple(
-            _Place(name, array.dtype, array.shape, _address(array) - begin)
+            _InputSpan(name, array.dtype, array.shape, _address(array) - begin)
             for name, array in request.inputs.items()
         )
         sizes = [array.nbytes for array in request.inputs.values()]

@@ -88,7 +88,7 @@ class PieceWriter:
             self._socket = self._connect()
         self._socket.sendall(_LENGTH.pack(len(piece)) + piece)
 
-    async def while_wanted(self, coming: Awaitable[_Result]) -> _Result:
+    async def while_open(self, coming: Awaitable[_Result]) -> _Result:
         """Await a result, and cancel it when the frontend closes the stream, which is open from the first piece.
 
         Raises:

@@ -400,20 +400,20 @@ class MethodDecoder:
             return MethodRequest(self._default.name, self._decoder.decode(body))
         document = parse_document(body)
         if isinstance(document, dict) and "Inputs" in document and "data" not in document:
-            return self._of_automl(document)
-        method = self._asked(document)
+            return self._decode_automl(document)
+        method = self._method_of(document)
         return MethodRequest(method.name, tensors_of(document, method.tensors))
 
-    def _of_automl(self, document: Mapping[str, Any]) -> MethodRequest:
+    def _decode_automl(self, document: Mapping[str, Any]) -> MethodRequest:
         given, parameters = document["Inputs"], document.get("GlobalParameters")
         if not isinstance(given, dict) or len(given) != 1:
             raise InvalidInput('"Inputs" must be an object with the rows as its only value: {"data": rows}.')
         (rows,) = given.values()
         asked = parameters if isinstance(parameters, dict) and "method" in parameters else {}
-        method = self._asked({"method": self._methods.get(_OF_AUTOML, self._default).name, **asked})
+        method = self._method_of({"method": self._methods.get(_OF_AUTOML, self._default).name, **asked})
         return MethodRequest(method.name, tensors_of({"data": rows}, method.tensors), results=True)
 
-    def _asked(self, document: Any) -> NamedSignature:
+    def _method_of(self, document: Any) -> NamedSignature:
         name = document.get("method", self._default.name) if isinstance(document, dict) else None
         if name is None:
             return self._default

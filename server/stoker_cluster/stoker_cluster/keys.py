@@ -48,7 +48,7 @@ def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "chan
     """
     namespace = plan.namespace or cluster.namespace
     reference = Reference("v1", "Secret", namespace, plan.keys_secret)
-    Keys.given(plan.primary_key, plan.secondary_key)
+    Keys.from_operator(plan.primary_key, plan.secondary_key)
     given = {"primary": plan.primary_key, "secondary": plan.secondary_key}
     new = {slot: key for slot, key in given.items() if key}
     signs = bool(plan.server.get("token_auth"))
@@ -81,7 +81,7 @@ def read_keys(cluster: Cluster, namespace: str, service: str) -> Keys:
         InvalidSettings: One of them cannot be a key.
     """
     data = _data(cluster, namespace, service)
-    keys = Keys.given(_decoded(data.get("primary")), _decoded(data.get("secondary")))
+    keys = Keys.from_operator(_decoded(data.get("primary")), _decoded(data.get("secondary")))
     if keys is None:
         raise ClusterError(f"the Secret {service}-keys in {namespace} has neither primary nor secondary")
     return keys

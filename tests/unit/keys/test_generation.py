@@ -36,7 +36,7 @@ def keyring(tmp_path: Path) -> Keyring:
 @pytest.fixture
 def follower(keyring: Keyring, number: memoryview) -> Iterator[Follower]:
     """One that looks by itself only when it is told to."""
-    running = Follower(keyring.keys_dir, number, look_s=3600)
+    running = Follower(keyring.keys_dir, number, check_s=3600)
     running.start()
     yield running
     running.close()
@@ -150,7 +150,7 @@ def test_a_folder_with_a_long_path_is_followed(tmp_path: Path, number: memoryvie
     """Addresses of sockets are short; paths need not be."""
     keys_dir = tmp_path / ("long" * 40) / "keys"
     keys_dir.mkdir(parents=True)
-    follower = Follower(keys_dir, number, look_s=3600)
+    follower = Follower(keys_dir, number, check_s=3600)
     follower.start()
     raise_generation(keys_dir)
     assert number[0] == 1
@@ -174,7 +174,7 @@ def test_a_server_with_many_descriptors_follows_on(
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
         monkeypatch.setattr(Follower, "_listen", listen_above)
-        follower = Follower(keyring.keys_dir, number, look_s=3600)
+        follower = Follower(keyring.keys_dir, number, check_s=3600)
         follower.start()
         raise_generation(keyring.keys_dir)
         assert number[0] == 1
@@ -185,7 +185,7 @@ def test_a_server_with_many_descriptors_follows_on(
 
 def test_a_folder_that_comes_later_is_followed(tmp_path: Path, number: memoryview) -> None:
     """A server without keys may be given some."""
-    follower = Follower(tmp_path / "keys", number, look_s=3600)
+    follower = Follower(tmp_path / "keys", number, check_s=3600)
     Keyring(tmp_path / "keys", "a").ensure()
     follower.check()
     assert number[0] == 1

@@ -191,16 +191,19 @@ def test_unfit_keys_are_refused(tmp_path: Path, key: str, problem: str) -> None:
     with pytest.raises(InvalidSettings, match=problem):
         keyring.regenerate("primary", key)
     with pytest.raises(InvalidSettings, match=problem):
-        Keys.given(key, None)
+        Keys.from_operator(key, None)
     assert keyring.show() == keys
 
 
 def test_given_keys_replace_those_of_the_files(tmp_path: Path) -> None:
     """With one key given by the operator only that one is valid, and no file is needed."""
-    assert Keys.given(None, None) is None
-    both = Keys.given("primary-0123456789", "secondary-0123456789")
+    assert Keys.from_operator(None, None) is None
+    both = Keys.from_operator("primary-0123456789", "secondary-0123456789")
     assert both == Keys("primary-0123456789", "secondary-0123456789")
-    for only in (Keys.given("operators-own-key", None), Keys.given(None, "operators-own-key")):
+    for only in (
+        Keys.from_operator("operators-own-key", None),
+        Keys.from_operator(None, "operators-own-key"),
+    ):
         verifier = KeyVerifier(tmp_path / "absent", "mnist", override=only)
         assert verifier.verify(b"Bearer operators-own-key")
         assert not verifier.verify(b"Bearer operators-other-key")

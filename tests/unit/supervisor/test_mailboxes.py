@@ -52,7 +52,7 @@ def test_others_have_them_in_turns(boxes: list[Receiver]) -> None:
     for _ in range(3):
         _post(ended.mailbox)
     for _, page in others:
-        page.set_connections("grpc", 0, takes=True)
+        page.set_connections("grpc", 0, accepts=True)
     before = open_descriptors()
     assert forward(ended.mailbox, others) == 3
     assert open_descriptors() == before
@@ -71,7 +71,7 @@ def test_without_anybody_else_they_wait(boxes: list[Receiver]) -> None:
 def test_what_does_not_fit_waits(boxes: list[Receiver]) -> None:
     """A receiver that does not look holds some, and has counted no others; the rest is not lost."""
     ended, other, _ = boxes
-    other.page.set_connections("grpc", 0, takes=True)
+    other.page.set_connections("grpc", 0, accepts=True)
     posted = 0
     while True:
         _post(ended.mailbox)
@@ -86,7 +86,7 @@ def test_what_does_not_fit_waits(boxes: list[Receiver]) -> None:
 def test_what_cannot_be_received_is_counted(boxes: list[Receiver]) -> None:
     """Without a descriptor the kernel closes one; the others wait until there is one."""
     ended, other, _ = boxes
-    other.page.set_connections("grpc", 0, takes=True)
+    other.page.set_connections("grpc", 0, accepts=True)
     _post(ended.mailbox)
     _post(ended.mailbox)
     lost: list[None] = []
@@ -99,7 +99,7 @@ def test_what_cannot_be_received_is_counted(boxes: list[Receiver]) -> None:
 def test_what_cannot_be_put_back_is_counted(boxes: list[Receiver]) -> None:
     """Whoever ends frontends goes on."""
     ended, other, _ = boxes
-    other.page.set_connections("grpc", 0, takes=True)
+    other.page.set_connections("grpc", 0, accepts=True)
     _post(ended.mailbox)
     other.mailbox.door.close()
     ended.mailbox.door.close()

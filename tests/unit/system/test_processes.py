@@ -37,14 +37,14 @@ def test_cores_have_no_memory() -> None:
 # What is asked is asked by itself: nothing but Python's own threads run here.
 _RUNS = """
 import os, signal, sys, threading
-from stoker.system.processes import STACKS_SIGNAL, write_stacks_when_asked
+from stoker.system.processes import STACKS_SIGNAL, write_stacks_on_signal
 
 def deep(number): return number if number == 0 else deep(number - 1) + 1
 def some(): yield from range(5)
 def work():
     while True: deep(30); sum(some()); [x for x in map(lambda number: number + 1, range(20))]
 
-write_stacks_when_asked()
+write_stacks_on_signal()
 sys.setswitchinterval(1e-5)
 for _ in range(4):
     threading.Thread(target=work, daemon=True).start()
@@ -58,8 +58,8 @@ os._exit(0)
 """
 _HANGS = """
 import ctypes
-from stoker.system.processes import write_stacks_when_asked
-write_stacks_when_asked()
+from stoker.system.processes import write_stacks_on_signal
+write_stacks_on_signal()
 mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
 def hang(): [libc.pthread_mutex_lock(mutex) for _ in range(2)]
 print("hangs", flush=True)

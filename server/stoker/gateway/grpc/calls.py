@@ -411,7 +411,7 @@ class StreamedCall(RpcCall):
         self._closing = self._received_all = False
         self._inflating: asyncio.Task[None] | None = None
         super().__init__(connection, stream, head, method)
-        stream.tells_drained = True
+        stream.notifies_drained = True
         self.watch_deadline()
 
     def handle(self, item: Message | StokerError) -> None:

@@ -275,8 +275,8 @@ class ConnectionMonitor:
 
     def _check_peer(self, now_s: float) -> bool:
         http = self._new_connection.http
-        if http.heard:
-            http.heard = False
+        if http.has_received:
+            http.has_received = False
             self._received_s, self._pinged_s = now_s, None
         elif self._pinged_s is None:
             if now_s - self._received_s >= self._timeouts.silence_s:

@@ -92,7 +92,7 @@ class WatchCall(UnaryCall):
             self.refuse(MalformedBody(f"the message cannot be read: {error}"))
             return
         self.watch_deadline()
-        self._stream.tells_drained = True
+        self._stream.notifies_drained = True
         self.method.answer.watching[self] = None
         self.drained()
 

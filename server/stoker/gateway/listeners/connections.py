@@ -249,7 +249,7 @@ class ConnectionShare:
         if count < self._open:
             self._full = False
         self._open = count
-        self._page.set_connections(self._protocol, count, takes=not (self._full or self._leaving))
+        self._page.set_connections(self._protocol, count, accepts=not (self._full or self._leaving))
 
     def report_again(self) -> None:
         """Correct the number: the frontend that handed a connection over has counted it here, and it was lost."""

@@ -60,11 +60,8 @@ from stoker.wire.http2.streams import Receiver, Sender, Stream
 __all__ = [
     "Connection",
     "Head",
-    "check_begins",
     "check_priority",
     "peer_settings",
-    "ping_payload",
-    "reset_code",
     "unpadded",
     "window_increment",
 ]
@@ -95,33 +92,11 @@ def peer_settings(flags: int, number: int, payload: bytes) -> list[tuple[int, in
     return values
 
 
-def ping_payload(number: int, payload: bytes) -> bytes:
-    """Return the payload of a PING frame; raise ConnectionFault if it is malformed."""
-    if number:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ping of a stream")
-    if len(payload) != 8:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed PING")
-    return payload
-
-
-def reset_code(payload: bytes) -> int:
-    """Return the error code of a RST_STREAM frame; raise ConnectionFault if it is malformed."""
-    if len(payload) != 4:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed RST_STREAM")
-    return int.from_bytes(payload, "big")
-
-
 def window_increment(payload: bytes) -> int:
     """Return the increment of a WINDOW_UPDATE frame; raise ConnectionFault if it is malformed."""
     if len(payload) != 4:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed WINDOW_UPDATE")
     return int.from_bytes(payload, "big") & LARGEST_STREAM
-
-
-def check_begins(kind: int, flags: int) -> None:
-    """Raise ConnectionFault unless the first frame of a client has its settings."""
-    if kind != Kind.SETTINGS or flags & ACK:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "client begins without its settings")
 
 
 def unpadded(data: bytes, start: int, stop: int) -> tuple[int, int]:
@@ -172,7 +147,7 @@ class Connection(Sender, Generic[HeadT]):
         failed: Whether the connection has ended: nothing more is read, and `out` has the last frames.
         greeted: Whether the client has sent its preface.
         settled: Whether the client knows which requests are the last to be answered.
-        heard: Whether anything has arrived since the owner set this to False.
+        has_received: Whether anything has arrived since the owner set this to False.
         more: Whether frames are left for the next turn: the owner calls `receive` again.
         stuck: Whether no frame was completed since the owner set this to True.
     """
@@ -186,7 +161,7 @@ class Connection(Sender, Generic[HeadT]):
         """
         super().__init__()
         self.patience, self.resets = PATIENCE, RESETS
-        self.failed = self.greeted = self.settled = self.heard = self.stuck = self.more = False
+        self.failed = self.greeted = self.settled = self.has_received = self.stuck = self.more = False
         self.on_settled: Callable[[], None] = lambda: None
         self._begin = begin
         self._heads = HeadReader(read)
@@ -210,7 +185,7 @@ class Connection(Sender, Generic[HeadT]):
         """Process received bytes, as many as fit into a turn; `more` tells whether some are left."""
         if self.failed:
             return
-        self.heard = True
+        self.has_received = True
         try:
             self._feed(data)
         except ConnectionFault as fault:
@@ -307,7 +282,9 @@ class Connection(Sender, Generic[HeadT]):
         if len(data) < len(PREFACE) + HEAD_BYTES:
             return 0
         self.greeted = True
-        check_begins(data[len(PREFACE) + 3], data[len(PREFACE) + 4])
+        kind, flags = data[len(PREFACE) + 3], data[len(PREFACE) + 4]
+        if kind != Kind.SETTINGS or flags & ACK:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "client begins without its settings")
         return len(PREFACE)
 
     def _on_data(self, data: bytes, start: int, stop: int, flags: int, number: int) -> None:
@@ -456,7 +433,8 @@ class Connection(Sender, Generic[HeadT]):
             self.reset(stream, ErrorCode.FLOW_CONTROL_ERROR if more_bytes else ErrorCode.PROTOCOL_ERROR)
 
     def _on_reset(self, number: int, payload: bytes) -> None:
-        reset_code(payload)
+        if len(payload) != 4:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed RST_STREAM")
         self._check_begun(number)
         self.resets -= 1
         if self.resets < 0:
@@ -466,7 +444,10 @@ class Connection(Sender, Generic[HeadT]):
             self._lose(stream)
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
-        ping_payload(number, payload)
+        if number:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ping of a stream")
+        if len(payload) != 8:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed PING")
         if not flags & ACK:
             self.out.append(frame(Kind.PING, ACK, 0, payload))
         elif payload == _DRAINING and self._drains:

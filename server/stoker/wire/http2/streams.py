@@ -36,7 +36,7 @@ class Receiver(Protocol):
         """Note that nobody waits for the answer any more; nothing can be sent."""
 
     def drained(self) -> None:
-        """Note that everything queued has been sent; called if `Stream.tells_drained` is set."""
+        """Note that everything queued has been sent; called if `Stream.notifies_drained` is set."""
 
 
 class _Nobody:
@@ -74,7 +74,7 @@ class Stream:
         queued_bytes: The size of the queue.
         sent_bytes: How much of the queue has been sent so far.
         answered: Whether the last frame of the answer is queued or sent.
-        tells_drained: Whether the receiver is notified when the queue is empty again.
+        notifies_drained: Whether the receiver is notified when the queue is empty again.
     """
 
     __slots__ = (
@@ -82,13 +82,13 @@ class Stream:
         "ended",
         "held",
         "left_bytes",
+        "notifies_drained",
         "number",
         "queue",
         "queued_bytes",
         "received_bytes",
         "receiver",
         "sent_bytes",
-        "tells_drained",
         "window_bytes",
     )
 
@@ -103,7 +103,7 @@ class Stream:
         self.queue: deque[tuple[int, bytes | memoryview]] | None = None
         self.queued_bytes = self.sent_bytes = 0
         self.answered = False
-        self.tells_drained = False
+        self.notifies_drained = False
 
     def check(self, size_bytes: int, content_bytes: int, ended: bool) -> None:
         """Check a content frame of a stream that is held or has a content-length.
@@ -294,7 +294,7 @@ class Sender:
             self._end(stream)
         elif queue:
             self._waiting[stream] = None
-        elif stream.tells_drained and kind == _DATA:
+        elif stream.notifies_drained and kind == _DATA:
             # Not after a head: content follows, before which nothing may end the answer.
             stream.receiver.drained()
         return size + HEAD.size

@@ -72,11 +72,11 @@ def while_wanted(awaiting: Any, *, cancelled: bool = False) -> Any:
         streams = ScriptStreams()
         expected = streams.expect()
         writer = PieceWriter(expected.place, 5)
-        assert await writer.while_wanted(asyncio.sleep(0, "not begun")) == "not begun"
+        assert await writer.while_open(asyncio.sleep(0, "not begun")) == "not begun"
         await asyncio.get_running_loop().run_in_executor(None, writer.send, b"1")
-        assert await writer.while_wanted(asyncio.sleep(0, "wanted")) == "wanted"
+        assert await writer.while_open(asyncio.sleep(0, "wanted")) == "wanted"
         begun = asyncio.Event()
-        waiting = asyncio.ensure_future(writer.while_wanted(awaiting(begun)))
+        waiting = asyncio.ensure_future(writer.while_open(awaiting(begun)))
         await begun.wait()
         if cancelled:
             waiting.cancel()

@@ -66,7 +66,7 @@ def test_a_head_alone_is_no_answer_that_was_taken() -> None:
     """Who is told that all was sent may end the answer, so it is told behind content."""
     talk = Talk()
     kept = talk.begin(ends=True)
-    kept.stream.tells_drained = True
+    kept.stream.notifies_drained = True
     talk.http.begin_answer(kept.stream, HEAD_BLOCK)
     assert kept.drains == 0
     talk.http.send(kept.stream, b"answer")
@@ -238,7 +238,7 @@ def test_who_waits_for_room_is_told_when_all_is_sent() -> None:
     """Where it asks for that."""
     talk = Talk(INITIAL_WINDOW_SIZE=10)
     kept = talk.begin()
-    kept.stream.tells_drained = True
+    kept.stream.notifies_drained = True
     talk.http.begin_answer(kept.stream, HEAD_BLOCK)
     told = kept.drains
     talk.http.send(kept.stream, bytes(15))

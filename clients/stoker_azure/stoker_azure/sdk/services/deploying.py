@@ -284,7 +284,7 @@ def _provide_keys(
     keyring = Keyring(workspace.keys_dir, name)
     made = old.made_keys if old is not None else not keyring.path.exists()
     # Checked first: a key that cannot be one must not leave others behind.
-    Keys.given(settings.primary_key, settings.secondary_key)
+    Keys.from_operator(settings.primary_key, settings.secondary_key)
     if settings.auth or settings.token_auth:
         keyring.ensure()
         if settings.primary_key:
