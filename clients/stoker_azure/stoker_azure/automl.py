@@ -54,7 +54,6 @@ def log_traceback(
     Args:
         logger: Where to; None for AutoML's own.
         override_error_msg: What to say instead of the exception's text.
-        is_critical: Whether its level is critical, else error.
         tb: Another traceback than that of the exception.
     """
     level = logging.CRITICAL if is_critical else logging.ERROR

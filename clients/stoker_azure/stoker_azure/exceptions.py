@@ -91,9 +91,6 @@ class AuthenticationException(UserErrorException):
     """Azure refuses to sign somebody in."""
 
 
-# --- not raised here: code catches them ---
-
-
 class ActivityCanceledException(AzureMLException):
     """A step of training was canceled."""
 

@@ -48,11 +48,7 @@ was_reported: Final = threading.Event()
 
 
 def report_nothing_collected(name: str) -> None:
-    """Log once that the service does not collect.
-
-    Args:
-        name: The class whose methods do nothing.
-    """
+    """Log once that the service does not collect."""
     if not was_reported.is_set():
         was_reported.set()
         logger.info(
@@ -62,15 +58,7 @@ def report_nothing_collected(name: str) -> None:
 
 
 class CollectedRows:
-    """Rows of one kind.
-
-    Args:
-        data: The writer.
-        model: Name of the model, for the path.
-        version: Its version, for the path.
-        designation: Kind of the rows, for the path.
-        collection: Name of the files.
-    """
+    """Rows of one kind."""
 
     def __init__(self, data: ModelData, model: str, version: str, designation: str, collection: str) -> None:
         self._data = data
@@ -99,9 +87,7 @@ class CollectedRows:
         """Queue rows for writing, unless the settings leave them out.
 
         Args:
-            collected: The argument of the script's call.
             names: Names of its columns, if they are known.
-            correlations: Result of `correlations`.
 
         Returns:
             The names of the columns; None if nothing is written.
@@ -273,9 +259,6 @@ class ModelDataCollector:
         return input_data
 
 
-# `azureml.ai.monitoring.context`: what joins the rows of several collectors.
-
-
 class CorrelationContext:
     """What rows have in common; scripts may define their own classes."""
 
@@ -359,7 +342,6 @@ class Collector:
         Calls of the self-check before serving, and requests that are not sampled, are left out.
 
         Args:
-            data: A data frame of pandas.
             correlation_context: Context of the rows; a new one by default.
 
         Returns:

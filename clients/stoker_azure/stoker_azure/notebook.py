@@ -33,7 +33,6 @@ class _Cell:
     """A cell of code.
 
     Attributes:
-        name: What tracebacks call it.
         code: Its text as Python, with lines for Jupyter left out.
         written_to: The file that it is written to instead of being run, as it stands there; empty for none.
         appends: Whether it is added to what that file has.
@@ -50,10 +49,6 @@ def run_notebook(path: Path, variables: dict[str, Any]) -> None:
     """Run the cells of a notebook in order, and print the value of each cell's last line.
 
     Lines that set up the display or packages are left out, and a sentence on stderr says so.
-
-    Args:
-        path: The `.ipynb` file.
-        variables: The module's variables.
 
     Raises:
         NotebookRefused: It is no notebook of Python, or has lines that only Jupyter runs. Nothing has been run.

@@ -10,11 +10,7 @@ __all__ = ["EntryScript"]
 
 
 class EntryScript:
-    """The step as its script sees it; all of them are alike.
-
-    Attributes:
-        logger: Where the script logs.
-    """
+    """The step as its script sees it; all of them are alike."""
 
     logger = logging.getLogger("azureml_user.parallel_run")
 

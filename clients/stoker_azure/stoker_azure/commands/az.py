@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["REFUSED", "SUMMARY", "add_arguments", "history", "refuse", "run"]
 
 
-# What `az ml` of Azure has and `stoker az ml` has not: each by a sentence that says what to do instead.
-
-
 _BY_SDK: Final = "write it in Python and run it by 'python -m stoker.azure FILE'"
 _NO_CLOUD: Final = (
     "nothing of the kind is needed: the workspace is the folder .stoker, see 'stoker submit --help'"
@@ -74,9 +71,6 @@ def refuse(args: argparse.Namespace) -> int:
     verb = getattr(args, "verb", None) or next(iter(args.rest), "")
     words = instead.get(verb) or instead[""]
     raise SubmissionRefused(f"az ml {args.group} {verb} is not offered: {words}")
-
-
-# `stoker az ml history list`: runs with what they have measured, as Azure's command lines print them.
 
 
 _FACTS: Final = 6
@@ -150,90 +144,94 @@ def _cell(value: Any) -> str:
 
 SUMMARY = "take command lines that were written for Azure: stoker az ml …"
 
-_NAME: Final = (("-n", "--name"), {"required": True, "metavar": "NAME", "help": "its name"})
-_RUN: Final = (
-    ("-r", "--run-id", "--run"),
-    {"dest": "reference", "required": True, "metavar": "RUN", "help": "the run"},
-)
-_CONFIG: Final = (
-    ("-c", "--run-configuration", "--run-configuration-name"),
-    {"dest": "config", "metavar": "NAME", "help": "NAME.runconfig of the project, or NAME.compute"},
-)
-_TARGET: Final = (("-t", "--target", "--ct"), {"metavar": "NAME", "help": "the compute target"})
-_SCRIPT: Final = (("script",), {"metavar": "SCRIPT", "help": "the script"})
-_ARGUMENTS: Final = (
-    ("arguments",),
-    {"metavar": "ARG", "nargs": argparse.REMAINDER, "help": "what follows it, as it is"},
-)
-_EXPERIMENT: Final = (
-    ("-e", "--experiment-name"),
-    {"dest": "experiment", "metavar": "NAME", "help": "the experiment"},
-)
-_DETACH: Final = (
-    ("--async",),
-    {"dest": "detach", "action": "store_true", "help": "do not follow the run"},
-)
-_OUTPUT: Final = (
-    ("-o", "--output"),
-    {"choices": ["json", "table", "tsv"], "default": "json", "help": "how it is printed (default: json)"},
-)
-_QUERY: Final = (
-    ("--query",),
-    {"metavar": "JMESPATH", "help": "what of it is printed; needs the package jmespath"},
-)
-_DIRECTORY: Final = (("-d", "--output-dir"), {"dest": "output", "metavar": "DIR", "help": "where to"})
-_PREFIX: Final = (("--prefix",), {"default": "", "metavar": "PREFIX", "help": "only those that begin so"})
-_Arguments = tuple[tuple[tuple[str, ...], dict[str, Any]], ...]
 
+def _option(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the arguments of `add_argument` for an option."""
+    return names, options
+
+
+_NAME: Final = _option("-n", "--name", required=True, metavar="NAME", help="its name")
+_RUN: Final = _option(
+    "-r", "--run-id", "--run", dest="reference", required=True, metavar="RUN", help="the run"
+)
+_CONFIG: Final = _option(
+    "-c",
+    "--run-configuration",
+    "--run-configuration-name",
+    dest="config",
+    metavar="NAME",
+    help="NAME.runconfig of the project, or NAME.compute",
+)
+_TARGET: Final = _option("-t", "--target", "--ct", metavar="NAME", help="the compute target")
+_SCRIPT: Final = _option("script", metavar="SCRIPT", help="the script")
+_ARGUMENTS: Final = _option(
+    "arguments", metavar="ARG", nargs=argparse.REMAINDER, help="what follows it, as it is"
+)
+_EXPERIMENT: Final = _option(
+    "-e", "--experiment-name", dest="experiment", metavar="NAME", help="the experiment"
+)
+_DETACH: Final = _option("--async", dest="detach", action="store_true", help="do not follow the run")
+_OUTPUT: Final = _option(
+    "-o",
+    "--output",
+    choices=["json", "table", "tsv"],
+    default="json",
+    help="how it is printed (default: json)",
+)
+_QUERY: Final = _option(
+    "--query", metavar="JMESPATH", help="what of it is printed; needs the package jmespath"
+)
+_DIRECTORY: Final = _option("-d", "--output-dir", dest="output", metavar="DIR", help="where to")
+_PREFIX: Final = _option("--prefix", default="", metavar="PREFIX", help="only those that begin so")
 ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace], int], Any]]] = {
     ("computetarget", "attach"): (
         "write NAME.compute and NAME.runconfig of a compute target",
         az_actions.attach,
         (
-            (
-                ("kind",),
-                {"nargs": "?", "metavar": "TYPE", "help": "remotedocker, remote, cluster or localdocker"},
-            ),
-            (("--type",), {"dest": "type_of_before", "metavar": "TYPE", "help": "the same, as it once was"}),
+            _option("kind", nargs="?", metavar="TYPE", help="remotedocker, remote, cluster or localdocker"),
+            _option("--type", dest="type_of_before", metavar="TYPE", help="the same, as it once was"),
             _NAME,
-            (("-a", "--address"), {"metavar": "HOST", "help": "the machine"}),
-            (("-u", "--username"), {"metavar": "NAME", "help": "who logs in there"}),
-            (
-                ("-p", "-w", "--password"),
-                {"metavar": "PASSWORD", "help": "kept in a file of the workspace for you alone"},
+            _option("-a", "--address", metavar="HOST", help="the machine"),
+            _option("-u", "--username", metavar="NAME", help="who logs in there"),
+            _option(
+                "-p",
+                "-w",
+                "--password",
+                metavar="PASSWORD",
+                help="kept in a file of the workspace for you alone",
             ),
-            (("--ssh-port",), {"metavar": "PORT", "help": "where its SSH server listens (default: 22)"}),
-            (("--private-key-file",), {"metavar": "FILE", "help": "the private key to log in with"}),
-            (
-                ("--private-key-passphrase",),
-                {"metavar": "TEXT", "help": "its passphrase, kept as the password is"},
+            _option("--ssh-port", metavar="PORT", help="where its SSH server listens (default: 22)"),
+            _option("--private-key-file", metavar="FILE", help="the private key to log in with"),
+            _option(
+                "--private-key-passphrase", metavar="TEXT", help="its passphrase, kept as the password is"
             ),
-            (("-k", "--use-azureml-ssh-key"), {"action": "store_true", "help": "log in by a key of yours"}),
-            (("--no-check",), {"action": "store_true", "help": "do not log in now"}),
+            _option("-k", "--use-azureml-ssh-key", action="store_true", help="log in by a key of yours"),
+            _option("--no-check", action="store_true", help="do not log in now"),
         ),
     ),
     ("computetarget", "create"): (
         "keep a cluster by its name; the cores and GPUs of this machine stand for it",
         az_actions.create_cluster,
         (
-            (("kind",), {"choices": ["amlcompute"], "metavar": "TYPE", "help": "amlcompute"}),
+            _option("kind", choices=["amlcompute"], metavar="TYPE", help="amlcompute"),
             _NAME,
-            (("-s", "--vm-size"), {"default": "", "metavar": "SIZE", "help": "the size of its machines"}),
-            (("--min-nodes",), {"default": 0, "metavar": "N", "help": "how many it keeps"}),
-            (("--max-nodes",), {"required": True, "metavar": "N", "help": "how many it may have"}),
+            _option("-s", "--vm-size", default="", metavar="SIZE", help="the size of its machines"),
+            _option("--min-nodes", default=0, metavar="N", help="how many it keeps"),
+            _option("--max-nodes", required=True, metavar="N", help="how many it may have"),
         ),
     ),
     ("computetarget", "update"): (
         "change how many nodes a cluster may have",
         az_actions.update_cluster,
         (
-            (("kind",), {"choices": ["amlcompute"], "metavar": "TYPE", "help": "amlcompute"}),
+            _option("kind", choices=["amlcompute"], metavar="TYPE", help="amlcompute"),
             _NAME,
-            (("--min-nodes",), {"metavar": "N", "help": "how many it keeps"}),
-            (("--max-nodes",), {"metavar": "N", "help": "how many it may have"}),
-            (
-                ("--idle-seconds-before-scaledown",),
-                {"metavar": "S", "help": "how long one may be idle; kept, nothing here"},
+            _option("--min-nodes", metavar="N", help="how many it keeps"),
+            _option("--max-nodes", metavar="N", help="how many it may have"),
+            _option(
+                "--idle-seconds-before-scaledown",
+                metavar="S",
+                help="how long one may be idle; kept, nothing here",
             ),
         ),
     ),
@@ -273,16 +271,13 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
         (
             _RUN,
             _NAME,
-            (
-                ("-ap", "--artifact-path"),
-                {"dest": "path", "required": True, "metavar": "PATH", "help": "the file"},
-            ),
+            _option("-ap", "--artifact-path", dest="path", required=True, metavar="PATH", help="the file"),
         ),
     ),
     ("project", "restore"): (
         "copy the source files of a run to a new folder",
         az_actions.restore,
-        (_RUN, (("--path", "-d"), {"dest": "output", "metavar": "DIR", "help": "the folder (default: RUN)"})),
+        (_RUN, _option("--path", "-d", dest="output", metavar="DIR", help="the folder (default: RUN)")),
     ),
     ("run", "submit-script"): (
         "run a script by a run configuration",
@@ -297,14 +292,13 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
             _TARGET,
             _EXPERIMENT,
             _DETACH,
-            (
-                ("--hyperdrive-configuration-name", "--hd"),
-                {
-                    "dest": "hyperdrive",
-                    "required": True,
-                    "metavar": "NAME",
-                    "help": "NAME.yml, as hdconfig.yml",
-                },
+            _option(
+                "--hyperdrive-configuration-name",
+                "--hd",
+                dest="hyperdrive",
+                required=True,
+                metavar="NAME",
+                help="NAME.yml, as hdconfig.yml",
             ),
             _SCRIPT,
             _ARGUMENTS,
@@ -326,11 +320,8 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
         "write .azureml/config.json, by which code for the SDK finds the workspace",
         az_actions.attach_folder,
         (
-            (("-w", "--workspace-name"), {"required": True, "metavar": "NAME", "help": "the workspace"}),
-            (
-                ("-g", "--resource-group"),
-                {"default": "local", "metavar": "NAME", "help": "its resource group"},
-            ),
+            _option("-w", "--workspace-name", required=True, metavar="NAME", help="the workspace"),
+            _option("-g", "--resource-group", default="local", metavar="NAME", help="its resource group"),
         ),
     ),
     ("datastore", "upload"): (
@@ -338,15 +329,11 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
         az_actions.upload,
         (
             _NAME,
-            (
-                ("-p", "--src-path"),
-                {"dest": "source", "required": True, "metavar": "DIR", "help": "the folder"},
+            _option("-p", "--src-path", dest="source", required=True, metavar="DIR", help="the folder"),
+            _option(
+                "-u", "--target-path", dest="place", default="", metavar="PATH", help="where in the store"
             ),
-            (
-                ("-u", "--target-path"),
-                {"dest": "place", "default": "", "metavar": "PATH", "help": "where in the store"},
-            ),
-            (("--overwrite",), {"action": "store_true", "help": "replace files that are there"}),
+            _option("--overwrite", action="store_true", help="replace files that are there"),
         ),
     ),
     ("datastore", "list"): ("list the data stores", az_actions.list_stores, ()),

@@ -64,7 +64,6 @@ class Field:
     """A setting.
 
     Attributes:
-        keyword: Name in the SDK.
         json_names: Its names in the CLI's JSON, with dots for nesting; the first is the documented one. Empty where
             the CLI has none.
         kinds: The deployments that have it.

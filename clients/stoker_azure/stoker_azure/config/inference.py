@@ -45,12 +45,8 @@ class InferenceConfig:
 
     Attributes:
         source_directory: The folder that Azure copies with the script; None for the script alone.
-        conda_file: The environment as a conda file.
         conda: The environment, if the configuration contains it.
         managed: Who installs the environment, a value of `ModelSettings.environment_managed`; empty if unset.
-        environment_variables: Variables of the process.
-        description: Free text.
-        notes: Notes for the operator.
     """
 
     entry_script: Path
@@ -136,7 +132,6 @@ def write_conda_file(conda: Mapping[str, Any], conda_dir: Path, source: str) -> 
     """Write an environment that a configuration contains as a conda file.
 
     Args:
-        conda: The content of the file.
         conda_dir: Folder for the file, which gets a folder for its content.
         source: Where the environment is from; part of the file's name, which is shown.
     """

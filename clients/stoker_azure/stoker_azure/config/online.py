@@ -35,9 +35,6 @@ __all__ = [
     "read_collections",
 ]
 
-# What a deployment's YAML names: its model and its environment, registered in a workspace or described in place.
-
-
 _REGISTERED: Final = re.compile(r"azureml:(?P<name>[^:@/]+)(?::(?P<version>[^:@/]+)|@(?P<label>[^:@/]+))?")
 _REMOTE: Final = re.compile(r"[a-z]+:/", re.ASCII)
 _ASSET: Final = (
@@ -71,9 +68,7 @@ class OnlineModel:
 
     Attributes:
         registered: A registered model as NAME[:VERSION].
-        path: Its file or folder.
         name: Name on Azure, part of AZUREML_MODEL_DIR.
-        version: Version on Azure.
     """
 
     registered: str = ""

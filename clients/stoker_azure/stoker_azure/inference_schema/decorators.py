@@ -54,7 +54,6 @@ class FunctionSchemas:
         """Return the schemas with one more argument.
 
         Args:
-            names: Names of all arguments of the function.
             schema: Its schema, with an `example`.
             versions: Swagger versions that can express it.
         """
@@ -143,9 +142,6 @@ def _content(cell: Any) -> Any:
         return None
 
 
-# From what JSON gives to what `run` gets.
-
-
 def convert_argument(name: str, value: Any, param_type: AbstractParameterType) -> Any:
     """Return the argument as its description has it.
 
@@ -182,9 +178,6 @@ def _convert(value: Any, param_type: AbstractParameterType) -> Any:
     return param_type.deserialize_input(value)
 
 
-# Who decorates can be asked: as in the real package, that module is loaded too.
-
-
 _Function = Callable[..., Any]
 _PLAIN = (bool, int, float, str, list, dict)
 
@@ -198,7 +191,6 @@ def input_schema(
     """Describe an argument; a value that JSON has given is converted before the function is called.
 
     Args:
-        param_type: What it is.
         convert_to_provided_type: Whether to convert it.
         optional: Whether it may be left out, or be empty: None, zero, an empty text, list or dictionary are
             passed as they are.
@@ -239,9 +231,6 @@ def input_schema(
 
 def output_schema(output_type: AbstractParameterType) -> Callable[[_Function], _Function]:
     """Describe what the function returns; it is documented, not converted.
-
-    Args:
-        output_type: What it is.
 
     Raises:
         TypeError: `output_type` is no parameter type.

@@ -46,7 +46,6 @@ class NumpyParameterType(AbstractParameterType):
         """Describe an array.
 
         Args:
-            sample_input: Array of one dimension or more.
             enforce_column_type: Convert to the sample's dtype; else numpy chooses one.
             enforce_shape: Refuse other ranks, and other sizes of all dimensions but the first.
 

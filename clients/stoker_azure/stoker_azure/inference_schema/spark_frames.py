@@ -38,7 +38,6 @@ class SparkParameterType(AbstractParameterType):
         """Describe a data frame.
 
         Args:
-            sample_input: A Spark data frame.
             apply_sample_schema: Give the frame the sample's schema; else Spark chooses one.
 
         Raises:

@@ -76,7 +76,6 @@ def none_in_workspace(code: str, what: str, name: str, known: Iterable[str]) -> 
     Args:
         code: Azure's name of the failure.
         what: What was looked for, such as `service`.
-        known: Names that there are.
     """
     return f"{code}: there is no {what} {name!r} in the workspace; there are: {', '.join(known) or 'none'}"
 
@@ -91,8 +90,6 @@ class BaseWorkspace:
         subscription_id: The subscription on Azure; zeros if none is said.
         resource_group: The resource group on Azure; `local` if none is said.
         location: The region on Azure, else `local`.
-        tags: Labels that were given to `create`.
-        local: The workspace on this machine.
 
     Raises:
         WorkspaceException: The local workspace cannot be used.

@@ -36,7 +36,6 @@ class Binding:
     """The cluster of a compute target.
 
     Attributes:
-        context: Context of the kubeconfig.
         namespace: Default namespace of services.
         fields: Fields of the plan of each of its services, as the command line or a file has them.
     """

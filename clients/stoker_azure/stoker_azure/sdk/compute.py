@@ -72,12 +72,7 @@ class Configuration:
         """Bind the target to the cluster that the arguments name; most name none."""
 
     def save(self, workspace: BaseWorkspace, file: Path) -> None:
-        """Save what the record does not hold: secrets, in a file of mode 0600.
-
-        Args:
-            workspace: Whose target it is.
-            file: The target's record.
-        """
+        """Save what the record does not hold: secrets, in a file of mode 0600."""
         del workspace
         if self.secrets:
             secret = file.with_suffix(".secret")
@@ -89,11 +84,7 @@ class ComputeTarget(UnofferedByComputeTarget):
 
     Attributes:
         type: Azure's name of the type, such as `AKS`.
-        provisioning_state: `Succeeded`.
         created_on: Time of creation, RFC 3339 in UTC.
-        vm_size: The requested size of machines.
-        agent_count: The requested number of machines.
-        location: The requested region.
     """
 
     kind: ClassVar[str] = ""
@@ -363,10 +354,6 @@ class AmlComputeStatus:
     Attributes:
         nodes: Number of machines: 1, this one, or 0 if the cluster may have none.
         running: Number of machines with runs.
-        least: Smallest number of machines.
-        most: Largest number of machines.
-        idle_s: Seconds that a machine may be idle.
-        vm_size: Their size.
         vm_priority: `dedicated` or `lowpriority`.
     """
 
@@ -440,7 +427,6 @@ class AmlCompute(TargetOfRuns):
             vm_priority: `dedicated` or `lowpriority`.
             min_nodes: Smallest number of machines, a number or its text.
             max_nodes: Largest number of machines; mandatory.
-            idle_seconds_before_scaledown: Seconds that a machine may be idle.
             others: Azure's arguments about its network, without effect.
 
         Raises:

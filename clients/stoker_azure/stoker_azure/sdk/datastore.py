@@ -44,7 +44,6 @@ class DataPath(Printable):
 
     Args:
         path_on_datastore: The path; a leading `/` means the store's root.
-        name: A name for it.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class DataReference:
         path_on_datastore: The path; a leading `/` means the store's root.
         mode: `mount`, `download` or `upload`.
         path_on_compute: Where it was to be; not used, since a store of this machine is where it is.
-        overwrite: Whether files may be replaced.
     """
 
     def __init__(
@@ -247,7 +245,6 @@ class Datastore:
         """Copy a folder into the store.
 
         Args:
-            target_path: Path in the store.
             overwrite: Whether to replace files that are there; else they are skipped, and a line says so.
             show_progress: Whether to print a line for each file.
 

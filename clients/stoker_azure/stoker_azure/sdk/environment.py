@@ -41,9 +41,6 @@ class CondaDependencies:
 
     A new one is empty. (Azure's own begins with a version of Python and `azureml-defaults`; neither is needed here.)
 
-    Args:
-        conda_dependencies_file_path: A file to read.
-
     Raises:
         UserErrorException: The file cannot be read, or is no conda file.
     """
@@ -262,7 +259,6 @@ def pip_lines(lines: Iterable[str], folder: Path) -> list[str]:
 
     Args:
         lines: The lines; empty ones and comments are left out.
-        folder: Where files that they name are.
     """
     kept = (re.sub(r"(^|\s)#.*", "", line).strip() for line in lines)
     return [
@@ -288,12 +284,7 @@ def text_of(file: Path, what: str) -> str:
 
 
 class ContainerRegistry(Printable):
-    """A registry of images. It has no effect and is not saved: it can hold a password.
-
-    Attributes:
-        username: Who signs in.
-        password: With what.
-    """
+    """A registry of images. It has no effect and is not saved: it can hold a password."""
 
     def __init__(self) -> None:
         self.address: str | None = None
@@ -316,11 +307,7 @@ _DOCKER: Final = {
 
 
 class PythonSection(KnownAttributes):
-    """The Python section of an environment.
-
-    Attributes:
-        interpreter_path: The interpreter in the image.
-    """
+    """The Python section of an environment."""
 
     def __init__(self) -> None:
         self.conda_dependencies: CondaDependencies | None = CondaDependencies()
@@ -368,8 +355,6 @@ class DockerSection(KnownAttributes):
     Attributes:
         base_image: Name of the image that it begins with.
         base_dockerfile: A Dockerfile, or its text, instead.
-        base_image_registry: Where it is; not kept.
-        enabled: Whether there is to be a container.
         arguments: Further arguments of `docker run`.
     """
 
@@ -399,7 +384,6 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
 
     Attributes:
         version: Its version, once it is registered.
-        environment_variables: Variables of the script's process.
     """
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"asset_id", "databricks", "r", "spark"})
@@ -454,10 +438,6 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
     ) -> Environment:
         """Make an environment with an image, which is kept for the cluster, and packages.
 
-        Args:
-            conda_specification: A conda file.
-            pip_requirements: A requirements file, instead.
-
         Raises:
             UserErrorException: Both files are given, or one cannot be read.
         """
@@ -477,8 +457,6 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
 
         Args:
             dockerfile: Its path, or its text.
-            conda_specification: A conda file.
-            pip_requirements: A requirements file, instead.
 
         Raises:
             UserErrorException: Both files are given, or one cannot be read.

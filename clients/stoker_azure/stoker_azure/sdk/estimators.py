@@ -37,20 +37,10 @@ class Estimator(ScriptRunConfig):
     """A script, its parameters and its packages.
 
     Args:
-        source_directory: The folder with the script.
-        compute_target: A target, or its name.
         script_params: Its arguments by name; a value may be data, and an empty text is none.
-        process_count_per_node: Processes of each.
-        distributed_training: How the processes find each other.
         environment_definition: An environment instead.
-        max_run_duration_seconds: Largest duration of the run.
         inputs: Data sets and data references that the script finds by their names.
-        use_gpu: Whether to run on a GPU.
         user_managed: Whether to use the Python of the target as it is.
-        custom_docker_image: The image of its container.
-        conda_dependencies_file: A conda file with packages.
-        pip_requirements_file: A requirements file with packages.
-        shm_size: Shared memory of its container.
         resume_from: A `DataPath` whose folder follows as `--resume-from`.
         others: Older names of these, and Azure's further arguments, without effect.
 

@@ -162,11 +162,7 @@ class BayesianParameterSampling(_Sampling):
 
 
 class _EarlyTermination(Printable):
-    """A policy that ends poor runs early.
-
-    Attributes:
-        policy: The policy of Stoker.
-    """
+    """A policy that ends poor runs early."""
 
     policy: Policy
 
@@ -242,15 +238,10 @@ class HyperDriveConfig(SweepConfig):
     """A script, and how its runs differ.
 
     Args:
-        hyperparameter_sampling: Chooses the parameters.
         primary_metric_name: The metric by which runs are compared.
         primary_metric_goal: Which of its values are better.
-        max_total_runs: Largest number of runs.
         max_concurrent_runs: Largest number of runs at the same time; all by default.
         max_duration_minutes: Minutes after which the remaining runs are ended.
-        policy: Ends poor runs early.
-        estimator: The script, as an estimator.
-        run_config: The script, as a `ScriptRunConfig`.
         resume_from: Earlier sweeps, with whose children the new ones are compared.
         resume_child_runs: Children of those, which are continued first.
 

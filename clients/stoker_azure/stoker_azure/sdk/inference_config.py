@@ -22,7 +22,6 @@ class InferenceConfig:
         entry_script: The script, relative to `source_directory`, else to the current folder.
         source_directory: The folder that the script and what it imports and opens are in.
         environment: The environment; None if neither `environment` nor `conda_file` was given.
-        description: A sentence for people.
     """
 
     def __init__(
@@ -39,15 +38,11 @@ class InferenceConfig:
         cuda_version: str | None = None,
         environment: Environment | None = None,
     ) -> None:
-        """Make a configuration, and check that the files exist.
+        """Make a configuration, and check that the files exist. Arguments about an image are kept for the cluster.
 
         Args:
             runtime: `python` or `python-slim`.
             conda_file: The environment as a conda file, relative to `source_directory`.
-            extra_docker_file_steps: Kept for the cluster, like all that is about an image.
-            enable_gpu: Kept for the cluster.
-            base_image: Kept for the cluster.
-            cuda_version: Kept for the cluster.
 
         Raises:
             WebserviceException: A file is missing, or `environment` is given beside arguments that it replaces.

@@ -225,7 +225,6 @@ class AksEndpoint(AksWebservice):
         Args:
             version_name: Name of the version, `v1` by default; the default version and the control.
             traffic_percentile: Share of the requests in percent; the version gets the rest too.
-            keywords: The others.
 
         Raises:
             WebserviceException: One is unknown, has a bad value, or contradicts another.
@@ -270,7 +269,6 @@ class AksEndpoint(AksWebservice):
         """Add a version; wait until its pods can score, then give it its share of the requests.
 
         Args:
-            inference_config: Its script and environment.
             traffic_percentile: Share of the requests in percent; the default version gets the rest.
             is_default: Make this version the default one.
             is_control_version_type: Compare the others with this version.
@@ -297,13 +295,7 @@ class AksEndpoint(AksWebservice):
         is_control_version_type: bool | None = None,
         **keywords: Any,
     ) -> None:
-        """Change a version; arguments that are None change nothing. Shares and default change no pod.
-
-        Args:
-            traffic_percentile: Share of the requests in percent.
-            is_default: Make this version the default one, which gets the rest of the requests.
-            is_control_version_type: Compare the others with this version.
-            keywords: Keywords of `AksWebservice.deploy_configuration` that are not of the whole endpoint.
+        """Change a version: arguments as in `create_version`, None changes nothing. Shares and default change no pod.
 
         Raises:
             WebserviceException: There is no such version, or a setting, model or share is not allowed.

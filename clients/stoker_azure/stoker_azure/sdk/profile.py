@@ -27,12 +27,7 @@ _STARTED, _RESULT, _LOG, _DEPLOYMENT = "profile.json", "told.json", "profile.log
 
 
 class ModelProfile:
-    """A profile, running or finished.
-
-    Attributes:
-        description: A sentence for people.
-        created_time: When it was started.
-    """
+    """A profile, running or finished."""
 
     def __init__(self, workspace: BaseWorkspace, name: str) -> None:
         """Find a profile in the workspace.
@@ -88,11 +83,7 @@ class ModelProfile:
         return None if self._result is None else self._folder / _DEPLOYMENT
 
     def wait_for_completion(self, show_output: bool = False) -> None:
-        """Wait until the profile is finished; `state` and `error` say whether it failed, as on Azure.
-
-        Args:
-            show_output: Print the state.
-        """
+        """Wait until the profile is finished; `state` and `error` say whether it failed, as on Azure."""
         if show_output:
             print(self.state)
         if self._process is not None:
@@ -154,10 +145,8 @@ def start_profile(
 
     Args:
         workspace: The workspace; a profile of the same name is replaced.
-        models: References of the models.
         inference: The script; None for a model by itself.
         dataset: A data set with a file that is a request, or the path of one; None for the model's sample.
-        asked: Other arguments: `cpu`, `memory_in_gb`, `description`.
 
     Raises:
         UserErrorException: The name is not allowed, or the data set has no file.

@@ -45,10 +45,8 @@ class RegisteredModel(UnofferedByModel):
 
     Attributes:
         id: `NAME:VERSION`.
-        created_time: Time of registration.
         model_framework: The framework, in Azure's words.
         run_id: The run that produced the model; None if there is none.
-        experiment_name: The experiment of that run.
     """
 
     run = created_by = parent_id = None
@@ -189,9 +187,7 @@ class RegisteredModel(UnofferedByModel):
         Without `name`, models that cannot be read are left out, and a line says so.
 
         Args:
-            name: Their name.
             run_id: No model here has one.
-            latest: Only the newest version of each.
             model_framework: The framework, in Azure's words.
 
         Raises:
@@ -247,7 +243,6 @@ class RegisteredModel(UnofferedByModel):
 
         Args:
             target_dir: The folder, created if needed.
-            exist_ok: Overwrite an existing copy.
             exists_ok: Old name of `exist_ok`.
 
         Raises:

@@ -35,10 +35,7 @@ def register(
     """Register a model. If a server would refuse it, register its files for an entry script.
 
     Args:
-        path: The file or folder.
-        facts: Tags, properties and description.
         pickles: Whether a pickle is a model of scikit-learn, rather than a file for an entry script.
-        sample: A request for the model.
 
     Raises:
         OperatorError: The name is malformed, or the files cannot be copied.

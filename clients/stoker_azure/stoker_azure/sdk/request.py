@@ -130,9 +130,6 @@ def _warn_without_pyspark(environment: Environment, packages: Mapping[str, Any])
 class _Data:
     """The data that a script reads and writes, by its arguments.
 
-    Args:
-        workspace: The workspace with the stores.
-
     Attributes:
         inputs: Paths that the script reads, by name.
         variables: Variables with the folders that the script writes to.

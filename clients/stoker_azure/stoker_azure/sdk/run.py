@@ -42,15 +42,9 @@ from stoker_runs.tuning.children import Trial, definition_of, submit_sweep, tria
 
 __all__ = ["Experiment", "HyperDriveRun", "Run", "RunDetails", "ScriptRun", "StartedRun", "wait_for_run"]
 
-# Files of a run, for the code that has submitted it.
-
 
 class _FilesOfRun:
-    """The files of a run: logs, outputs, uploads, and the snapshot of its source.
-
-    Attributes:
-        id: The run's id.
-    """
+    """The files of a run: logs, outputs, uploads, and the snapshot of its source."""
 
     id: str
     folder: RunFolder
@@ -134,7 +128,6 @@ class Run(_FilesOfRun):
     """A run of an experiment.
 
     Attributes:
-        folder: Its folder on this machine.
         type: `azureml.scriptrun`.
         number: 1 for the experiment's first one.
 
@@ -185,7 +178,6 @@ class Run(_FilesOfRun):
             type: Not used: all are scripts'.
             tags: A name, or values by name, that the run's tags must have.
             properties: The same of its properties.
-            status: What it must be doing.
             include_children: Whether those that are parts of others are listed too.
         """
         del type
@@ -306,7 +298,6 @@ class Run(_FilesOfRun):
         Args:
             show_output: Whether to print what the script prints, as it prints it.
             wait_post_processing: Not used: its end is after that.
-            raise_on_error: Whether a failure is raised.
 
         Raises:
             ActivityFailedException: It has failed; the message is the error as JSON, with the traceback unless
@@ -369,7 +360,6 @@ class Run(_FilesOfRun):
         """Register a file or folder of the run as the next version of a model.
 
         Args:
-            model_name: The model's name.
             model_path: Name of the file or folder among the run's; by default the model's.
             properties: Labels, beside those that say which run it came from.
             model_framework: Whether a pickle is a model of scikit-learn; else not used.
@@ -475,10 +465,6 @@ def wait_for_run(
     folder: RunFolder, workspace: LocalWorkspace, show_output: bool, raise_on_error: bool
 ) -> RunState:
     """Wait until a run has ended, and return its last state.
-
-    Args:
-        show_output: Whether to print what it prints.
-        raise_on_error: Whether a failure is raised.
 
     Raises:
         ActivityFailedException: The run failed. The message is the error as JSON, without the traceback if the log,
@@ -604,9 +590,6 @@ class HyperDriveRun(Run):
         """Return the metrics of the children, by id."""
         del recursive
         return {child.id: child.get_metrics(name) for child in self.get_children()}
-
-
-# `experiment.start_logging()`: a run of the process that has begun it.
 
 
 _AS_IN_A_SCRIPT: Final = (

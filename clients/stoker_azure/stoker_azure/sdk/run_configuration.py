@@ -96,7 +96,6 @@ class DockerConfiguration(KnownAttributes):
     """Whether to run the script in a container.
 
     Args:
-        shared_volumes: Whether folders are bound.
         arguments: Further arguments of `docker run`.
     """
 
@@ -132,12 +131,9 @@ class RunConfiguration(KnownAttributes):
     """How to run a script.
 
     Attributes:
-        arguments: Arguments of the script.
-        target: The compute target's name.
         framework: `Python`, or another one of Azure's.
         communicator: How several processes find each other: `None`, `OpenMpi`, `ParameterServer`.
         mpi: Processes of each machine, for MPI.
-        max_run_duration_seconds: Largest duration of the run.
         data_references: Paths in data stores that the script reads or writes, by name.
         command: A command line instead of a script; not offered.
     """
@@ -239,11 +235,8 @@ class ScriptRunConfig:
         arguments: Arguments of the script: texts, numbers, data sets.
         run_config: How to run the script; the next arguments have no effect then, and a line says so.
         compute_target: A target, or its name; this machine by default.
-        distributed_job_config: How several processes find each other.
         resume_from: A `DataPath` whose folder follows as `--resume-from`.
-        max_run_duration_seconds: Largest duration of the run.
         command: A command line instead of a script; not offered.
-        docker_runtime_config: Whether to run in a container.
     """
 
     def __init__(

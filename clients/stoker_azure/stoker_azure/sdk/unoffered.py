@@ -40,9 +40,7 @@ def make_getattr(module: str, of_training: frozenset[str], provided_by: str) -> 
     """Make the `__getattr__` of a module, which explains names that are missing.
 
     Args:
-        module: The module's name on Azure.
         of_training: Names in it that only code for training has.
-        provided_by: Name of the module here.
     """
 
     def missing(name: str) -> NoReturn:

@@ -76,7 +76,6 @@ class Workspace(BaseWorkspace, UnofferedByWorkspace):
         """Create the local workspace, or find it.
 
         Args:
-            name: Its name on Azure.
             resources: What else Azure would create for it has no meaning here.
 
         Raises:

@@ -134,9 +134,6 @@ def _notes(values: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
         yield "enable_app_insights is a PodMonitor, which Prometheus' operator brings; without it: --no-pod-monitor"
 
 
-# The files of a service as its pods are to have them.
-
-
 _REGISTERED: Final = "azureml-models"
 _GRAPH: Final = "model.onnx"
 
@@ -148,7 +145,6 @@ def write_pod_files(
 
     Args:
         folder: Target of the copies; existing content is removed.
-        models: Its registered models.
         inside: Path of the folder in the pods.
 
     Raises:
@@ -241,10 +237,6 @@ def deploy(
 
     The files are copied in the workspace as the pods need them, and a line says where.
 
-    Args:
-        old: The record of its previous deployment.
-        overwrite: Replace an existing service.
-
     Raises:
         OperatorError: A setting or model cannot be used, or the cluster refuses.
     """
@@ -278,7 +270,6 @@ def prepare(
     """Copy the files of a service, and return its plan: Azure's keywords over the fields of its target.
 
     Args:
-        binding: The cluster of its compute target.
         version: Fields of the plan for one version of an endpoint, `version_name` among them.
 
     Raises:
@@ -347,10 +338,7 @@ def record(
     """Make the record of a service that was applied.
 
     Args:
-        plan: The request.
-        planned: The plan that was applied.
         place: The context and the namespace of the cluster.
-        old: The record of its previous deployment.
     """
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     values, time = configuration.values, now()

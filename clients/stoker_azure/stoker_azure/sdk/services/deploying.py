@@ -61,9 +61,6 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, report: Report 
     The plan is checked before the old process is stopped. A service whose process has ended is replaced without
     `overwrite`.
 
-    Args:
-        overwrite: Replace a service that runs.
-
     Raises:
         OperatorError: The service runs already, or a setting, file or model cannot be used.
     """
@@ -130,7 +127,6 @@ def deployment_file(workspace: Workspace, folder: Path, plan: Plan) -> Path:
     """Write the deployment file of a service that is not started.
 
     Args:
-        workspace: Where its models are.
         folder: Where to write the file and what it names.
 
     Raises:

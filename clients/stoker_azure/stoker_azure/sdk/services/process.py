@@ -41,8 +41,6 @@ def start(folder: Path, command: Sequence[str], environ: Mapping[str, str], head
 
     Args:
         folder: Folder for the log and the lock; each start has its own.
-        command: The program and its arguments.
-        head: First lines of the log.
     """
     lock = lock_file(folder / _RUNNING)
     try:
@@ -78,11 +76,7 @@ def is_running(folder: Path) -> bool:
 
 
 def state(folder: Path, base_uri: str, service: str) -> State:
-    """Return the state of the service whose process was started in a folder.
-
-    Args:
-        base_uri: URI of the server.
-    """
+    """Return the state of the service whose process was started in a folder."""
     ready_once = folder / _READY_ONCE
     if is_running(folder):
         if _is_ready(base_uri, service):
@@ -139,7 +133,6 @@ class Caller:
     """Posts bodies to one service. It fetches a key or token once, and again when the service refuses it.
 
     Args:
-        find_uri: Returns the URI of the service.
         fetch_bearer: Returns a key or token; None if the service takes neither.
         has_started: Waits while the service starts, and returns whether it can score.
     """

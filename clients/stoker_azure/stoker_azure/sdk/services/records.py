@@ -45,20 +45,12 @@ class ServiceRecord:
 
     Attributes:
         kind: Kind of the deployment on Azure.
-        compute_name: Name of the compute target.
         keywords: Keywords of `deploy_configuration`, without keys, tags and properties.
         properties: Labels that never change.
         models: References of the registered models, `NAME:VERSION`.
         inference: Result of `InferenceConfig.to_json`; None if the model is served without a script.
-        revision: Number of the latest start.
-        pid: Number of the process.
-        host: Address of the server.
-        auth: Whether callers send keys.
-        token_auth: Whether callers send tokens.
-        replicas: Number of device processes.
         made_keys: Whether the keys were created for the service, and are deleted with it.
         created_at: Time of the first deployment, RFC 3339 in UTC.
-        updated_at: Time of the latest change.
         cluster: Context and namespace of the cluster; None for a process of this machine.
         versions: The versions of an endpoint, by name; None for a service without versions.
         default_version: The version that gets the rest of the requests.
@@ -103,11 +95,7 @@ class ServiceRecord:
 
 
 class Services:
-    """The services of a workspace.
-
-    Args:
-        workspace: The workspace on this machine.
-    """
+    """The services of a workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._root = workspace.services_dir
@@ -179,8 +167,6 @@ class Version:
     """A version of an endpoint.
 
     Attributes:
-        keywords: The version's own keywords of `deploy_configuration`.
-        models: References of its registered models.
         inference: Result of `InferenceConfig.to_json`; None if the model is served without a script.
         traffic_percentile: Share of the requests in percent; the default version gets the rest.
         is_control: Whether the others, the treatments, are compared with this version.
@@ -210,8 +196,6 @@ class VersionChange:
     """A change of a version; attributes that are None change nothing.
 
     Attributes:
-        keywords: Keywords of `deploy_configuration`.
-        models: References of its registered models.
         inference: What `InferenceConfig.to_json` gave.
         traffic_percentile: Share of the requests in percent.
         is_default: Make the version the default one, which gets the rest of the requests.
@@ -374,9 +358,6 @@ class Plan:
 
     Attributes:
         kind: Kind of the deployment on Azure.
-        keywords: Keywords of `deploy_configuration`.
-        models: References of its registered models.
-        compute_name: Name of the compute target.
         inference: Result of the SDK's `InferenceConfig.to_json`; None if the model is served without a script.
         first_version: The first version, if the service is an endpoint with versions.
     """
@@ -416,7 +397,6 @@ class Plan:
         Args:
             keywords: Keywords of `deploy_configuration`. A keyword replaces those that contradict it; properties are
                 added to the existing ones.
-            models: References of other models.
             inference: Result of `InferenceConfig.to_json`.
         """
         kept = {name: value for name, value in self.keywords.items() if value is not None}

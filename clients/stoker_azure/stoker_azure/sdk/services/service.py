@@ -250,7 +250,6 @@ class DeployedService(UnofferedByWebservice):
         """Wait until the service can score.
 
         Args:
-            show_output: Print the progress.
             timeout_sec: Seconds after which to stop waiting; the deployment continues.
 
         Raises:
@@ -292,7 +291,6 @@ class DeployedService(UnofferedByWebservice):
         """Return the last lines of the log.
 
         Args:
-            num_lines: Largest number of lines.
             init: Not used: there is no init container.
 
         Raises:
@@ -415,9 +413,6 @@ class DeployedService(UnofferedByWebservice):
 
         Tags and properties change while the service runs. All other changes restart the process, which
         answers no requests until it is ready.
-
-        Args:
-            keywords: Keywords of `deploy_configuration`.
 
         Raises:
             WebserviceException: A setting, file or model cannot be used; the service goes on as it was.
