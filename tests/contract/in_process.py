@@ -46,7 +46,7 @@ from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.runtimes.script import BodyScript, StreamingScript
 from stoker.scripts import guards
 from stoker.scripts.batching import BatchedCalls
-from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.invocation import ScriptCalls
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.pipelines import Pipeline
 from stoker.settings.traffic import Endpoint

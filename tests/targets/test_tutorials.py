@@ -15,7 +15,7 @@ import pytest
 from tests.live_server import free_port
 
 from stoker.environments.interpreters import find_interpreter
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.store import RunStore
@@ -206,7 +206,7 @@ def test_pins_of_2020_are_had_as_of_2020(tmp_path: Path, environments: Path) -> 
     folder.mkdir(parents=True)
     (folder / "asked.txt").write_text("Flask==1.1.2\n")
     said: list[str] = []
-    asked = AskedEnvironment("exact", file="asked.txt")
+    asked = RequestedEnvironment("exact", file="asked.txt")
     for _ in range(2):
         built = prepare_environment(asked, folder, environments, said.append)
     assert sum("building an environment" in line for line in said) == 2

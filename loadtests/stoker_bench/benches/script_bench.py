@@ -22,7 +22,7 @@ import numpy as np
 import simdjson
 from numpy.typing import NDArray
 
-from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import MergedCalls, split
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, merge, row_count
 from stoker_bench.benches.lineup import Lineup
@@ -225,7 +225,7 @@ def measure_merge_cost(body: bytes, requests: int) -> MergeCost:
             "find what may be merged",
             "device",
             merging=True,
-            us=_us(lambda: list(merged.companies(batch)), requests),
+            us=_us(lambda: list(merged.batches(batch)), requests),
         ),
         Step("merge the bodies", "device", merging=True, us=_us(lambda: merge(bodies), requests)),
         Step("split the result", "device", merging=True, us=_us(lambda: split(result, rows), requests)),

@@ -25,20 +25,20 @@ from packaging.specifiers import SpecifierSet
 from stoker.environments.build import (
     MANIFEST,
     Say,
+    build_lock,
     digest_of,
     import_failed,
     import_script,
     named_packages,
-    only_one,
     packages_in,
-    sweep,
+    remove_unfinished,
 )
 from stoker.environments.check import notes
-from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
+from stoker.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter, choose_run_interpreter, variables_for
-from stoker.environments.requested import AskedEnvironment, RunEnvironment, write_got
+from stoker.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker.environments.specification import TENSORFLOW_1, TENSORFLOW_GPU, Entry, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
@@ -80,7 +80,7 @@ class _EnvironmentBuilder:
         self._environments_dir = environments_dir
         self._say = say
 
-    def build(self, wanted: Wanted) -> _Built:
+    def build(self, wanted: Candidate) -> _Built:
         """Build or find the environment; raise EnvironmentUnusable if that is impossible."""
         specification, as_of = wanted.specification, wanted.as_of
         python, note = choose_run_interpreter(specification)
@@ -97,7 +97,7 @@ class _EnvironmentBuilder:
 
 
 def prepare_environment(
-    asked: AskedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
+    asked: RequestedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
 ) -> RunEnvironment:
     """Build or find the environment of a run, and record its packages.
 
@@ -111,19 +111,19 @@ def prepare_environment(
     builder = _EnvironmentBuilder(folder, environments_dir, say)
     if asked.kind == "relaxed":
         variables, lines = relaxed_variables(written)
-        built = builder.build(Wanted(relaxed(written, gpus), asked.as_of))
+        built = builder.build(Candidate(relaxed(written, gpus), asked.as_of))
         for line in lines:
             say(line)
-        write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
+        record_packages(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
         return RunEnvironment(python_of(built.venv), variables, built.packages)
     specification = as_written(written, gpus)
     remembered = RememberedDate(environments_dir, specification)
-    found = tries(
+    found = candidates(
         specification, asked, remembered.read(), say, can_date=lambda: Installer.find().uv is not None
     )
-    built, wanted = first_built(found, builder.build)
+    built, wanted = build_first(found, builder.build)
     remembered.keep(wanted)
-    write_got(folder, built.differences, f"Python {built.python}", built.packages)
+    record_packages(folder, built.differences, f"Python {built.python}", built.packages)
     return RunEnvironment(python_of(built.venv), {}, built.packages)
 
 
@@ -232,7 +232,7 @@ def _find_or_build(
     }
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
     place = private_folder(environments_dir) / key
-    with only_one(environments_dir, key, say) as lock:
+    with build_lock(environments_dir, key, say) as lock:
         try:
             packages = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
             if python_of(place / "venv").is_file():
@@ -240,7 +240,7 @@ def _find_or_build(
         except (OSError, ValueError, LookupError, TypeError):
             # Not there, or half of it: built anew.
             pass
-        sweep(environments_dir)
+        remove_unfinished(environments_dir)
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(mode=0o700)
         try:

@@ -21,7 +21,7 @@ from stoker.device.lanes import Batch, Lane
 from stoker.device.loading import Canary
 from stoker.device.row_blocks import Lot
 from stoker.errors import InvalidInput, ScoringTimeout
-from stoker.isolation.audit import BatchWatch, Finding, Taken, audit
+from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit
 from stoker.metrics.counters import packed_facts
 from stoker.runtimes.base import BufferedRuntime, JoiningRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.tensors import TensorSpec, all_finite, check_batch, finite_rows
@@ -139,7 +139,7 @@ class Instance:
     Attributes:
         run_began_ns: When the present run started; 0 if none is running. May be read on any thread.
         padding_rows: How many padding rows its batches have had in total.
-        watch: Which checks are made on its batches.
+        monitor: Which checks are made on its batches.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Instance:
         verdict = signature.verdict
         self._separates = verdict is not None and verdict.non_finite_apart and signature.takes == "rows"
         self._joins = isinstance(runtime, JoiningRuntime)
-        self.watch = runtime.watch if isinstance(runtime, JoiningRuntime) else BatchWatch()
+        self.monitor = runtime.monitor if isinstance(runtime, JoiningRuntime) else BatchMonitor()
         # A caller whose deadline has passed is told whether the script had begun.
         self._tells_start = signature.takes == "body"
         self._gathering = Gathering(runtime, cap.rows, fills=bool(sizes.buckets))
@@ -195,7 +195,7 @@ class Instance:
             self._canary.check(self._runtime)
             self.run_began_ns = 0
 
-    def audit(self, taken: Taken, noise: float) -> Finding:
+    def audit(self, taken: AuditedRows, noise: float) -> AuditResult:
         """Run rows of an earlier batch again, on this thread; see `stoker.isolation.audit.audit`."""
         runtime = self._runtime
 
@@ -307,14 +307,14 @@ class Instance:
             if not all_finite(outputs[index]):
                 self._look_closer(inputs, outputs, rows)
                 break
-        if self.watch.takes and size > 1:
+        if self.monitor.wants_rows and size > 1:
             named = zip(self._inputs, inputs, strict=True), zip(self._outputs, outputs, strict=True)
             taken, given = ({spec.name: array for spec, array in side} for side in named)
-            self.watch.take(taken, given, range(rows + 1))
+            self.monitor.keep_rows(taken, given, range(rows + 1))
 
     def _look_closer(self, inputs: list[Any], outputs: list[Any], rows: int) -> None:
         """Find the rows of a batch whose answers are not finite; padding does not count."""
-        self.watch.look(
+        self.monitor.count_non_finite(
             [inputs[index][:rows] for index in self._float_inputs],
             [outputs[index][:rows] for index in self._float_outputs],
             rows,

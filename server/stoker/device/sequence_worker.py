@@ -11,7 +11,7 @@ import numpy as np
 from stoker.arena import Outcome
 from stoker.device.lanes import Batch, Lane
 from stoker.device.worker import Worker
-from stoker.runtimes.sequences import KeepsStates, Key, SequenceStates
+from stoker.runtimes.sequences import SequenceKey, SequenceStates, StatefulRuntime
 from stoker.tensors import SEQUENCE_START
 
 __all__ = ["Decision", "SequenceGate", "SequenceRow", "SequenceWorker"]
@@ -39,7 +39,7 @@ class SequenceRow(NamedTuple, Generic[_Lane]):
 
     lane: _Lane
     number: int
-    key: Key
+    key: SequenceKey
     start: bool
 
 
@@ -56,12 +56,12 @@ class SequenceGate(Generic[_Lane]):
 
     def __init__(self, states: SequenceStates) -> None:
         self._states = states
-        self._lines: dict[Key, deque[SequenceRow[_Lane]]] = {}
+        self._lines: dict[SequenceKey, deque[SequenceRow[_Lane]]] = {}
         """The rows of each sequence that are here; the first one runs, or waits to run."""
-        self._running: dict[tuple[_Lane, int], Key] = {}
+        self._running: dict[tuple[_Lane, int], SequenceKey] = {}
 
     @property
-    def busy(self) -> Container[Key]:
+    def busy(self) -> Container[SequenceKey]:
         """The sequences that have rows here."""
         return self._lines
 
@@ -82,7 +82,7 @@ class SequenceGate(Generic[_Lane]):
         key = self._running.pop((lane, number), None)
         if key is None:
             return []
-        self._states.settle(key)
+        self._states.release(key)
         self._lines[key].popleft()
         return self._next(key)
 
@@ -100,12 +100,12 @@ class SequenceGate(Generic[_Lane]):
                 self._lines[key] = deque([first, *kept])
                 continue
             del self._running[lane, first.number]
-            self._states.forget(key)
+            self._states.discard(key)
             self._lines[key] = deque(kept)
             decisions += self._next(key)
         return decisions
 
-    def _next(self, key: Key) -> list[Decision[_Lane]]:
+    def _next(self, key: SequenceKey) -> list[Decision[_Lane]]:
         """Let the first row of a sequence run that may; the refused ones before it are returned too."""
         line, decisions = self._lines[key], []
         while line:
@@ -140,7 +140,7 @@ class _SequenceLane(Lane):
 class SequenceWorker(Worker):
     """Serves a model with state; see `SequenceGate`."""
 
-    def __init__(self, runtime: KeepsStates, *arguments: Any, **options: Any) -> None:
+    def __init__(self, runtime: StatefulRuntime, *arguments: Any, **options: Any) -> None:
         """Make the first instance; see `Worker`."""
         super().__init__(runtime, *arguments, **options)
         self._states = runtime.states

@@ -33,13 +33,13 @@ from stoker.device.queue_report import Notice
 from stoker.device.row_blocks import placed_of
 from stoker.device.row_queue import RowQueue, callers_of, push_rows
 from stoker.device.scheduler import schedule
-from stoker.isolation.audit import Finding
+from stoker.isolation.audit import AuditResult
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 from stoker.system.forks import CHILDREN
 
 if TYPE_CHECKING:
-    from stoker.isolation.audit import Taken
+    from stoker.isolation.audit import AuditedRows
     from stoker.tensors import Verdict
 
 __all__ = ["AuditPolicy", "AuditSchedule", "Auditor", "Occupancy", "Worker", "count_answers"]
@@ -157,17 +157,17 @@ class Auditor:
         self._noise = 0.0
         self._quiet_until_ns = 0
 
-    def audit(self, instance: Instance, taken: Taken) -> Finding:
+    def audit(self, instance: Instance, taken: AuditedRows) -> AuditResult:
         """Run rows again. Whatever comes of it does not affect callers."""
         try:
             finding = instance.audit(taken, self._noise)
         except Exception:
             logger.exception("%s: a row could not be audited", self._policy.name)
-            return Finding("skipped")
+            return AuditResult("skipped")
         self._noise = max(self._noise, finding.noise)
         return finding
 
-    def judge(self, finding: Finding) -> None:
+    def judge(self, finding: AuditResult) -> None:
         """Act on a result: batching is switched off at once, unless the operator vouches for the model."""
         name = self._policy.name
         if finding.result == "skipped":
@@ -599,7 +599,7 @@ class Worker:
         # Counted only after the callers have their answers.
         with self._counting:
             self._count(instance, batch, started_ns, elapsed_ns, sharing)
-        if instance.watch.taken is not None:
+        if instance.monitor.kept_rows is not None:
             self._audit(instance, elapsed_ns)
         if not self._occupancy.several:
             # No thread leads meanwhile.
@@ -630,16 +630,16 @@ class Worker:
         if instance.padding_rows:
             self._metrics.count_padding(instance.padding_rows)
             instance.padding_rows = 0
-        if instance.watch.non_finite_rows:
-            self._metrics.count_non_finite(instance.watch.non_finite_rows)
-            instance.watch.non_finite_rows = 0
+        if instance.monitor.non_finite_rows:
+            self._metrics.count_non_finite(instance.monitor.non_finite_rows)
+            instance.monitor.non_finite_rows = 0
         if self._auditor is not None:
             # A row that runs alone has only padding beside it.
-            instance.watch.takes = self._auditor.schedule.count(elapsed_ns) and not self._cap.separate
+            instance.monitor.wants_rows = self._auditor.schedule.count(elapsed_ns) and not self._cap.separate
 
     def _audit(self, instance: Instance, elapsed_ns: int) -> None:
         """Audit the row that was kept of the last batch, unless rows wait for the device."""
-        taken, instance.watch.taken = instance.watch.taken, None
+        taken, instance.monitor.kept_rows = instance.monitor.kept_rows, None
         assert taken is not None, "the caller has looked"
         assert self._auditor is not None, "nothing is kept for nobody"
         schedule = self._auditor.schedule

@@ -46,17 +46,17 @@ __all__ = [
     "Built",
     "Say",
     "build_environment",
-    "device_needs",
+    "build_lock",
+    "device_requirements",
     "digest_of",
     "find_built",
     "import_failed",
     "import_script",
     "named_packages",
-    "only_one",
     "package_folders",
     "packages_in",
+    "remove_unfinished",
     "server_paths",
-    "sweep",
     "write_entry_points",
 ]
 
@@ -119,7 +119,7 @@ def write_entry_points(folder: Path) -> None:
         (described / name).write_text(distribution.read_text(name) or "", encoding="utf-8")
 
 
-def device_needs(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]:
+def device_requirements(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]:
     """What the device process of a framework imports, as requirements; of ONNX Runtime the build that is here.
 
     Args:
@@ -235,7 +235,7 @@ def _recipe(specification: Specification, python: Interpreter, framework: str) -
     if python.is_like_this:
         return _Recipe(specification, python, server_paths(), ())
     # Another interpreter cannot use compiled packages of this one, so it needs its own.
-    needs = device_needs(framework, named_packages(specification))
+    needs = device_requirements(framework, named_packages(specification))
     return _Recipe(specification, python, package_folders(), needs)
 
 
@@ -263,11 +263,11 @@ def _build(recipe: _Recipe, environments_dir: Path, note: str, say: Say) -> Buil
         return ready
     private_folder(environments_dir)
     folder = environments_dir / recipe.key
-    with only_one(environments_dir, recipe.key, say) as lock:
+    with build_lock(environments_dir, recipe.key, say) as lock:
         ready = _ready(environments_dir, recipe, note)
         if ready is not None:
             return ready
-        sweep(environments_dir)
+        remove_unfinished(environments_dir)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         begun_s = time.monotonic()
@@ -362,13 +362,13 @@ class _Builder:
         requirements.write_text(self._installer.requirements(lines, options), encoding="utf-8")
         self._run(self._installer.installation(self._venv, requirements, options))
 
-    def _lasts(self, line: str) -> None:
+    def _report_progress(self, line: str) -> None:
         seconds = time.monotonic() - self._begun_s
         self._say(f"has been building for {seconds:.0f} s{': ' * bool(line)}{line}")
 
     def _run(self, command: Sequence[str]) -> None:
         path = self._recipe.specification.path
-        done = self._installer.run(command, self._lock, path.parent, self._lasts)
+        done = self._installer.run(command, self._lock, path.parent, self._report_progress)
         if done.returncode == 0:
             return
         said = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
@@ -439,7 +439,7 @@ def digest_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def only_one(environments_dir: Path, key: str, say: Callable[[str], None]) -> Iterator[int]:
+def build_lock(environments_dir: Path, key: str, say: Callable[[str], None]) -> Iterator[int]:
     """Hold the lock of an environment within the body; yields the lock's descriptor."""
     path = _lock_path(environments_dir, key)
     try:
@@ -457,7 +457,7 @@ def _lock_path(environments_dir: Path, key: str) -> Path:
     return environments_dir / f".{key}.lock"
 
 
-def sweep(environments_dir: Path) -> None:
+def remove_unfinished(environments_dir: Path) -> None:
     """Remove what killed builds have left."""
     for folder in environments_dir.iterdir():
         if not folder.is_dir() or (folder / MANIFEST).exists():

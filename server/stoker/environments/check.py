@@ -14,8 +14,8 @@ from typing import Final, Literal
 from packaging.requirements import Requirement
 
 from stoker.environments.build import Built, Say, build_environment, find_built
-from stoker.environments.files import LOOKED_FOR, find_environment, read_environment
-from stoker.environments.installers import masked
+from stoker.environments.files import ENVIRONMENT_FILES, find_environment, read_environment
+from stoker.environments.installers import mask_secrets
 from stoker.environments.interpreters import allows_python
 from stoker.environments.specification import EQUIVALENTS, Entry, Specification
 from stoker.errors import EnvironmentUnusable
@@ -110,7 +110,9 @@ def notes(specification: Specification) -> list[str]:
     for entry in specification.entries:
         if entry.note:
             by_reason.setdefault(entry.note, []).append(entry.text)
-    return [masked(f"{', '.join(dict.fromkeys(texts))}: {reason}") for reason, texts in by_reason.items()]
+    return [
+        mask_secrets(f"{', '.join(dict.fromkeys(texts))}: {reason}") for reason, texts in by_reason.items()
+    ]
 
 
 def frameworks_without_gpus(
@@ -188,7 +190,7 @@ class ModelEnvironment:
             where = f" in {beside}" if beside is not None else ""
             raise EnvironmentUnusable(
                 f"there is no environment file to build from{where}: name one (--environment FILE, in a deployment "
-                f"file environment:), or put one of these beside the script: {', '.join(LOOKED_FOR)}"
+                f"file environment:), or put one of these beside the script: {', '.join(ENVIRONMENT_FILES)}"
             )
         return None
 

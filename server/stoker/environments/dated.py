@@ -28,19 +28,19 @@ from packaging.version import InvalidVersion, Version
 
 from stoker.environments.build import Say, digest_of
 from stoker.environments.interpreters import NoPython, PythonChoice
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 
 __all__ = [
+    "Candidate",
+    "Candidates",
     "RememberedDate",
-    "Tries",
-    "Wanted",
+    "build_first",
+    "candidates",
     "date_of_pins",
-    "first_built",
     "python_of_date",
-    "tries",
     "upload_date",
 ]
 
@@ -148,7 +148,7 @@ _Built = TypeVar("_Built")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Candidate:
     """An environment to build.
 
     Attributes:
@@ -168,18 +168,18 @@ class Wanted:
         return [words] if self.as_of else []
 
 
-Tries: TypeAlias = Generator[Wanted, EnvironmentUnusable | None, None]
+Candidates: TypeAlias = Generator[Candidate, EnvironmentUnusable | None, None]
 
 
-def tries(
+def candidates(
     specification: Specification,
-    asked: AskedEnvironment,
+    asked: RequestedEnvironment,
     remembered: str,
     say: Say,
     *,
     can_date: Callable[[], bool],
     chooses_python: bool = True,
-) -> Tries:
+) -> Candidates:
     """Yield environments to try; the error of a failed build is sent in, and raised if nothing else can be tried.
 
     Args:
@@ -195,7 +195,7 @@ def tries(
     if remembered and not as_asked:
         error = yield _dated(specification, remembered, chooses_python=chooses_python)
     else:
-        error = yield Wanted(specification, asked.as_of)
+        error = yield Candidate(specification, asked.as_of)
     if error is None:
         return
     hopeless = as_asked or remembered or isinstance(error, NoPython)
@@ -208,7 +208,7 @@ def tries(
         raise EnvironmentUnusable(f"{error}\nand with packages as of {as_of}: {again}") from again
 
 
-def first_built(wanted: Tries, build: Callable[[Wanted], _Built]) -> tuple[_Built, Wanted]:
+def build_first(wanted: Candidates, build: Callable[[Candidate], _Built]) -> tuple[_Built, Candidate]:
     """Build the first environment that can be built; returns it together with what was built.
 
     Raises:
@@ -240,19 +240,19 @@ class RememberedDate:
         """Return the date; empty for none."""
         return self._file.read_text(encoding="ascii") if self._file.is_file() else ""
 
-    def keep(self, wanted: Wanted) -> None:
+    def keep(self, wanted: Candidate) -> None:
         """Store the date of a successful build, if it was not requested."""
         if wanted.because:
             private_folder(self._file.parent)
             replace_file(self._file, wanted.as_of.encode())
 
 
-def _dated(specification: Specification, as_of: str, *, chooses_python: bool) -> Wanted:
+def _dated(specification: Specification, as_of: str, *, chooses_python: bool) -> Candidate:
     choice = PythonChoice.of(specification)
     settled = (specification.python and choice.wanted) or specification.tensorflow_1 or specification.cntk
     if settled or not chooses_python:
-        return Wanted(specification, as_of, _BECAUSE)
+        return Candidate(specification, as_of, _BECAUSE)
     minor = python_of_date(date.fromisoformat(as_of))
     asked = "none that runs can have" if specification.python else "none"
     because = f"{_BECAUSE}; Python 3.{minor} was the one of that time, and {asked} is asked for"
-    return Wanted(replace(specification, python=SpecifierSet(f"==3.{minor}.*")), as_of, because)
+    return Candidate(replace(specification, python=SpecifierSet(f"==3.{minor}.*")), as_of, because)

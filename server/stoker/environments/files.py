@@ -35,7 +35,7 @@ from stoker.errors import EnvironmentUnusable, InvalidSettings
 from stoker.settings.files import SettingsLoader, read_yaml, settings_text
 
 __all__ = [
-    "LOOKED_FOR",
+    "ENVIRONMENT_FILES",
     "PYTHON_ENV",
     "CondaSpec",
     "PipLines",
@@ -530,7 +530,7 @@ class _CondaReader:
         self.pip.require(f"{name}{spec.specifier}", place, note=notes, written=text)
 
 
-LOOKED_FOR: Final = (
+ENVIRONMENT_FILES: Final = (
     *("myenv.yml", "myenv.yaml", "conda.yaml", "conda.yml"),
     *("conda_dependencies.yml", "conda_dependencies.yaml", "environment.yml", "environment.yaml"),
     *(PYTHON_ENV, "requirements.txt"),
@@ -540,7 +540,7 @@ LOOKED_FOR: Final = (
 
 def find_environment(folder: Path) -> Path | None:
     """The environment file of a folder, or None."""
-    return next((path for path in (folder / name for name in LOOKED_FOR) if path.is_file()), None)
+    return next((path for path in (folder / name for name in ENVIRONMENT_FILES) if path.is_file()), None)
 
 
 def read_environment(path: Path) -> Specification:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["FOREIGN_VARIABLES", "Installer", "masked", "python_of", "uv_command"]
+__all__ = ["FOREIGN_VARIABLES", "Installer", "mask_secrets", "python_of", "uv_command"]
 
 FOREIGN_VARIABLES: Final = (
     "PYTHONPATH",
@@ -49,7 +49,7 @@ _SIGNED: Final = re.compile(
 )
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """A text with `****` for what addresses in it hold that lets anybody in: passwords, signatures and tokens."""
     return _SIGNED.sub(r"\1****", _OF_USERS.sub("****", text))
 
@@ -135,14 +135,14 @@ class Installer:
         command: Sequence[str | Path],
         lock: int,
         cwd: Path | None = None,
-        lasts: Callable[[str], None] = lambda _: None,
-        look_s: float = 10.0,
+        on_progress: Callable[[str], None] = lambda _: None,
+        interval_s: float = 10.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run one of its commands; stdout of the result also has its error output, without secrets of addresses.
 
         Args:
             lock: Descriptor of the lock under which the environment is built.
-            lasts: Called every `look_s` with the command's last line while it runs.
+            on_progress: Called every `interval_s` with the command's last line while it runs.
         """
         with (
             # Not a pipe, which would have to be drained while waiting.
@@ -159,12 +159,12 @@ class Installer:
             ) as process,
         ):
             try:
-                while _goes_on(process, look_s):
-                    lasts(masked(_text(output).rstrip().rpartition("\n")[2]))
+                while _goes_on(process, interval_s):
+                    on_progress(mask_secrets(_text(output).rstrip().rpartition("\n")[2]))
             except BaseException:
                 process.kill()
                 raise
-            return subprocess.CompletedProcess(command, process.returncode, masked(_text(output)))
+            return subprocess.CompletedProcess(command, process.returncode, mask_secrets(_text(output)))
 
     def variables(self) -> dict[str, str]:
         """The environment variables for its commands."""

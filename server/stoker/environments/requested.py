@@ -18,14 +18,14 @@ from typing import Any, Final
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder
 
-__all__ = ["AskedEnvironment", "RunEnvironment", "user_managed", "write_got"]
+__all__ = ["RequestedEnvironment", "RunEnvironment", "record_packages", "use_interpreter"]
 
 _PROBE: Final = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"
 _SEPARATORS: Final = re.compile(r"[-_.]+")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedEnvironment:
+class RequestedEnvironment:
     """The requested environment of a run.
 
     Attributes:
@@ -46,7 +46,7 @@ class AskedEnvironment:
         return {"kind": self.kind, "python": self.python, "as_of": self.as_of, "file": self.file}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> AskedEnvironment:
+    def from_json(cls, content: Mapping[str, Any]) -> RequestedEnvironment:
         """Inverse of `to_json`."""
         return cls(**{name: str(content[name]) for name in cls.__dataclass_fields__ if name in content})
 
@@ -66,7 +66,7 @@ class RunEnvironment:
     packages: Mapping[str, str] = field(default_factory=dict)
 
 
-def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
+def use_interpreter(asked: RequestedEnvironment, folder: Path) -> RunEnvironment:
     """Use an interpreter as it is, and record its packages.
 
     Args:
@@ -89,7 +89,7 @@ def user_managed(asked: AskedEnvironment, folder: Path) -> RunEnvironment:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise EnvironmentUnusable(f"the Python {interpreter} cannot be run ({error})") from error
     packages = _frozen(paths)
-    write_got(folder, ["the interpreter as it is"], f"Python {version} ({interpreter})", packages)
+    record_packages(folder, ["the interpreter as it is"], f"Python {version} ({interpreter})", packages)
     return RunEnvironment(interpreter, {}, packages)
 
 
@@ -104,7 +104,9 @@ def _frozen(paths: Sequence[str]) -> dict[str, str]:
     return dict(sorted(packages.items()))
 
 
-def write_got(folder: Path, differences: Sequence[str], python: str, packages: Mapping[str, str]) -> None:
+def record_packages(
+    folder: Path, differences: Sequence[str], python: str, packages: Mapping[str, str]
+) -> None:
     """Write `got.txt`: the differences from the requested environment, then all packages."""
     lines = [*(f"# {line}" for line in differences), f"# {python}"]
     lines += [f"{name}=={version}" for name, version in packages.items()]

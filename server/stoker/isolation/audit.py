@@ -16,11 +16,11 @@ from typing import Final, Literal
 import numpy as np
 
 from stoker.isolation.companions import Companions
-from stoker.isolation.difference import Noisy, count_unexplained, largest_difference, noise_of, same_bits
+from stoker.isolation.difference import Noisy, count_unexplained, largest_difference, measure_noise, same_bits
 from stoker.isolation.row_test import Run, in_one_line
 from stoker.tensors import all_finite
 
-__all__ = ["BatchWatch", "Finding", "Taken", "audit", "take"]
+__all__ = ["AuditResult", "AuditedRows", "BatchMonitor", "audit", "copy_rows"]
 
 
 _KINDS: Final = (("zero", "other", "large", "short"), ("other",))
@@ -32,7 +32,7 @@ _SHOWN_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AuditedRows:
     """Rows of one caller from a batch, with the answers they were given.
 
     Attributes:
@@ -62,7 +62,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditResult:
     """The result of an audit.
 
     Attributes:
@@ -80,7 +80,9 @@ class Finding:
     noise: float = 0.0
 
 
-def take(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], place: int, stop: int) -> Taken:
+def copy_rows(
+    inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], place: int, stop: int
+) -> AuditedRows:
     """Copy the rows `place:stop` out of a batch.
 
     Args:
@@ -88,10 +90,10 @@ def take(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], pl
         outputs: The batch's outputs, `[size, ...]` each.
     """
     size = len(next(iter(inputs.values())))
-    return Taken(size, place, _copied(inputs, place, stop), _copied(outputs, place, stop))
+    return AuditedRows(size, place, _copied(inputs, place, stop), _copied(outputs, place, stop))
 
 
-def audit(run: Run, taken: Taken, noise: float = 0.0) -> Finding:
+def audit(run: Run, taken: AuditedRows, noise: float = 0.0) -> AuditResult:
     """Run rows again among others, and compare the answers with those that the caller was given.
 
     Args:
@@ -107,32 +109,32 @@ def audit(run: Run, taken: Taken, noise: float = 0.0) -> Finding:
             refusal = in_one_line(error)
             continue
         return _compare(run, batch, taken, found, noise)
-    return Finding("skipped", f"it does not take what was put beside the row: {refusal}", noise=noise)
+    return AuditResult("skipped", f"it does not take what was put beside the row: {refusal}", noise=noise)
 
 
 def _compare(
-    run: Run, batch: dict[str, np.ndarray], taken: Taken, found: list[np.ndarray], noise: float
-) -> Finding:
+    run: Run, batch: dict[str, np.ndarray], taken: AuditedRows, found: list[np.ndarray], noise: float
+) -> AuditResult:
     given = list(taken.answers.values())
     if all(map(same_bits, found, given)):
-        return Finding("passed", noise=noise)
+        return AuditResult("passed", noise=noise)
     difference = largest_difference(found, given)
     for _ in range(_ROUNDS):
         if difference <= noise:
-            return Finding("passed", noise=noise)
+            return AuditResult("passed", noise=noise)
         try:
-            noise = noise_of(lambda: _answers(run, batch, taken), found, noise)
+            noise = measure_noise(lambda: _answers(run, batch, taken), found, noise)
         except Noisy:
-            return Finding("skipped", "equal batches get different answers", noise=noise)
+            return AuditResult("skipped", "equal batches get different answers", noise=noise)
         except Exception as error:  # noqa: BLE001  # the model accepted the same batch before
-            return Finding("skipped", f"it fails now and then: {error}"[:_SHOWN_CHARACTERS], noise=noise)
+            return AuditResult("skipped", f"it fails now and then: {error}"[:_SHOWN_CHARACTERS], noise=noise)
     if difference <= noise:
-        return Finding("passed", noise=noise)
+        return AuditResult("passed", noise=noise)
     reason = f"{taken} got another answer beside other rows"
-    return Finding("failed", reason, _digest(given), _digest(found), noise)
+    return AuditResult("failed", reason, _digest(given), _digest(found), noise)
 
 
-def _batch(taken: Taken, kinds: Sequence[str]) -> dict[str, np.ndarray]:
+def _batch(taken: AuditedRows, kinds: Sequence[str]) -> dict[str, np.ndarray]:
     """A batch with the rows at their position, filled with companions derived from the first of them."""
     own = {name: array[:1] for name, array in taken.inputs.items()}
     companions = Companions([own])
@@ -152,7 +154,7 @@ def _batch(taken: Taken, kinds: Sequence[str]) -> dict[str, np.ndarray]:
     return batch
 
 
-def _answers(run: Run, batch: Mapping[str, np.ndarray], taken: Taken) -> list[np.ndarray]:
+def _answers(run: Run, batch: Mapping[str, np.ndarray], taken: AuditedRows) -> list[np.ndarray]:
     outputs = run(batch)
     for name, array in outputs.items():
         if array.shape[:1] != (taken.size,):
@@ -174,32 +176,34 @@ def _digest(answers: Sequence[np.ndarray]) -> str:
 # Inspects batches of a model while it serves: samples rows for audits, and counts answers that are not finite.
 
 
-class BatchWatch:
+class BatchMonitor:
     """Inspects the batches of one thread.
 
     Attributes:
-        takes: Whether to keep a row of the next batch that has room for another one, for an audit.
-        taken: The rows that were kept; the auditor takes them and resets this.
+        wants_rows: Whether to keep a row of the next batch that has room for another one, for an audit.
+        kept_rows: The rows that were kept; the auditor reads and resets them.
         non_finite_rows: Number of rows with NaN or infinite answers to finite inputs; reset by the thread that adds
             it to the metrics.
     """
 
     def __init__(self) -> None:
-        self.takes = False
-        self.taken: Taken | None = None
+        self.wants_rows = False
+        self.kept_rows: AuditedRows | None = None
         self.non_finite_rows = 0
         self._random = random.Random(0)  # noqa: S311  # needs no cryptographic randomness
 
-    def look(self, inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int) -> None:
+    def count_non_finite(
+        self, inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray], rows: int
+    ) -> None:
         """Count the rows of a batch with unexplained non-finite answers; see `count_unexplained`."""
         unexplained = count_unexplained(inputs, outputs, rows)
         if unexplained:
             self.non_finite_rows += unexplained
 
-    def take(
+    def keep_rows(
         self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], bounds: Sequence[int]
     ) -> None:
         """Keep the rows between two consecutive `bounds`, which belong to one caller, for an audit."""
         part = self._random.randrange(len(bounds) - 1)
-        self.taken = take(inputs, outputs, bounds[part], bounds[part + 1])
-        self.takes = False
+        self.kept_rows = copy_rows(inputs, outputs, bounds[part], bounds[part + 1])
+        self.wants_rows = False

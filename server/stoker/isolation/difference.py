@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.tensors import finite_rows
 
-__all__ = ["Noisy", "count_unexplained", "largest_difference", "noise_of", "same_bits"]
+__all__ = ["Noisy", "count_unexplained", "largest_difference", "measure_noise", "same_bits"]
 
 
 _SMALLEST_SIZE = 1e-6
@@ -67,7 +67,7 @@ class Noisy(Exception):
     """Answers to equal batches differ so much that an influence of one row on another could not be detected."""
 
 
-def noise_of(
+def measure_noise(
     repeat: Callable[[], Sequence[np.ndarray]], expected: Sequence[np.ndarray], known: float = 0.0
 ) -> float:
     """The largest difference between answers to equal batches, relative to the output; 0 if they are bit-identical.

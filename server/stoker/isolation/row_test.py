@@ -16,7 +16,7 @@ from typing import Final, Literal
 import numpy as np
 
 from stoker.isolation.companions import NON_FINITE, Companions, Row, made_up_rows, same_rows
-from stoker.isolation.difference import Noisy, largest_difference, noise_of, same_bits
+from stoker.isolation.difference import Noisy, largest_difference, measure_noise, same_bits
 from stoker.tensors import TensorInfo
 
 __all__ = ["Evidence", "Run", "in_one_line", "try_rows"]
@@ -273,7 +273,7 @@ class _RowTest:
         """
         batch = self._batch(size, place, row, self._others(row))
         expected = self._reference(size, place, row)
-        self.noise = noise_of(lambda: _at(self._run(batch), place), expected, self.noise)
+        self.noise = measure_noise(lambda: _at(self._run(batch), place), expected, self.noise)
         return self.noise
 
     def _reference(self, size: int, place: int, row: int) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings
-from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
+from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtError, parse
 from stoker.models.triton_config import CONFIG_FILE
 from stoker.settings.files import settings_text
 from stoker.settings.names import checked_service
@@ -87,7 +87,7 @@ def ensembles_of(models: Iterable[ModelSettings], broken: Broken | None = None) 
 def _read(base: Path, fields: Fields) -> Pipeline:
     try:
         return _pipeline(base, fields)
-    except WrongField as error:
+    except InvalidField as error:
         raise InvalidSettings(f"{CONFIG_FILE} of {base.name}: {error}") from None
 
 
@@ -95,11 +95,11 @@ def _pipeline(base: Path, fields: Fields) -> Pipeline:
     fields.check_known("name", "platform", "backend", "input", "output", _SCHEDULING, *_SPEED)
     name = fields.text("name") or base.name
     if name != base.name:
-        raise WrongField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
+        raise InvalidField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
     scheduling = fields.message(_SCHEDULING)
     steps = [] if scheduling is None else [_step(one) for one in scheduling.messages("step")]
     if not steps:
-        raise WrongField(f"{_SCHEDULING} has no step")
+        raise InvalidField(f"{_SCHEDULING} has no step")
     inputs, outputs = (tuple(_names(fields, side)) for side in ("input", "output"))
     return Pipeline(
         checked_service(name, "pipeline"),
@@ -114,10 +114,10 @@ def _names(fields: Fields, side: str) -> Iterator[str]:
         one.check_known("name", "data_type", "dims", "format", "is_non_linear_format_io", *_OF_STEPS)
         for field in _OF_STEPS:
             if one.has(field) and (field in _OF_STEPS[:2] or one.flag(field)):
-                raise WrongField(f"{one.place}{field} is not offered: say it of the model of a step")
+                raise InvalidField(f"{one.place}{field} is not offered: say it of the model of a step")
         name = one.text("name")
         if not name:
-            raise WrongField(f"{one.place}name is missing")
+            raise InvalidField(f"{one.place}name is missing")
         yield name
 
 
@@ -125,9 +125,9 @@ def _step(fields: Fields) -> Step:
     fields.check_known("model_name", "model_version", "input_map", "output_map", "model_namespace")
     model = fields.text("model_name")
     if not model:
-        raise WrongField(f"{fields.place}model_name is missing")
+        raise InvalidField(f"{fields.place}model_name is missing")
     if fields.text("model_namespace"):
-        raise WrongField(f"{fields.place}model_namespace is not offered: give the models different names")
+        raise InvalidField(f"{fields.place}model_namespace is not offered: give the models different names")
     # -1 is their word for the newest.
     version = next((number for number in fields.sizes("model_version") if number >= 0), None)
     return Step("", model, version, None, _map(fields, "input_map"), _map(fields, "output_map"))
@@ -138,8 +138,8 @@ def _map(fields: Fields, side: str) -> dict[str, str]:
     for entry in fields.messages(side):
         key, value = entry.text("key"), entry.text("value")
         if not key or not value:
-            raise WrongField(f"{entry.place}key and value are both needed")
+            raise InvalidField(f"{entry.place}key and value are both needed")
         named[key] = value
     if not named:
-        raise WrongField(f"{fields.place}{side} is missing")
+        raise InvalidField(f"{fields.place}{side} is missing")
     return named

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker.models.pbtxt import Fields, Message, Value, Word, WrongField
+from stoker.models.pbtxt import Fields, Identifier, InvalidField, Message, Value
 from stoker.models.triton_config import batching_settings
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import model_settings
@@ -30,7 +30,7 @@ def adjustments_of(config: Mapping[str, Any], source: str) -> Adjustments:
     try:
         fields = Fields(_message({name: config[name] for name in ADJUSTED if name in config}), "")
     except RecursionError:
-        raise WrongField("it is nested too deeply") from None
+        raise InvalidField("it is nested too deeply") from None
     settings = model_settings(batching_settings(fields, lambda *_: None), source)
     names = (field.name for field in dataclasses.fields(Adjustments))
     return Adjustments(**{name: getattr(settings, name) for name in names})
@@ -48,7 +48,7 @@ def _value(name: str, value: Any) -> Value:
     if isinstance(value, Mapping):
         return _message(value)
     if isinstance(value, str):
-        return int(value) if value.isdecimal() and value.isascii() and len(value) < 20 else Word(value)
+        return int(value) if value.isdecimal() and value.isascii() and len(value) < 20 else Identifier(value)
     if isinstance(value, bool | int | float):
         return value
-    raise WrongField(f"{name} cannot be {type(value).__name__}")
+    raise InvalidField(f"{name} cannot be {type(value).__name__}")

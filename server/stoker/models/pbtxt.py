@@ -11,7 +11,16 @@ import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["MOST_CHARACTERS", "Fields", "Message", "PbtxtError", "Value", "Word", "WrongField", "parse"]
+__all__ = [
+    "MOST_CHARACTERS",
+    "Fields",
+    "Identifier",
+    "InvalidField",
+    "Message",
+    "PbtxtError",
+    "Value",
+    "parse",
+]
 
 
 MOST_CHARACTERS: Final = 1 << 20
@@ -42,14 +51,14 @@ class PbtxtError(ValueError):
     """A text is not in the format; the message begins with the line and the column."""
 
 
-class Word(str):
+class Identifier(str):
     """A value without quotes: the name of an enum's value, `true`, `false`."""
 
     __slots__ = ()
 
 
 Value: TypeAlias = "int | float | str | Message"
-"""A number, a text, a `Word`, or a message."""
+"""A number, a text, a `Identifier`, or a message."""
 
 Message: TypeAlias = dict[str, list[Value]]
 """By the name of each field that is there all its values, in the order of the text."""
@@ -91,7 +100,7 @@ class _Tokens:
             self.position = found.end()
         return _Token("end", "", self.position)
 
-    def take(self) -> _Token:
+    def advance(self) -> _Token:
         """Go past the next token."""
         token = self.peek()
         self.position += len(token.text)
@@ -101,7 +110,7 @@ class _Tokens:
         """Go past one of these signs, if it is next."""
         token = self.peek()
         if token.kind == "sign" and token.text in signs:
-            self.take()
+            self.advance()
             return True
         return False
 
@@ -109,7 +118,7 @@ class _Tokens:
         """Go past a sign, or be at the end; raise PbtxtError that `what` was expected otherwise."""
         token = self.peek()
         if (token.kind == "end") if at_end else (token.kind == "sign" and token.text == sign):
-            self.take()
+            self.advance()
             return
         raise self.error(f"expected {what}", token)
 
@@ -126,7 +135,7 @@ def _message(tokens: _Tokens, closing: str, depth: int) -> Message:
     while (token := tokens.peek()).kind == "word":
         if depth > _MOST_NESTED:
             raise tokens.error(f"messages are nested more than {_MOST_NESTED} deep", token)
-        tokens.take()
+        tokens.advance()
         values = message.setdefault(token.text, [])
         # Messages need no colon.
         if not tokens.skip(":") and tokens.peek().text not in ("{", "<", "["):
@@ -153,20 +162,20 @@ def _values(tokens: _Tokens, depth: int) -> list[Value]:
 
 
 def _value(tokens: _Tokens, depth: int) -> Value:
-    token = tokens.take()
+    token = tokens.advance()
     if token.kind == "sign" and token.text in _CLOSING:
         closing = _CLOSING[token.text]
         message = _message(tokens, closing, depth + 1)
-        tokens.take()
+        tokens.advance()
         return message
     if token.kind == "text":
         return _text(tokens, token)
     if token.kind == "number":
         return _number(tokens, token)
     if token.kind == "word":
-        return Word(token.text)
+        return Identifier(token.text)
     if token.kind == "sign" and token.text == "-":
-        token = tokens.take()
+        token = tokens.advance()
         if token.kind == "number":
             return -_number(tokens, token)
         if token.kind == "word" and token.text.lower() in _WORDS_OF_NUMBERS:
@@ -200,7 +209,7 @@ def _text(tokens: _Tokens, token: _Token) -> str:
     """A text; of several that follow each other, all as one."""
     pieces = [_unescaped(tokens, token)]
     while tokens.peek().kind == "text":
-        pieces.append(_unescaped(tokens, tokens.take()))
+        pieces.append(_unescaped(tokens, tokens.advance()))
     try:
         return b"".join(pieces).decode("utf-8")
     except UnicodeDecodeError:
@@ -235,7 +244,7 @@ _MOST_SHOWN: Final = 800
 _SWITCHES: Final = {"true": 1, "True": 1, "t": 1, "false": 0, "False": 0, "f": 0}
 
 
-class WrongField(ValueError):
+class InvalidField(ValueError):
     """A field is unknown or has a value that it cannot have; the message says where."""
 
     def __init__(self, message: str) -> None:
@@ -264,28 +273,28 @@ class Fields:
             if field not in known:
                 near = difflib.get_close_matches(field, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                raise WrongField(f"there is no field {self.place}{field}{hint}")
+                raise InvalidField(f"there is no field {self.place}{field}{hint}")
 
     def text(self, field: str) -> str | None:
         """A text, or None."""
         return self._one(field, str, "a text in quotes")
 
-    def word(self, field: str) -> str | None:
+    def identifier(self, field: str) -> str | None:
         """The name of an enum's value, or None."""
-        return self._one(field, Word, "a name without quotes")
+        return self._one(field, Identifier, "a name without quotes")
 
     def flag(self, field: str) -> bool:
         """Whether a switch is there and on."""
         value = self._only(field)
         if value is None or value in (0, 1) or value in ("true", "True", "t", "false", "False", "f"):
             return value in (1, "true", "True", "t")
-        raise WrongField(f"{self.place}{field} must be true or false, not {_shown(value)}")
+        raise InvalidField(f"{self.place}{field} must be true or false, not {_shown(value)}")
 
     def number(self, field: str) -> int | None:
         """A whole number from 0 up, or None."""
         value = self._one(field, int, "a whole number")
         if value is not None and value < 0:
-            raise WrongField(f"{self.place}{field} must be a whole number from 0 up, not {value}")
+            raise InvalidField(f"{self.place}{field} must be a whole number from 0 up, not {value}")
         return value
 
     def sizes(self, field: str) -> tuple[int, ...]:
@@ -293,7 +302,7 @@ class Fields:
         values = self._message.get(field, [])
         numbers = tuple(value for value in values if isinstance(value, int) and value >= -1)
         if len(numbers) < len(values):
-            raise WrongField(
+            raise InvalidField(
                 f"{self.place}{field} must be whole numbers, not {', '.join(map(_shown, values))}"
             )
         return numbers
@@ -302,9 +311,9 @@ class Fields:
         """The values of a repeated field of numbers or of true and false, as numbers."""
         numbers = []
         for value in self._message.get(field, []):
-            said = _SWITCHES.get(value, value) if isinstance(value, Word) else value
+            said = _SWITCHES.get(value, value) if isinstance(value, Identifier) else value
             if not isinstance(said, int | float):
-                raise WrongField(
+                raise InvalidField(
                     f"{self.place}{field} must be numbers or true and false, not {_shown(value)}"
                 )
             numbers.append(float(said))
@@ -320,21 +329,21 @@ class Fields:
         values = self._message.get(field, [])
         messages = [value for value in values if isinstance(value, dict)]
         if len(messages) < len(values):
-            raise WrongField(f"{self.place}{field} must be messages in braces")
+            raise InvalidField(f"{self.place}{field} must be messages in braces")
         return [Fields(value, f"{self.place}{field}[{index}].") for index, value in enumerate(messages)]
 
     def _one(self, field: str, kind: type[_T], wanted: str) -> _T | None:
         value = self._only(field)
         if value is None:
             return None
-        if isinstance(value, kind) and (kind is not str or not isinstance(value, Word)):
+        if isinstance(value, kind) and (kind is not str or not isinstance(value, Identifier)):
             return value
-        raise WrongField(f"{self.place}{field} must be {wanted}, not {_shown(value)}")
+        raise InvalidField(f"{self.place}{field} must be {wanted}, not {_shown(value)}")
 
     def _only(self, field: str) -> Value | None:
         values = self._message.get(field, [])
         if len(values) > 1:
-            raise WrongField(f"{self.place}{field} stands more than once")
+            raise InvalidField(f"{self.place}{field} stands more than once")
         return values[0] if values else None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker.errors import InvalidSettings, cut
-from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
+from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtError, parse
 from stoker.models.triton_config import version_settings
 from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
@@ -56,11 +56,11 @@ def read_model_config(file: Path) -> tuple[tuple[ModelSettings, ...], ImportedSe
     def models(fields: Fields) -> tuple[ModelSettings, ...]:
         fields.check_known("model_config_list", "custom_model_config")
         if fields.has("custom_model_config"):
-            raise WrongField("custom_model_config names no models; list them in model_config_list")
+            raise InvalidField("custom_model_config names no models; list them in model_config_list")
         listed = fields.message("model_config_list")
         configs = [] if listed is None else listed.messages("config")
         if not configs:
-            raise WrongField("model_config_list has no config, so there is nothing to serve")
+            raise InvalidField("model_config_list has no config, so there is nothing to serve")
         return tuple(_model(config, file, notes) for config in configs)
 
     listed = _read(file, models)
@@ -71,19 +71,19 @@ def _model(config: Fields, file: Path, notes: list[str]) -> ModelSettings:
     config.check_known(*_CONFIG_FIELDS)
     name, base = config.text("name"), config.text("base_path")
     if not name or not base:
-        raise WrongField(f"{config.place}name and base_path are both needed")
+        raise InvalidField(f"{config.place}name and base_path are both needed")
     if not is_service_name(name):
-        raise WrongField(
+        raise InvalidField(
             f"{config.place}name: {cut(name)} cannot be a model name: it has to be {SERVICE_RULE}"
         )
     if "://" in base:
-        raise WrongField(
+        raise InvalidField(
             f"{config.place}base_path {cut(base)} is no folder: copy the model to one, or mount it (stoker store "
             "brings models to pods)"
         )
-    platform = config.text("model_platform") or config.word("model_type") or "tensorflow"
+    platform = config.text("model_platform") or config.identifier("model_type") or "tensorflow"
     if platform.lower() != "tensorflow":
-        raise WrongField(
+        raise InvalidField(
             f"{config.place}model_platform is {cut(platform)}; TensorFlow Serving's own is tensorflow"
         )
     if config.has("logging_config"):
@@ -104,7 +104,7 @@ def _labels(config: Fields) -> dict[str, Any]:
         entry.check_known("key", "value")
         label, version = entry.text("key"), entry.number("value")
         if not label or version is None:
-            raise WrongField(f"{entry.place}key and value are both needed")
+            raise InvalidField(f"{entry.place}key and value are both needed")
         labels[label] = version
     return {"labels": labels} if labels else {}
 
@@ -154,7 +154,7 @@ def _read(file: Path, meaning: Callable[[Fields], _T]) -> _T:
         return meaning(Fields(parse(settings_text(file, MOST_CHARACTERS)), ""))
     except PbtxtError as error:
         raise InvalidSettings(f"{file}, {error}") from None
-    except WrongField as error:
+    except InvalidField as error:
         raise InvalidSettings(f"{file}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{file} cannot be read: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any, Final
 from stoker.deployment import Declaration, DeclaredTensor, WarmUpInput, WarmUpRequest
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.frameworks import Framework
-from stoker.models.pbtxt import MOST_CHARACTERS, Fields, PbtxtError, WrongField, parse
+from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtError, parse
 from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
 
@@ -63,12 +63,12 @@ def sequence_settings(
     known = ("max_sequence_idle_microseconds", "direct", "oldest", "state", "control_input")
     batching.check_known(*known, "iterative_sequence")
     if batching.flag("iterative_sequence"):
-        raise WrongField(f"{batching.place}iterative_sequence {_NO_ITERATIONS}")
+        raise InvalidField(f"{batching.place}iterative_sequence {_NO_ITERATIONS}")
     whole = fields.number("max_batch_size") == 0
     states = [_state(one, dtypes, pass_over, base, whole=whole) for one in batching.messages("state")]
     controls = _controls(batching)
     if not states and not controls:
-        raise WrongField(f"{batching.place}state is missing: a model without it needs no sequences")
+        raise InvalidField(f"{batching.place}state is missing: a model without it needs no sequences")
     taken = {*(state["input_name"] for state in states), *controls}
     # Where max_batch_size is said, 0 too, the first axis is that of the rows.
     first = int(fields.has("max_batch_size"))
@@ -92,7 +92,7 @@ def _controls(batching: Fields) -> dict[str, dict[str, Any]]:
     listed = [_control(one) for one in batching.messages("control_input")]
     controls = dict(listed)
     if len(controls) < len(listed):
-        raise WrongField(f"{batching.place}control_input has two of one name")
+        raise InvalidField(f"{batching.place}control_input has two of one name")
     return controls
 
 
@@ -121,24 +121,24 @@ def _state(
     for field in passed:
         if fields.flag(field):
             pass_over(f"{fields.place}{field}")
-    dims, data_type = fields.sizes("dims"), fields.word("data_type")
+    dims, data_type = fields.sizes("dims"), fields.identifier("data_type")
     if data_type is not None and data_type not in dtypes:
-        raise WrongField(f"{fields.place}data_type must be one of {', '.join(dtypes)}, not {data_type}")
+        raise InvalidField(f"{fields.place}data_type must be one of {', '.join(dtypes)}, not {data_type}")
     initials = fields.messages("initial_state")
     if len(initials) > 1:
-        raise WrongField(f"{fields.place}initial_state stands more than once")
+        raise InvalidField(f"{fields.place}initial_state stands more than once")
     file = None
     for initial in initials:
         initial.check_known("name", "data_type", "dims", "zero_data", "data_file")
         for field, same in (
-            ("data_type", initial.word("data_type") in (None, data_type)),
+            ("data_type", initial.identifier("data_type") in (None, data_type)),
             ("dims", initial.sizes("dims") in ((), dims) or -1 in dims),
         ):
             if not same:
-                raise WrongField(f"{initial.place}{field} must be that of the state")
+                raise InvalidField(f"{initial.place}{field} must be that of the state")
         file = initial.text("data_file")
         if file in (".", "..") or "/" in (file or ""):
-            raise WrongField(f"{initial.place}data_file is {file!r}; it must be a name without a folder")
+            raise InvalidField(f"{initial.place}data_file is {file!r}; it must be a name without a folder")
     begins = {"initial": base.absolute() / _INITIAL_FOLDER / file} if file else {}
     named = {key: fields.text(key) for key in ("input_name", "output_name")}
     dtype = {} if data_type is None else {"dtype": dtypes[data_type]}
@@ -154,21 +154,21 @@ def _control(fields: Fields) -> tuple[str, dict[str, Any]]:
     fields.check_known("name", "control")
     name, controls = fields.text("name"), fields.messages("control")
     if not name or len(controls) != 1:
-        raise WrongField(f"{fields.place}name and one control are both needed")
+        raise InvalidField(f"{fields.place}name and one control are both needed")
     (control,) = controls
     control.check_known("kind", "data_type", *_FLAGS)
-    kind = control.word("kind") or "CONTROL_SEQUENCE_START"
+    kind = control.identifier("kind") or "CONTROL_SEQUENCE_START"
     if kind not in _KINDS:
-        raise WrongField(f"{control.place}kind must be one of {', '.join(_KINDS)}, not {kind}")
+        raise InvalidField(f"{control.place}kind must be one of {', '.join(_KINDS)}, not {kind}")
     if _KINDS[kind] == "id":
-        data_type = control.word("data_type") or ""
+        data_type = control.identifier("data_type") or ""
         if data_type not in _IDS:
-            raise WrongField(f"{control.place}data_type must be one of {', '.join(_IDS)}")
+            raise InvalidField(f"{control.place}data_type must be one of {', '.join(_IDS)}")
         return name, {"is": "id", "dtype": _IDS[data_type]}
     said = [field for field in _FLAGS if control.has(field)]
     values = control.switches(said[0]) if len(said) == 1 else ()
     if len(values) != 2:
-        raise WrongField(f"{control.place}needs the two values of one of {', '.join(_FLAGS)}")
+        raise InvalidField(f"{control.place}needs the two values of one of {', '.join(_FLAGS)}")
     return name, {"is": _KINDS[kind], "values": list(values), "dtype": _FLAGS[said[0]]}
 
 
@@ -280,7 +280,7 @@ def read_triton_config(base: Path) -> TritonConfig | None:
         return _config(fields, source, base)
     except PbtxtError as error:
         raise RepositoryError(f"{source}, {error}") from None
-    except WrongField as error:
+    except InvalidField as error:
         raise RepositoryError(f"{source}: {error}") from None
     except InvalidSettings as error:
         raise RepositoryError(str(error)) from None
@@ -292,7 +292,7 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
     fields.check_known(*_READ, *_PASSED_OVER, *_REFUSED)
     name = fields.text("name")
     if name not in (None, base.name):
-        raise WrongField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
+        raise InvalidField(f"its name is {name!r}, and its folder is {base.name}; give both the same name")
     framework = _framework(fields)
     rows = fields.number("max_batch_size")
     batched = None if rows is None else rows > 0
@@ -303,7 +303,7 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
 
     for field, instead in _REFUSED.items():
         if fields.has(field):
-            raise WrongField(f"{field} is not offered: {instead}")
+            raise InvalidField(f"{field} is not offered: {instead}")
     for field, instead in _PASSED_OVER.items():
         if fields.has(field) and not _is_off(fields, field):
             pass_over(field, instead)
@@ -331,18 +331,18 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
 
 def _framework(fields: Fields) -> Framework | None:
     if fields.has("ensemble_scheduling"):
-        raise WrongField(f"ensemble_scheduling is not offered: {_INSTEAD['ensemble']}")
+        raise InvalidField(f"ensemble_scheduling is not offered: {_INSTEAD['ensemble']}")
     frameworks = set()
     for field in ("platform", "backend"):
         asked = fields.text(field)
         if asked and asked not in _FRAMEWORKS:
             instead = _INSTEAD.get(asked, "load the model in a score.py")
-            raise WrongField(
+            raise InvalidField(
                 f"the {field} {asked!r} is not offered, only onnxruntime and tensorflow: {instead}"
             )
         frameworks |= {_FRAMEWORKS[asked]} if asked else set()
     if len(frameworks) > 1:
-        raise WrongField("platform and backend contradict each other; leave one of them out")
+        raise InvalidField("platform and backend contradict each other; leave one of them out")
     return next(iter(frameworks), None)
 
 
@@ -357,27 +357,29 @@ def _is_off(fields: Fields, field: str) -> bool:
 def _tensor(fields: Fields, pass_over: Callable[[str], None], base: Path, *, batched: bool) -> DeclaredTensor:
     known = ("name", "data_type", "format", "dims", "reshape", "label_filename")
     fields.check_known(*known, *_REFUSED_OF_TENSORS)
-    name, data_type = fields.text("name"), fields.word("data_type")
+    name, data_type = fields.text("name"), fields.identifier("data_type")
     if not name:
-        raise WrongField(f"{fields.place}name is missing")
+        raise InvalidField(f"{fields.place}name is missing")
     if data_type not in _DTYPES:
         dtypes = ", ".join(_DTYPES)
-        raise WrongField(f"{fields.place}data_type of {name} must be one of {dtypes}, not {data_type}")
+        raise InvalidField(f"{fields.place}data_type of {name} must be one of {dtypes}, not {data_type}")
     if not fields.has("dims"):
-        raise WrongField(f"{fields.place}dims of {name} are missing")
+        raise InvalidField(f"{fields.place}dims of {name} are missing")
     for flag, instead in _REFUSED_OF_TENSORS.items():
         if fields.flag(flag):
-            raise WrongField(f"{fields.place}{flag} of {name} is not offered: {instead}")
-    if fields.word("format") not in (None, "FORMAT_NONE"):
+            raise InvalidField(f"{fields.place}{flag} of {name} is not offered: {instead}")
+    if fields.identifier("format") not in (None, "FORMAT_NONE"):
         pass_over(f"format of {name}")
     axis = (-1,) if batched else ()
     shape = fields.sizes("dims")
     if math.prod(size for size in shape if size > 0) > _MOST_ELEMENTS:
-        raise WrongField(f"{fields.place}dims of {name} hold more than {_MOST_ELEMENTS} elements")
+        raise InvalidField(f"{fields.place}dims of {name} hold more than {_MOST_ELEMENTS} elements")
     reshape = fields.message("reshape")
     model_shape = None if reshape is None else reshape.sizes("shape")
     if model_shape is not None and not _same_elements(shape, model_shape):
-        raise WrongField(f"{fields.place}reshape of {name}: {list(shape)} cannot become {list(model_shape)}")
+        raise InvalidField(
+            f"{fields.place}reshape of {name}: {list(shape)} cannot become {list(model_shape)}"
+        )
     reshaped = None if model_shape is None or model_shape == shape else (*axis, *model_shape)
     return DeclaredTensor(name, _DTYPES[data_type], (*axis, *shape), reshaped, _labels(fields, base))
 
@@ -388,16 +390,18 @@ def _labels(fields: Fields, base: Path) -> tuple[str, ...]:
     if not name:
         return ()
     if name in (".", "..") or "/" in name:
-        raise WrongField(f"{fields.place}label_filename is {name!r}; it must be a name without a folder")
+        raise InvalidField(f"{fields.place}label_filename is {name!r}; it must be a name without a folder")
     file = base / name
     try:
         if file.stat().st_size > _MOST_LABEL_BYTES:
-            raise WrongField(f"{fields.place}label_filename: {name} has more than {_MOST_LABEL_BYTES} bytes")
+            raise InvalidField(
+                f"{fields.place}label_filename: {name} has more than {_MOST_LABEL_BYTES} bytes"
+            )
         labels = tuple(line.rstrip("\r") for line in file.read_text(encoding="utf-8").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
-        raise WrongField(f"{fields.place}label_filename: {name} cannot be read: {error}") from None
+        raise InvalidField(f"{fields.place}label_filename: {name} cannot be read: {error}") from None
     if max(map(len, labels)) > _MOST_LABEL_CHARACTERS:
-        raise WrongField(
+        raise InvalidField(
             f"{fields.place}label_filename: a line of {name} has more than {_MOST_LABEL_CHARACTERS} characters"
         )
     return labels if labels[-1] else labels[:-1]
@@ -474,13 +478,13 @@ def _instances(fields: Fields, pass_over: Callable[..., None]) -> dict[str, Any]
         others = ("rate_limiter", "secondary_devices", "profile", "host_policy")
         group.check_known("name", "kind", "count", "gpus", "passive", *others)
         if group.flag("passive"):
-            raise WrongField(f"{group.place}passive is not offered: leave the group out")
+            raise InvalidField(f"{group.place}passive is not offered: leave the group out")
         for field in others:
             if group.has(field):
                 pass_over(f"{group.place}{field}")
-        kind = group.word("kind") or "KIND_AUTO"
+        kind = group.identifier("kind") or "KIND_AUTO"
         if kind not in ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"):
-            raise WrongField(
+            raise InvalidField(
                 f"{group.place}kind must be KIND_AUTO, KIND_GPU, KIND_CPU or KIND_MODEL, not {kind}"
             )
         counts.append(group.number("count") or 1)
@@ -506,9 +510,9 @@ def _parameters(
             settings["signature"] = text
         elif framework != "onnx" and key == "TF_GRAPH_TAG" and text:
             if text != _GRAPH_TAG:
-                raise WrongField(f"the parameter TF_GRAPH_TAG is {text!r}: only {_GRAPH_TAG!r} is loaded")
+                raise InvalidField(f"the parameter TF_GRAPH_TAG is {text!r}: only {_GRAPH_TAG!r} is loaded")
         elif framework != "onnx" and key == "TF_INIT_OPS_FILE" and text:
-            raise WrongField(
+            raise InvalidField(
                 "the parameter TF_INIT_OPS_FILE is not offered: export the model with an initializer"
             )
         else:
@@ -519,7 +523,7 @@ def _parameters(
 def _filename(fields: Fields) -> str | None:
     name = fields.text("default_model_filename")
     if name and (name in (".", "..") or "/" in name):
-        raise WrongField(f"default_model_filename is {name!r}; it must be a name without a folder")
+        raise InvalidField(f"default_model_filename is {name!r}; it must be a name without a folder")
     return name or None
 
 
@@ -534,9 +538,9 @@ def _warm_up_inputs(fields: Fields, name: str, base: Path) -> Iterator[WarmUpInp
     for entry in fields.messages("inputs"):
         key, value = entry.text("key"), entry.message("value")
         if not key or value is None:
-            raise WrongField(f"{entry.place}key and value are both needed")
+            raise InvalidField(f"{entry.place}key and value are both needed")
         value.check_known("data_type", "dims", "zero_data", "random_data", "input_data_file")
-        data_type, file = value.word("data_type") or "", value.text("input_data_file")
+        data_type, file = value.identifier("data_type") or "", value.text("input_data_file")
         if file:
             path = base / "warmup" / file
             yield WarmUpInput(key, data_type, value.sizes("dims"), "file", path)
@@ -544,6 +548,6 @@ def _warm_up_inputs(fields: Fields, name: str, base: Path) -> Iterator[WarmUpInp
             kind = "zero" if value.flag("zero_data") else "random"
             yield WarmUpInput(key, data_type, value.sizes("dims"), kind)  # type: ignore[arg-type]  # one of both
         else:
-            raise WrongField(
+            raise InvalidField(
                 f"the model_warmup {name!r} has no data for {key}: zero_data, random_data or input_data_file"
             )

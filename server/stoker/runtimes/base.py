@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from stoker.isolation.audit import BatchWatch
+from stoker.isolation.audit import BatchMonitor
 from stoker.tensors import Signature
 
 __all__ = [
@@ -91,10 +91,10 @@ class JoiningRuntime(Runtime, Protocol):
     """A runtime whose rows are whole requests, which it joins to batches itself.
 
     Attributes:
-        watch: What is looked at in those batches.
+        monitor: Inspects those batches.
     """
 
-    watch: BatchWatch
+    monitor: BatchMonitor
 
     def run_tensors(self, feeds: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Run one batch of named tensors, as those are that it joins."""

@@ -22,15 +22,15 @@ from stoker.wire.tables import columns_of_rows
 
 __all__ = [
     "Column",
+    "EstimatorInput",
     "LightgbmEstimator",
     "Matrix",
     "Table",
-    "Taken",
     "Texts",
     "XgboostEstimator",
-    "as_estimator",
+    "possible_inputs",
     "read_booster",
-    "ways_to_take",
+    "wrap_booster",
 ]
 
 
@@ -76,7 +76,7 @@ class LightgbmEstimator:
         return self.booster.predict(rows, num_threads=self._threads)
 
 
-def as_estimator(value: Any, threads: int) -> Any:
+def wrap_booster(value: Any, threads: int) -> Any:
     """Return a booster with an estimator's methods, and everything else as it is."""
     kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
     if kind == "xgboost.Booster":
@@ -132,7 +132,7 @@ _USUAL: Final[Mapping[Kind, tuple[Any, ...]]] = {
 }
 
 
-class Taken(Protocol):
+class EstimatorInput(Protocol):
     """How an estimator is given the tensors of a batch."""
 
     @property
@@ -146,7 +146,7 @@ class Taken(Protocol):
         ...
 
     @property
-    def are_known(self) -> bool:
+    def has_known_values(self) -> bool:
         """Whether examples are values that it was fitted with, or as like them as it tells."""
         ...
 
@@ -173,14 +173,14 @@ class Texts:
 
     inputs: tuple[TensorInfo, ...] = (TensorInfo(_INPUT, "string", (-1,)),)
     table: tuple[str, ...] = ()
-    are_known: bool = False
+    has_known_values: bool = False
 
     def examples(self) -> Feeds:
-        """See `Taken`."""
+        """See `EstimatorInput`."""
         return {_INPUT: _encoded(_TEXTS)}
 
     def value(self, feeds: Feeds) -> list[str]:
-        """See `Taken`."""
+        """See `EstimatorInput`."""
         return [text.decode(errors="replace") for text in feeds[_INPUT].tolist()]
 
     def __str__(self) -> str:
@@ -293,17 +293,17 @@ class Matrix:
         return (TensorInfo(_INPUT, "float64", shape, labels=labels, nullable=True),)
 
     @property
-    def are_known(self) -> bool:
+    def has_known_values(self) -> bool:
         """Whether some column tells what it was fitted with."""
         return any(column.examples for column in self.columns)
 
     def examples(self) -> Feeds:
-        """See `Taken`."""
+        """See `EstimatorInput`."""
         columns = [column.example_values() for column in self.columns]
         return {_INPUT: np.stack(columns, axis=1) if columns else np.empty((_EXAMPLES, 0))}
 
     def value(self, feeds: Feeds) -> Any:
-        """See `Taken`."""
+        """See `EstimatorInput`."""
         # Some write into what they are given, and the batch is not theirs.
         copied = np.array(feeds[_INPUT])
         if not self.is_named:
@@ -339,16 +339,16 @@ class Table:
         return tuple(column.name for column in self.columns)
 
     @property
-    def are_known(self) -> bool:
+    def has_known_values(self) -> bool:
         """Always: made-up texts are no dates, and no categories."""
         return True
 
     def examples(self) -> Feeds:
-        """See `Taken`."""
+        """See `EstimatorInput`."""
         return {column.name: column.example_values() for column in self.columns if column.is_used}
 
     def value(self, feeds: Feeds) -> Any:
-        """See `Taken`."""
+        """See `EstimatorInput`."""
         import pandas as pd
 
         rows = len(next(iter(feeds.values())))
@@ -373,7 +373,7 @@ class Table:
         )
 
 
-def ways_to_take(estimator: Any, path: Path, sample: Path | None) -> Iterator[Taken]:
+def possible_inputs(estimator: Any, path: Path, sample: Path | None) -> Iterator[EstimatorInput]:
     """Yield how an estimator may take its rows, the most plausible first.
 
     Args:
@@ -409,7 +409,7 @@ def ways_to_take(estimator: Any, path: Path, sample: Path | None) -> Iterator[Ta
         yield _as_taken(tuple(guessed), is_named=is_named, path=path)
 
 
-def _as_taken(columns: tuple[Column, ...], *, is_named: bool, path: Path) -> Taken:
+def _as_taken(columns: tuple[Column, ...], *, is_named: bool, path: Path) -> EstimatorInput:
     are_numbers = all(one.kind == "number" and one.categories is None and one.is_used for one in columns)
     if are_numbers or not any(one.is_used for one in columns):
         return Matrix(columns, is_named)
@@ -465,10 +465,10 @@ class _Search:
 
     def all_columns(self, estimator: Any) -> list[Column]:
         """Return the columns as an estimator was fitted on them all."""
-        self.look(estimator, range(len(self.columns)))
+        self.inspect(estimator, range(len(self.columns)))
         return [replace(one, is_used=place in self._used) for place, one in enumerate(self.columns)]
 
-    def look(self, estimator: Any, places: Sequence[int]) -> bool:
+    def inspect(self, estimator: Any, places: Sequence[int]) -> bool:
         """Look at an estimator that was fitted on these columns.
 
         Returns:
@@ -530,12 +530,12 @@ class _Search:
 
     def _look_at_steps(self, estimator: Any, steps: Any, places: Sequence[int]) -> bool:
         del estimator
-        return all(self.look(step, places) for _, step in steps)
+        return all(self.inspect(step, places) for _, step in steps)
 
     def _look_at_parts(self, estimator: Any, indices: Any, places: Sequence[int]) -> bool:
         for name, transformer, _ in estimator.transformers_:
             if not (isinstance(transformer, str) and transformer == "drop"):
-                self.look(transformer, [places[index] for index in indices.get(name, ())])
+                self.inspect(transformer, [places[index] for index in indices.get(name, ())])
         return False
 
     def _look_at_all(self, estimator: Any, parts: Any, places: Sequence[int]) -> bool:
@@ -546,7 +546,7 @@ class _Search:
         chosen = getattr(estimator, "estimators_features_", None)
         for number, part in enumerate(parts):
             given = places if chosen is None else [places[index] for index in chosen[number]]
-            self.look(part[1] if isinstance(part, tuple) else part, given)
+            self.inspect(part[1] if isinstance(part, tuple) else part, given)
         return False
 
     def _look_at_calibrated(self, estimator: Any, parts: Any, places: Sequence[int]) -> bool:
@@ -555,7 +555,7 @@ class _Search:
 
     def _look_inside(self, estimator: Any, inner: Any, places: Sequence[int]) -> bool:
         del estimator
-        self.look(inner, places)
+        self.inspect(inner, places)
         return False
 
     def _note_categories(self, estimator: Any, categories: Any, places: Sequence[int]) -> bool:

@@ -19,23 +19,23 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
-from stoker.isolation.onnx.graph import MalformedModel, Model, Node, read_model
-from stoker.isolation.onnx.reading import read_onnx
+from stoker.isolation.onnx.analysis import analyse_onnx
+from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_model
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
-from stoker.runtimes.fastest import choose_fastest, feasible_sizes
+from stoker.runtimes.execution_choice import choose_fastest, feasible_sizes
 from stoker.runtimes.onnx_executions import CopiedExecution, bind, bind_with_graphs
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.packed import Run
 from stoker.runtimes.pinned_memory import Cuda, StagedMemory, load_cuda
 from stoker.runtimes.sequences import sequence_runtime
-from stoker.runtimes.serving_way import as_declared, as_runtime, is_reshaped
+from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.extras import how_to_install
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.wire.protobuf import BYTES, Field, field, fields_of
 
-__all__ = ["as_float16", "check_float16", "cuda_runtime", "load_onnx", "with_tensors_for_maps"]
+__all__ = ["check_float16", "convert_to_float16", "cuda_runtime", "load_onnx", "replace_maps_by_tensors"]
 
 
 # Classifiers whose scores are lists of maps, as converters of scikit-learn make them, served by the tensor before.
@@ -53,7 +53,7 @@ _FLOAT_TENSOR: Final = b"\x0a\x02\x08\x01"
 _IDENTITY_OPSET: Final = 13
 
 
-def with_tensors_for_maps(model: Path | bytes) -> tuple[bytes, dict[str, tuple[str, ...]]] | None:
+def replace_maps_by_tensors(model: Path | bytes) -> tuple[bytes, dict[str, tuple[str, ...]]] | None:
     """Put the tensors of scores in the place of sequences of maps.
 
     Returns:
@@ -86,7 +86,7 @@ def _labels(node: Node) -> tuple[str, ...]:
     return ()
 
 
-def _changed_model(content: bytes, read: Model, maps: Mapping[str, Node]) -> Iterator[bytes]:
+def _changed_model(content: bytes, read: OnnxModel, maps: Mapping[str, Node]) -> Iterator[bytes]:
     for begin, part in _parts(content, 0, len(content)):
         number, wire, _, start, end = part
         if (number, wire) == (_MODEL_GRAPH, BYTES):
@@ -145,7 +145,7 @@ _MOST_BYTES: Final = (1 << 31) - (1 << 20)
 _TOLERANCE: Final = 5e-2
 
 
-def as_float16(name: str, path: Path) -> bytes:
+def convert_to_float16(name: str, path: Path) -> bytes:
     """Convert a model's float32 weights and operators to float16; its inputs and outputs stay as they are.
 
     Operators that have no float16 form, or lose too much by it, stay in float32 between casts. A model without
@@ -298,7 +298,9 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     converted = (
         on_cuda and deployment.acceleration.precision == "fp16" and deployment.acceleration.provider == "cuda"
     )
-    source: Path | bytes = as_float16(deployment.name, deployment.path) if converted else deployment.path
+    source: Path | bytes = (
+        convert_to_float16(deployment.name, deployment.path) if converted else deployment.path
+    )
     sessions = OnnxSessions(deployment, device, threads, source)
     session = sessions.open()
     labels: dict[str, tuple[str, ...]] = {}
@@ -332,7 +334,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
             return cuda_runtime(sessions, session, signature)
         return CopiedExecution(session, signature)
 
-    runtime = as_runtime(deployment, model.run, tensors, rows_runtime, partial(read_onnx, source))
+    runtime = wrap_model(deployment, model.run, tensors, rows_runtime, partial(analyse_onnx, source))
     if deployment.zipmap == "objects":
         _check_objects(deployment, runtime.signature.model_tensors)
     return runtime
@@ -348,7 +350,7 @@ def _load_with_state(
     )
 
     declaration = declared_rows(deployment.declaration, rows, inputs, outputs)
-    run, tensors = as_declared(
+    run, tensors = apply_declaration(
         declaration, _SessionTensors(rows).run, ModelTensors(inputs, outputs, batched=True)
     )
     shown = DeclaredSession(run) if is_reshaped(declaration) else rows
@@ -359,7 +361,7 @@ def _load_with_state(
 
     # What is declared has been applied, and is that of rows.
     plain = dataclasses.replace(deployment, declaration=None)
-    runtime = as_runtime(plain, run, tensors, rows_runtime, sampled=False)
+    runtime = wrap_model(plain, run, tensors, rows_runtime, sampled=False)
     check_batched(deployment, runtime)
     return runtime
 
@@ -451,7 +453,7 @@ def _info(value: onnxruntime.NodeArg, deployment: Deployment) -> TensorInfo:
 def _without_maps(model: Path | bytes) -> tuple[Path | bytes, dict[str, tuple[str, ...]]]:
     """The model with tensors for final maps, and what their columns are called."""
     try:
-        return with_tensors_for_maps(model) or (model, {})
+        return replace_maps_by_tensors(model) or (model, {})
     except (MalformedModel, OSError):
         return model, {}
 

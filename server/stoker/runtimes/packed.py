@@ -18,7 +18,7 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.isolation.audit import BatchWatch
+from stoker.isolation.audit import BatchMonitor
 from stoker.runtimes.base import Outputs, RowFailure
 from stoker.tensors import (
     DEFAULT_SIGNATURE,
@@ -46,7 +46,7 @@ class PackedRuntime:
 
     Attributes:
         signature: What it takes and gives.
-        watch: What is looked at in its batches.
+        monitor: Inspects its batches.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PackedRuntime:
         self._tensors = tensors
         self._max_batch_rows = deployment.max_batch_rows
         self._separates = verdict is not None and verdict.non_finite_apart
-        self.watch = BatchWatch()
+        self.monitor = BatchMonitor()
         self._pad = {
             info.name: (np.asarray(deployment.pad[info.name]).astype(info.dtype), info.shape[1:])
             for info in tensors.inputs
@@ -87,7 +87,7 @@ class PackedRuntime:
         """A further one of the same model."""
         fork = copy(self)
         # Of the rest nothing changes once it is made.
-        fork.watch = BatchWatch()
+        fork.monitor = BatchMonitor()
         return fork
 
     def run_tensors(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
@@ -159,7 +159,7 @@ class PackedRuntime:
         arrays = [*feeds.values(), *outputs.values()]
         if any(array.shape[:1] != (rows,) for array in arrays):
             rows = 1
-        self.watch.look(feeds.values(), outputs.values(), rows)
+        self.monitor.count_non_finite(feeds.values(), outputs.values(), rows)
         return outputs
 
     def _together(self, requests: Sequence[Feeds]) -> list[dict[str, np.ndarray]]:
@@ -169,9 +169,9 @@ class PackedRuntime:
         for name, array in outputs.items():
             if array.ndim == 0 or len(array) != bounds[-1]:
                 raise ValueError(f"output {name!r} has shape {list(array.shape)} for a batch of {bounds[-1]}")
-        self.watch.look(feeds.values(), outputs.values(), int(bounds[-1]))
-        if self.watch.takes:
-            self.watch.take(feeds, outputs, [0, *bounds.tolist()])
+        self.monitor.count_non_finite(feeds.values(), outputs.values(), int(bounds[-1]))
+        if self.monitor.wants_rows:
+            self.monitor.keep_rows(feeds, outputs, [0, *bounds.tolist()])
         parts = {name: np.split(array, bounds[:-1]) for name, array in outputs.items()}
         return [{name: parts[name][index] for name in outputs} for index in range(len(requests))]
 
@@ -218,7 +218,7 @@ class SignaturesRuntime:
 
     Attributes:
         signature: What it takes and gives.
-        watch: What is looked at in the batches of all signatures.
+        monitor: Inspects the batches of all signatures.
     """
 
     def __init__(self, signatures: Sequence[NamedSignature], runtimes: Mapping[str, PackedRuntime]) -> None:
@@ -230,9 +230,9 @@ class SignaturesRuntime:
         self._default = signatures[0].name
         self._runtimes = dict(runtimes)
         self._taken_from = self._default
-        self.watch = BatchWatch()
+        self.monitor = BatchMonitor()
         for runtime in self._runtimes.values():
-            runtime.watch = self.watch
+            runtime.monitor = self.monitor
         first = self._runtimes[self._default].signature
         verdict = first.verdict
         if verdict is not None and any(one.signature.keeps_state for one in self._runtimes.values()):
@@ -248,16 +248,16 @@ class SignaturesRuntime:
             places.setdefault(signature_of(packed) or self._default, []).append(place)
         answers: list[bytes | RowFailure] = [b""] * len(requests)
         for name, asking in places.items():
-            taken = self.watch.taken
+            taken = self.monitor.kept_rows
             (given,) = self._runtimes[name].run([[requests[place] for place in asking]])
-            if self.watch.taken is not taken:
+            if self.monitor.kept_rows is not taken:
                 self._taken_from = name
             for place, answer in zip(asking, given, strict=True):
                 answers[place] = answer
         return [answers]
 
     def run_tensors(self, feeds: Feeds) -> Mapping[str, np.ndarray]:
-        """Run one batch of tensors of the signature whose rows `watch` has kept last."""
+        """Run one batch of tensors of the signature whose rows `monitor` has kept last."""
         return self._runtimes[self._taken_from].run_tensors(feeds)
 
     def fork(self) -> SignaturesRuntime:

@@ -20,24 +20,24 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
 from stoker.runtimes.base import Outputs, RowFailure, Runtime
-from stoker.runtimes.sequences import SequenceStates, Taken
+from stoker.runtimes.sequences import BatchStates, SequenceStates
 from stoker.runtimes.tensorflow import import_tensorflow
-from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
-from stoker.scripts.calls import ScriptCalls, encode_rows
-from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.environment import script_folders, script_variables
-from stoker.scripts.forms import (
+from stoker.scripts.arguments import (
     ENDS,
     ID,
     STARTS,
     STATE,
     STATES,
-    copied,
+    copy_state,
     refuse_states,
     sequence_arguments,
 )
+from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
+from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.environment import script_folders, script_variables
 from stoker.scripts.guards import Watchdog, contain, finish, share_loop
-from stoker.scripts.tensorflow_v1 import first_v1_use, give_version_1, read_uses
+from stoker.scripts.invocation import ScriptCalls, encode_rows
+from stoker.scripts.tensorflow_v1 import first_v1_use, install_version_1, read_uses
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import SELF_CHECK, frames_of_script, requests_in_log
@@ -66,7 +66,7 @@ __all__ = [
     "SequenceRowsScript",
     "StreamingScript",
     "load_script",
-    "script_states",
+    "make_states",
 ]
 
 
@@ -80,7 +80,7 @@ __all__ = [
 _FIRST_ERROR: Final = 400
 
 
-def script_states(settings: SequenceSettings) -> SequenceStates:
+def make_states(settings: SequenceSettings) -> SequenceStates:
     """Make room for the states of a script, which are dicts; None stands for one that has not begun."""
     idle_ns = round(settings.max_idle_s * 1e9)
     return SequenceStates([np.array(None, object)], settings.max_sequences, idle_ns, time.monotonic_ns)
@@ -92,14 +92,14 @@ def _with_sequences(signature: Signature, names: frozenset[str]) -> Signature:
     return dataclasses.replace(signature, sequences=True, controls=controls)
 
 
-class _Said(NamedTuple):
+class _SequenceFields(NamedTuple):
     """What rows say of their sequences: their words, None where they are of none, and as what callers know them."""
 
     words: np.ndarray | None
     ids: list[str]
 
     @classmethod
-    def of(cls, behind: Sequence[np.ndarray], rows: int) -> _Said:
+    def of(cls, behind: Sequence[np.ndarray], rows: int) -> _SequenceFields:
         """Read what stands behind the inputs of rows."""
         *ids, words = behind or (None,)
         return cls(words, [sequence_id_of(packed.tobytes()) for packed in ids[0]] if ids else [""] * rows)
@@ -110,7 +110,7 @@ class _Scored(NamedTuple):
 
     answer: bytes
     state: Any
-    told: bool
+    answered: bool
 
 
 class SequenceBodyScript:
@@ -138,13 +138,13 @@ class SequenceBodyScript:
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Score a request; the state changes only if it is answered without an error, in full."""
         packed, *behind = inputs
-        words, ids = _Said.of(behind, len(packed))
-        taken = self.states.take(words, len(packed))
+        words, ids = _SequenceFields.of(behind, len(packed))
+        taken = self.states.load(words, len(packed))
         ran = [
             self._score(ScriptRequest.unpack(bytes(content)), *of_sequence)
             for content, *of_sequence in zip(packed, taken.arrays[0].tolist(), taken.flags, ids, strict=True)
         ]
-        _leave(self.states, taken, [one.state for one in ran], [one.told for one in ran])
+        _store_states(self.states, taken, [one.state for one in ran], [one.answered for one in ran])
         return [[one.answer for one in ran]]
 
     def _score(self, request: ScriptRequest, before: Any, flags: int, name: str) -> _Scored:
@@ -152,7 +152,7 @@ class SequenceBodyScript:
 
         def of_sequence() -> Mapping[str, Any]:
             nonlocal state
-            state = copied(before)
+            state = copy_state(before)
             given = {
                 STATE: state,
                 STARTS: bool(flags & SEQUENCE_START),
@@ -173,7 +173,7 @@ class SequenceBodyScript:
 class _Rows(threading.local):
     """The rows of which a thread calls `run`, and the states that it has been given for them."""
 
-    taken: Taken | None = None
+    taken: BatchStates | None = None
     ids: Sequence[str] = ()
     states: Sequence[Any] = ()
 
@@ -193,11 +193,11 @@ class RowsWithStates:
         self._run, self._rows = run, _Rows()
 
     def __call__(self, data: Any) -> Any:
-        """Call it with rows, and copies of the states that `given` has said for this thread."""
+        """Call it with rows, and copies of the states that `run_with_states` has said for this thread."""
         taken = self._rows.taken
         before = [None] * len(data) if taken is None else taken.arrays[0].tolist()
         flags = np.zeros(len(data), int) if taken is None else np.array(taken.flags)
-        states = self._rows.states = [copied(state) for state in before]
+        states = self._rows.states = [copy_state(state) for state in before]
         ids = [""] * len(data) if taken is None else list(self._rows.ids)
         said = {
             STATES: states,
@@ -207,8 +207,8 @@ class RowsWithStates:
         }
         return self._run(data, **{name: said[name] for name in self.names})
 
-    def given(
-        self, taken: Taken, ids: Sequence[str], function: Callable[[], Outputs]
+    def run_with_states(
+        self, taken: BatchStates, ids: Sequence[str], function: Callable[[], Outputs]
     ) -> tuple[Sequence[Any], Outputs]:
         """Call a function on this thread that calls `run` with copies of these states.
 
@@ -249,12 +249,12 @@ class SequenceRowsScript:
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Run one batch; the states change only if all of it has been run, and of rows with an answer."""
         rows, *behind = inputs
-        words, ids = _Said.of(behind, len(rows))
-        taken = self.states.take(words, len(rows))
-        states, (output,) = self._run.given(taken, ids, lambda: self._inner.run([rows]))
+        words, ids = _SequenceFields.of(behind, len(rows))
+        taken = self.states.load(words, len(rows))
+        states, (output,) = self._run.run_with_states(taken, ids, lambda: self._inner.run([rows]))
         (spec,) = self.signature.outputs
         good = _answered(spec, output, len(rows))
-        _leave(self.states, taken, states, good)
+        _store_states(self.states, taken, states, good)
         return [output]
 
     def fork(self) -> SequenceRowsScript:
@@ -270,12 +270,14 @@ def _answered(spec: TensorSpec, output: Any, rows: int) -> list[bool]:
     return [not isinstance(text, RowFailure) and len(text) <= spec.row_bytes for text in output]
 
 
-def _leave(states: SequenceStates, taken: Taken, after: Sequence[Any], good: Sequence[bool]) -> None:
+def _store_states(
+    states: SequenceStates, taken: BatchStates, after: Sequence[Any], good: Sequence[bool]
+) -> None:
     """Keep what `run` has made of the states of rows that are answered."""
     counting = [entry if kept else None for entry, kept in zip(taken.entries, good, strict=True)]
     array = np.empty(len(after), object)
     array[:] = after
-    states.leave(taken._replace(entries=counting), [array])
+    states.store(taken._replace(entries=counting), [array])
 
 
 logger = logging.getLogger(__name__)
@@ -321,7 +323,7 @@ def _load_with_state(
     script: EntryScript, watchdog: Watchdog, deployment: Deployment, settings: SequenceSettings
 ) -> Runtime:
     """Initialise a script that is given the state of sequences."""
-    states = script_states(settings)
+    states = make_states(settings)
     if script.batched is not None:
         run = RowsWithStates(script.run, sequence_arguments(script.run, STATES))
         script.initialise(finish)
@@ -349,9 +351,9 @@ def _prepare_tensorflow(deployment: Deployment, folders: Sequence[str], device: 
     if tensorflow is None or deployment.tensorflow_compat == "off":
         return
     if deployment.tensorflow_compat == "v1":
-        give_version_1(tensorflow, "the setting tensorflow_compat is v1")
+        install_version_1(tensorflow, "the setting tensorflow_compat is v1")
     elif (use := first_v1_use(uses, tensorflow)) is not None:
-        give_version_1(
+        install_version_1(
             tensorflow, f"the script uses {use}, which only TensorFlow 1 has (tensorflow_compat: auto)"
         )
 
@@ -398,7 +400,9 @@ class BatchedScript:
             raise LoadFailed(f"stoker.batched: {error}") from error
         output = _learn_output(run, spec)
         self._texts = output.variable
-        verdict = _declared(deployment, self._tried, TensorInfo(spec.name, spec.dtype, (-1, *spec.shape)))
+        verdict = _check_declared_batching(
+            deployment, self._tried, TensorInfo(spec.name, spec.dtype, (-1, *spec.shape))
+        )
         self.signature = Signature((spec,), (output,), verdict=verdict)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
@@ -425,7 +429,7 @@ class BatchedScript:
         return [encode_rows(result)] if self._texts else [np.asarray(result)]
 
 
-def _declared(
+def _check_declared_batching(
     deployment: Deployment,
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
     info: TensorInfo,

@@ -18,17 +18,17 @@ from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START, Control, TensorSpec, check_batch
 
 __all__ = [
-    "KeepsStates",
-    "Key",
+    "BatchStates",
     "SequenceCounts",
+    "SequenceKey",
     "SequenceRuntime",
     "SequenceStates",
-    "Taken",
+    "StatefulRuntime",
     "sequence_runtime",
 ]
 
 
-Key = tuple[int, int]
+SequenceKey = tuple[int, int]
 """What names a sequence: the first two of the words of its rows."""
 
 _INITIAL: Final = 0
@@ -44,7 +44,7 @@ class _Entry:
         self.place, self.used_ns, self.begun = place, used_ns, False
 
 
-class Taken(NamedTuple):
+class BatchStates(NamedTuple):
     """The states that a batch has taken.
 
     Attributes:
@@ -54,7 +54,7 @@ class Taken(NamedTuple):
     """
 
     arrays: list[np.ndarray]
-    entries: list[tuple[Key, _Entry] | None]
+    entries: list[tuple[SequenceKey, _Entry] | None]
     flags: list[int]
 
 
@@ -87,7 +87,7 @@ class SequenceStates:
         self._objects = [pool for pool in self._pools if pool.dtype == object]
         self._free = list(range(most, _INITIAL, -1))
         self._idle_ns, self._clock_ns = idle_ns, clock_ns
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._entries: OrderedDict[SequenceKey, _Entry] = OrderedDict()
         """Those first that were used longest ago."""
         self._lock = threading.Lock()
         self._started = self._ended = self._expired = 0
@@ -104,8 +104,8 @@ class SequenceStates:
             first = next(iter(self._entries.values()), None)
         return None if first is None else first.used_ns + self._idle_ns
 
-    def admit(self, key: Key, *, start: bool) -> Literal["unknown", "full"] | None:
-        """Say whether the next row of a sequence may run: None if so, and then `settle` is to follow.
+    def admit(self, key: SequenceKey, *, start: bool) -> Literal["unknown", "full"] | None:
+        """Say whether the next row of a sequence may run: None if so, and then `release` is to follow.
 
         Args:
             start: Whether the row begins it.
@@ -120,21 +120,21 @@ class SequenceStates:
                 self._entries[key] = _Entry(self._free.pop(), self._clock_ns())
             return None
 
-    def settle(self, key: Key) -> None:
+    def release(self, key: SequenceKey) -> None:
         """Take note that an admitted row is over; a sequence of which none was run has not begun."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and not entry.begun:
                 self._remove(key, entry)
 
-    def forget(self, key: Key) -> None:
+    def discard(self, key: SequenceKey) -> None:
         """End a sequence of which nobody knows how far it has come."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 self._remove(key, entry)
 
-    def take(self, words: np.ndarray | None, rows: int) -> Taken:
+    def load(self, words: np.ndarray | None, rows: int) -> BatchStates:
         """Return the states that a batch goes on from.
 
         Args:
@@ -142,7 +142,7 @@ class SequenceStates:
         """
         said = [[0, 0, 0]] * rows if words is None else words.tolist()
         with self._lock:
-            entries: list[tuple[Key, _Entry] | None] = []
+            entries: list[tuple[SequenceKey, _Entry] | None] = []
             for first, second, _ in said:
                 entry = self._entries.get((first, second)) if first else None
                 entries.append(None if entry is None else ((first, second), entry))
@@ -151,9 +151,9 @@ class SequenceStates:
                 for one, (_, _, flags) in zip(entries, said, strict=True)
             ]
             arrays = [pool[places] for pool in self._pools]
-        return Taken(arrays, entries, [flags for _, _, flags in said])
+        return BatchStates(arrays, entries, [flags for _, _, flags in said])
 
-    def leave(self, taken: Taken, arrays: Sequence[np.ndarray]) -> None:
+    def store(self, taken: BatchStates, arrays: Sequence[np.ndarray]) -> None:
         """Keep the states that a batch has come to.
 
         Args:
@@ -181,7 +181,7 @@ class SequenceStates:
                 for pool, array in zip(self._pools, arrays, strict=True):
                     pool[places] = array[rows]
 
-    def expire(self, busy: Container[Key]) -> None:
+    def expire(self, busy: Container[SequenceKey]) -> None:
         """End the sequences that have been idle for too long, but for those of which rows are here."""
         with self._lock:
             now_ns = self._clock_ns()
@@ -196,7 +196,7 @@ class SequenceStates:
                     self._expired += 1
                     self._remove(key, entry)
 
-    def _remove(self, key: Key, entry: _Entry) -> None:
+    def _remove(self, key: SequenceKey, entry: _Entry) -> None:
         del self._entries[key]
         for pool in self._objects:
             # What an object holds is not to wait for the next sequence that takes its place.
@@ -204,7 +204,7 @@ class SequenceStates:
         self._free.append(entry.place)
 
 
-class KeepsStates(Runtime, Protocol):
+class StatefulRuntime(Runtime, Protocol):
     """A runtime whose rows go on from the states of their sequences.
 
     Behind the inputs of its signature it is given what the rows say of their sequences, `int64[rows, 3]`. Where that
@@ -222,7 +222,7 @@ class KeepsStates(Runtime, Protocol):
 
 
 class SequenceRuntime:
-    """Runs rows, each from the state of its sequence; see `KeepsStates`.
+    """Runs rows, each from the state of its sequence; see `StatefulRuntime`.
 
     A model that is told ids gets them before what the rows say of their sequences.
 
@@ -262,12 +262,12 @@ class SequenceRuntime:
         """Run one batch; the states change only if all of it has been run, with outputs as they should be."""
         rows = len(inputs[0])
         *ids, words = inputs[self._given :] or (None,)
-        taken = self.states.take(words, rows)
+        taken = self.states.load(words, rows)
         given, states = iter(inputs), iter(taken.arrays)
         full = self._inner.signature
         outputs: Sequence[Any] = self._inner.run(
             [
-                _told(self._controls[spec.name], spec, words, ids, rows)
+                _control_values(self._controls[spec.name], spec, words, ids, rows)
                 if spec.name in self._controls
                 else next(states if spec.name in self._names else given)
                 for spec in full.inputs
@@ -278,7 +278,7 @@ class SequenceRuntime:
             for spec, array in zip(full.outputs, outputs, strict=True)
         }
         kept = [named[self._names[spec.name]] for spec in full.inputs if spec.name in self._names]
-        self.states.leave(taken, kept)
+        self.states.store(taken, kept)
         return [named[spec.name] for spec in self.signature.outputs]
 
     def fork(self) -> SequenceRuntime:
@@ -325,7 +325,7 @@ def sequence_runtime(
     return runtime
 
 
-def _told(
+def _control_values(
     control: Control, spec: TensorSpec, words: np.ndarray | None, ids: Sequence[np.ndarray], rows: int
 ) -> np.ndarray:
     """What a model is told of its rows; those of no sequence begin none, end none, and are none."""

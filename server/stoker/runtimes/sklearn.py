@@ -24,9 +24,15 @@ import numpy as np
 from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import Outputs, Runtime
-from stoker.runtimes.estimator_columns import Table, Taken, as_estimator, read_booster, ways_to_take
+from stoker.runtimes.estimator_columns import (
+    EstimatorInput,
+    Table,
+    possible_inputs,
+    read_booster,
+    wrap_booster,
+)
 from stoker.runtimes.packed import Feeds, PackedRuntime, SignaturesRuntime, chosen_signatures
-from stoker.runtimes.serving_way import as_runtime
+from stoker.runtimes.wrapping import wrap_model
 from stoker.scripts.entry_script import load_advice
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
@@ -77,8 +83,8 @@ def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtim
     named = deployment.signatures or [name for name in present if name in _BY_DEFAULT] or present[:1]
     wanted = named if named[0] in _METHODS else [present[0], *named]
     names = chosen_signatures(deployment.path, present, wanted)
-    taken = _taken(estimator, names[0], deployment)
-    methods = [_made(estimator, name, deployment, taken) for name in names]
+    taken = _find_input(estimator, names[0], deployment)
+    methods = [_make_method(estimator, name, deployment, taken) for name in names]
     runtime = _single(methods[0], deployment) if len(methods) == 1 else _several(methods, deployment)
     # Azure's server calls it where the model has it and the request names nothing.
     of_azure = "predict_proba" if "predict_proba" in names and not deployment.signatures else names[0]
@@ -87,7 +93,7 @@ def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtim
 
 
 def _single(method: _Method, deployment: Deployment) -> Runtime:
-    runtime = as_runtime(
+    runtime = wrap_model(
         deployment,
         method.run,
         method.tensors,
@@ -119,7 +125,7 @@ def _packed(method: _Method, deployment: Deployment, *, is_default: bool) -> Pac
         return PackedRuntime(method.run, _as_estimators(rows.model_tensors, method), own, rows.verdict)
 
     # What is declared of the model, is declared of its default.
-    runtime = as_runtime(
+    runtime = wrap_model(
         own, method.run, method.tensors, pack_rows, sampled=is_default, examples=method.examples
     )
     assert isinstance(runtime, PackedRuntime), "made here, or for what is packed anyway"
@@ -134,7 +140,7 @@ def _as_estimators(tensors: ModelTensors, method: _Method) -> ModelTensors:
     return dataclasses.replace(tensors, inputs=inputs, estimator=True, table=own.table)
 
 
-def _made(estimator: Any, name: str, deployment: Deployment, taken: Taken) -> _Method:
+def _make_method(estimator: Any, name: str, deployment: Deployment, taken: EstimatorInput) -> _Method:
     try:
         return _Method(estimator, name, deployment, taken)
     except LoadFailed:
@@ -174,7 +180,7 @@ class _Method:
         examples: Rows that it answers, where the estimator says what it was fitted with.
     """
 
-    def __init__(self, estimator: Any, name: str, deployment: Deployment, taken: Taken) -> None:
+    def __init__(self, estimator: Any, name: str, deployment: Deployment, taken: EstimatorInput) -> None:
         """Find out what it gives, by two rows.
 
         Raises:
@@ -197,7 +203,7 @@ class _Method:
         dtype = given.dtype.name if is_number else "string"
         output = TensorInfo(name, dtype, (-1, *given.shape[1:]), labels=labels)
         self.tensors = ModelTensors(taken.inputs, (output,), batched=True, estimator=True, table=taken.table)
-        self.examples = examples if taken.are_known else None
+        self.examples = examples if taken.has_known_values else None
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Run one batch.
@@ -218,14 +224,14 @@ class _Method:
         return {self.name: _array(result)}
 
 
-def _taken(estimator: Any, name: str, deployment: Deployment) -> Taken:
+def _find_input(estimator: Any, name: str, deployment: Deployment) -> EstimatorInput:
     """How a method, and so all others, is given its rows.
 
     Raises:
         LoadFailed: It takes them in no way that is known.
     """
-    first: tuple[Taken, Exception] | None = None
-    for taken in ways_to_take(estimator, deployment.path, deployment.sample_file):
+    first: tuple[EstimatorInput, Exception] | None = None
+    for taken in possible_inputs(estimator, deployment.path, deployment.sample_file):
         try:
             _Method(estimator, name, deployment, taken)
         except LoadFailed:
@@ -282,8 +288,8 @@ def _read(deployment: Deployment, threads: int) -> Any:
             estimator = joblib.load(path)
     except Exception as error:
         raise LoadFailed(_why_unreadable(path, error)) from error
-    _tell(path, caught)
-    return as_estimator(estimator, threads)
+    _log_warnings(path, caught)
+    return wrap_booster(estimator, threads)
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
@@ -306,7 +312,7 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _tell(path: Path, caught: Sequence[warnings.WarningMessage]) -> None:
+def _log_warnings(path: Path, caught: Sequence[warnings.WarningMessage]) -> None:
     """Log what was warned of; that a file is of another version of scikit-learn once, whatever it consists of."""
     saved = set()
     for warning in dict.fromkeys(one.message for one in caught):

@@ -14,14 +14,14 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.batching import GraphAnalysis
 from stoker.isolation.difference import largest_difference
-from stoker.isolation.judgement import Reading
+from stoker.isolation.tensorflow.analysis import analyse_function
 from stoker.isolation.tensorflow.effects import PYTHON, find_state, read_effects
-from stoker.isolation.tensorflow.reading import read_concrete_function
 from stoker.runtimes.base import OutOfMemory, Runtime
-from stoker.runtimes.fastest import feasible_sizes, sample_rows
+from stoker.runtimes.execution_choice import feasible_sizes, sample_rows
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
-from stoker.runtimes.serving_way import as_runtime
+from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.choices import Acceleration
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
@@ -193,11 +193,11 @@ class SavedSignature:
         """What it declares; `batched` where the first axis of all inputs may be a batch."""
         return ModelTensors(self.inputs, self.outputs, all(info.shape[:1] == (-1,) for info in self.inputs))
 
-    def read(self) -> Reading:
+    def read(self) -> GraphAnalysis:
         """What the signature's graph says of its rows."""
         if self.state:
-            return Reading("mixed", f"{self.state[0]} changes more than the answer")
-        return read_concrete_function(self._function)
+            return GraphAnalysis("mixed", f"{self.state[0]} changes more than the answer")
+        return analyse_function(self._function)
 
     def restore(self) -> None:
         """Give its variables the values that they had when it was loaded, if it is one that changes them."""
@@ -354,7 +354,7 @@ def _single(model: SavedModel, name: str, deployment: Deployment) -> Runtime:
             runtime.compile(deployment.name, deployment.batch_buckets or ())
         return runtime
 
-    runtime = as_runtime(deployment, signature.run, signature.tensors, rows_runtime, signature.read)
+    runtime = wrap_model(deployment, signature.run, signature.tensors, rows_runtime, signature.read)
     _after_trials(runtime, signature)
     tensors = runtime.signature.model_tensors
     assert tensors is not None, "only scripts have none"
@@ -377,7 +377,7 @@ def _packed(signature: SavedSignature, deployment: Deployment, *, is_default: bo
         return PackedRuntime(signature.run, rows.model_tensors, own, rows.verdict)
 
     # What the model is known to answer is a request to its default.
-    runtime = as_runtime(own, signature.run, signature.tensors, pack_rows, signature.read, sampled=is_default)
+    runtime = wrap_model(own, signature.run, signature.tensors, pack_rows, signature.read, sampled=is_default)
     assert isinstance(runtime, PackedRuntime), "made here, or for what is packed anyway"
     _after_trials(runtime, signature)
     return runtime

@@ -18,18 +18,18 @@ import simdjson
 
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import LoadFailed
-from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.handles import MAX_THREADS, GatheredCalls, HandleCall, like, together
+from stoker.scripts.handles import MAX_THREADS, GatheredCalls, HandleCall, call_together, convert_like
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import MergedCalls
 from stoker.scripts.self_check import (
     Disproved,
     Sample,
-    answer_of,
     check_model,
     check_models,
     compare_answers,
     difference,
     reason_of,
+    score_once,
     steady_answer,
     variations,
 )
@@ -182,7 +182,7 @@ class _MergeCheck:
         self._compare_beside(singles)
         # The largest company comes once at start-up, so a server that starts has been there.
         many = list(islice(cycle(singles), self._max_rows))
-        self._compare(many[: len(next(self.merged.companies(many)))])
+        self._compare(many[: len(next(self.merged.batches(many)))])
 
     def _compare_beside(self, singles: Sequence[ScriptRequest]) -> None:
         """Put companions beside a row: in companies of one shape its answer is the same, to the last character."""
@@ -208,12 +208,12 @@ class _MergeCheck:
             return None
         return answer.status, answer.body
 
-    def _companions(self, like: ScriptRequest) -> list[tuple[str, ScriptRequest]]:
+    def _companions(self, convert_like: ScriptRequest) -> list[tuple[str, ScriptRequest]]:
         """Requests that could be merged with this one, by their kinds; of a slow script the most telling ones."""
         if self._beside_rows is None:
-            (row,) = json.loads(like.body)[self._key]
+            (row,) = json.loads(convert_like.body)[self._key]
             requests = ((kind, self._request([made])) for kind, made in companions_of(row))
-            texture = row_texture(like.body)
+            texture = row_texture(convert_like.body)
             self._beside_rows = [
                 (kind, request)
                 for kind, request in requests
@@ -244,7 +244,7 @@ class _MergeCheck:
         return rows
 
     def _compare(self, requests: Sequence[ScriptRequest]) -> None:
-        for places in self.merged.companies(requests):
+        for places in self.merged.batches(requests):
             company = [requests[place] for place in places]
             try:
                 alone = [self._answer(request) for request in company]
@@ -256,7 +256,7 @@ class _MergeCheck:
 
     def _answer(self, request: ScriptRequest) -> ScriptAnswer:
         if request.body not in self._alone:
-            self._alone[request.body] = answer_of(self._calls, request)
+            self._alone[request.body] = score_once(self._calls, request)
         return self._alone[request.body]
 
     def _request(self, rows: Sequence[Any]) -> ScriptRequest:
@@ -307,7 +307,7 @@ def check_gathering(calls: ScriptCalls, sample: Sample, gathered: GatheredCalls,
     begun_s = time.monotonic()
     alone = steady_answer(calls, sample)
     run_s = (time.monotonic() - begun_s) / 2
-    on_thread, seen = gathered.watch(sample.request(with_head=calls.wants_head))
+    on_thread, seen = gathered.record_calls(sample.request(with_head=calls.wants_head))
     compare_answers([alone], [on_thread], "a request on another thread")
     if not seen:
         raise Disproved(
@@ -315,7 +315,7 @@ def check_gathering(calls: ScriptCalls, sample: Sample, gathered: GatheredCalls,
         )
     gathered.gather_only(_proved(seen, max_rows))
     requests = _like_sample(calls, sample)
-    expected = [answer_of(calls, request) for request in requests]
+    expected = [score_once(calls, request) for request in requests]
     # Company is what is to be checked, so it is waited for.
     wait_s, gathered.wait_s = (
         gathered.wait_s,
@@ -326,7 +326,7 @@ def check_gathering(calls: ScriptCalls, sample: Sample, gathered: GatheredCalls,
             compare_answers(expected[::order], gathered.answers(requests[::order]), "a request among others")
     finally:
         gathered.wait_s = wait_s
-    if gathered.largest_company < 2:
+    if gathered.largest_batch < 2:
         raise Disproved("the calls to the model never come together; run() may lock it")
     return list(dict.fromkeys(call.name for call in gathered.gathered))
 
@@ -341,7 +341,7 @@ def _like_sample(calls: ScriptCalls, sample: Sample) -> list[ScriptRequest]:
     for body in bodies:
         request = sample.request(body, with_head=calls.wants_head)
         try:
-            answer_of(calls, request)
+            score_once(calls, request)
         except Exception:  # noqa: BLE001, S112  # a body that was made up may not make sense
             continue
         usable.append(request)
@@ -378,7 +378,7 @@ def _prove(call: HandleCall, max_rows: int) -> None:
     some = list(islice(cycle(rows), _ROWS))
     for company in ([some[0], *some[1:3]], some, some[::-1], list(islice(cycle(rows), max_rows))):
         try:
-            found = together(company[:max_rows])
+            found = call_together(company[:max_rows])
         except Exception as error:
             raise Disproved(f"{call.name} with {len(company)} rows: {reason_of(error)}") from error
         for single, result in zip(company, found, strict=False):
@@ -392,7 +392,7 @@ def _single_rows(call: HandleCall) -> list[HandleCall]:
     arrays = [np.asarray(array) for array in call.arrays]
     own = [[array[row].tolist() for array in arrays] for row in range(min(call.rows, _ROWS))]
     return [
-        call.on([like(array, [value]) for array, value in zip(call.arrays, row, strict=True)])
+        call.on([convert_like(array, [value]) for array, value in zip(call.arrays, row, strict=True)])
         for row in variations(own, _ROWS)
     ]
 

@@ -96,7 +96,7 @@ class Watchdog:
         def live() -> None:
             while True:
                 time.sleep(pause_s)
-                self.look()
+                self.check_calls()
 
         threading.Thread(target=live, name="watchdog", daemon=True).start()
 
@@ -120,7 +120,7 @@ class Watchdog:
             self._leave(call)
             raise ScoringTimeout(self.timeout_ms) from interrupt
 
-    def look(self) -> None:
+    def check_calls(self) -> None:
         """Interrupt the calls that are late; end the process if one of them does not heed that."""
         now_ns = self._clock_ns()
         with self._lock:
@@ -152,7 +152,7 @@ def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
 # `async def init` and `async def run`: coroutines of scripts are finished where they were made, or on one loop.
 
 
-_LOOK_S: Final = 0.25
+_CHECK_S: Final = 0.25
 """An exception that is raised in a thread from outside arrives when the thread looks around."""
 
 _thread: Final = threading.local()
@@ -187,7 +187,7 @@ class SharedLoop:
         """Return what something awaitable comes to; it sees the context of this thread."""
         coming: Future[Any] = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
         try:
-            while not wait((coming,), _LOOK_S).done:
+            while not wait((coming,), _CHECK_S).done:
                 pass
             return coming.result()
         except BaseException:
@@ -208,7 +208,7 @@ class SharedLoop:
         """Wait until the loop has turned once."""
         turned = threading.Event()
         self._loop.call_soon_threadsafe(turned.set)
-        while not turned.wait(_LOOK_S):
+        while not turned.wait(_CHECK_S):
             pass
 
 

@@ -19,20 +19,20 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.guards import contain
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import Unsplittable
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 __all__ = [
     "MAX_THREADS",
-    "Desk",
+    "CallReceiver",
     "GatheredCalls",
     "HandleCall",
     "Interception",
-    "at_desk",
-    "like",
-    "together",
+    "call_together",
+    "convert_like",
+    "redirect_calls",
 ]
 
 logger = logging.getLogger(__name__)
@@ -57,30 +57,30 @@ _INTERCEPTED: Final = (
 _threads: Final = threading.local()
 
 
-class Desk(Protocol):
+class CallReceiver(Protocol):
     """Who takes the calls of a thread."""
 
-    def take(self, call: HandleCall) -> Any:
+    def submit(self, call: HandleCall) -> Any:
         """Return what the call gives, or raise what it raises."""
         ...
 
 
-def _leave_desk() -> None:
+def _forget_receiver() -> None:
     """In a process that a script forks nobody sits at a desk: calls to models are its own."""
-    _threads.desk = None
+    _threads.receiver = None
 
 
-os.register_at_fork(after_in_child=_leave_desk)
+os.register_at_fork(after_in_child=_forget_receiver)
 
 
 @contextlib.contextmanager
-def at_desk(desk: Desk) -> Iterator[None]:
-    """Hand the calls that this thread makes to `desk`."""
-    _threads.desk = desk
+def redirect_calls(receiver: CallReceiver) -> Iterator[None]:
+    """Hand the calls that this thread makes to `receiver`."""
+    _threads.receiver = receiver
     try:
         yield
     finally:
-        _threads.desk = None
+        _threads.receiver = None
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +160,7 @@ class HandleCall:
         return replace(self, args=args, kwargs=kwargs)
 
 
-def together(calls: Sequence[HandleCall]) -> list[Any]:
+def call_together(calls: Sequence[HandleCall]) -> list[Any]:
     """Make several calls of one kind, with rows of equal shapes, as one.
 
     Returns:
@@ -175,7 +175,7 @@ def together(calls: Sequence[HandleCall]) -> list[Any]:
     return _split_output(first.on(joined).make(), [call.rows for call in calls])
 
 
-def like(array: Any, values: Sequence[Any] | np.ndarray) -> Any:
+def convert_like(array: Any, values: Sequence[Any] | np.ndarray) -> Any:
     """Return values as an array of the same library and dtype."""
     if _is_tensor(array):
         return sys.modules["tensorflow"].convert_to_tensor(values, array.dtype)
@@ -196,7 +196,7 @@ class Interception:
             if owner is None or place in self._replaced:
                 continue
             self._replaced[place] = (owner, owner.__dict__.get(method))
-            setattr(owner, method, _asking(getattr(owner, method), f"{class_name}.{method}"))
+            setattr(owner, method, _intercepted(getattr(owner, method), f"{class_name}.{method}"))
 
     def remove(self) -> None:
         """Put everything back as it was."""
@@ -208,17 +208,17 @@ class Interception:
         self._replaced.clear()
 
 
-def _asking(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _intercepted(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     is_session = name == "BaseSession.run"
 
     @functools.wraps(original)
     def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
-        desk: Desk | None = getattr(_threads, "desk", None)
-        if desk is None:
+        receiver: CallReceiver | None = getattr(_threads, "desk", None)
+        if receiver is None:
             return original(handle, *args, **kwargs)
         if is_session:
             args, kwargs = _session_arguments(*args, **kwargs)
-        return desk.take(HandleCall(handle, name, original, args, kwargs))
+        return receiver.submit(HandleCall(handle, name, original, args, kwargs))
 
     return call
 
@@ -352,13 +352,13 @@ class GatheredCalls:
             wait_s: How long a call waits for those of threads that are busy elsewhere.
         """
         self.wait_s = wait_s
-        self.largest_company = 0
+        self.largest_batch = 0
         """Most calls that have been made as one."""
         self._calls = calls
         self._max_rows = max_rows
         self._max_threads = max_threads
         self._interception = Interception()
-        self._desk = _Desk(max_rows, self._may_gather)
+        self._queue = _CallQueue(max_rows, self._may_gather)
         self._threads: ThreadPoolExecutor | None = None
         self._kinds: dict[Hashable, HandleCall] | None = None
 
@@ -381,7 +381,7 @@ class GatheredCalls:
             answers += self._run(requests[start : start + self._max_threads], self._make)
         return answers
 
-    def watch(self, request: ScriptRequest) -> tuple[ScriptAnswer, list[HandleCall]]:
+    def record_calls(self, request: ScriptRequest) -> tuple[ScriptAnswer, list[HandleCall]]:
         """Score one request, each call made as it comes; return those that could have been gathered, too."""
         seen: list[HandleCall] = []
 
@@ -410,21 +410,21 @@ class GatheredCalls:
             self._threads = ThreadPoolExecutor(
                 self._max_threads, thread_name_prefix="request", initializer=_share_graph()
             )
-        self._desk.open(len(requests))
+        self._queue.expect(len(requests))
         answers = [
             self._threads.submit(contextvars.copy_context().run, self._answer, request)
             for request in requests
         ]
-        while calls := self._desk.collect(self.wait_s):
+        while calls := self._queue.collect(self.wait_s):
             make(calls)
         return [answer.result() for answer in answers]
 
     def _answer(self, request: ScriptRequest) -> ScriptAnswer:
         try:
-            with at_desk(self._desk):
+            with redirect_calls(self._queue):
                 return self._calls.answer(request)
         finally:
-            self._desk.leave()
+            self._queue.finish_request()
 
     def _make(self, calls: Sequence[HandleCall]) -> None:
         alike: dict[Hashable, list[HandleCall]] = {}
@@ -455,11 +455,11 @@ class GatheredCalls:
             _make_alone(calls[0])
             return
         try:
-            results = contain(lambda: together(calls), "a gathered call")
+            results = contain(lambda: call_together(calls), "a gathered call")
         except Exception as error:  # noqa: BLE001  # whoever is to blame is found below
             logger.debug("a gathered call for %d requests failed: %r", len(calls), error)
         else:
-            self.largest_company = max(self.largest_company, len(calls))
+            self.largest_batch = max(self.largest_batch, len(calls))
             for call, result in zip(calls, results, strict=True):
                 call.succeed(result)
             return
@@ -468,7 +468,7 @@ class GatheredCalls:
         self._make_together(calls[middle:])
 
 
-class _Desk:
+class _CallQueue:
     """Where threads bring their calls, and wait until they have been made.
 
     The model's thread is woken when there is something to do, and once before, when the first call comes, to look
@@ -484,11 +484,11 @@ class _Desk:
         self._rows = 0
         self._open = 0
 
-    def open(self, requests: int) -> None:
+    def expect(self, requests: int) -> None:
         """Expect so many requests."""
         self._open = requests
 
-    def take(self, call: HandleCall) -> Any:
+    def submit(self, call: HandleCall) -> Any:
         """Wait until the call has been made."""
         with self._lock:
             self._waiting.append(call)
@@ -498,7 +498,7 @@ class _Desk:
                 self._news.set()
         return call.result()
 
-    def leave(self) -> None:
+    def finish_request(self) -> None:
         """Say that a request has its answer."""
         with self._lock:
             self._open -= 1

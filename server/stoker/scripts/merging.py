@@ -24,8 +24,8 @@ import numpy as np
 import orjson
 
 from stoker.errors import ScoringTimeout
-from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.environment import known_json
+from stoker.scripts.invocation import ScriptCalls
 from stoker.system.logs import requests_in_log
 from stoker.wire.script_requests import MERGED_BYTES, ScriptAnswer, ScriptRequest, merge, row_texture
 
@@ -67,7 +67,7 @@ class MergedCalls:
     def answers(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
         """Score requests; those with `rows` = 0 by themselves. Never raises what the script raises."""
         answers: dict[int, ScriptAnswer] = {}
-        for places in self.companies(requests):
+        for places in self.batches(requests):
             found = self._score([requests[place] for place in places])
             answers.update(zip(places, found, strict=True))
         return [answers[place] for place in range(len(requests))]
@@ -91,7 +91,7 @@ class MergedCalls:
             parts = split(result, [request.rows for request in requests])
             return [self._calls.encode(part, exec_ns) for part in parts]
 
-    def companies(self, requests: Sequence[ScriptRequest]) -> Iterator[list[int]]:
+    def batches(self, requests: Sequence[ScriptRequest]) -> Iterator[list[int]]:
         """Return, in groups, the places of requests that are called together."""
         kinds: dict[Hashable, list[int]] = {}
         for place, request in enumerate(requests):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import LoadFailed
+from stoker.scripts.arguments import is_decorated, parameters_of
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.forms import is_decorated, parameters_of
 from stoker.scripts.guards import finish
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.isolation.judgement import Reading
-from stoker.isolation.onnx.reading import read_onnx
+from stoker.isolation.batching import GraphAnalysis
+from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.isolation.row_test import Evidence, try_rows
-from stoker.isolation.tensorflow.reading import read_concrete_function
-from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.handles import GatheredCalls, HandleCall, like
+from stoker.isolation.tensorflow.analysis import analyse_function
+from stoker.scripts.handles import GatheredCalls, HandleCall, convert_like
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import Unsplittable
 from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
@@ -30,7 +30,6 @@ __all__ = [
     "Disproved",
     "Sample",
     "answer_difference",
-    "answer_of",
     "check_model",
     "check_models",
     "compare_answers",
@@ -38,6 +37,7 @@ __all__ = [
     "dynamically_quantised",
     "read_handle",
     "reason_of",
+    "score_once",
     "steady_answer",
     "try_handle",
     "variations",
@@ -246,7 +246,7 @@ def _refilled(value: Any, leaves: Iterator[Any]) -> Any:
 _DYNAMIC: Final = ("torch.ao.nn.quantized.dynamic.", "torch.nn.quantized.dynamic.")
 
 
-def read_handle(call: HandleCall) -> Reading:
+def read_handle(call: HandleCall) -> GraphAnalysis:
     """Read the graph of the model that a call is for; unknown where there is none that can be read."""
     handle = call.handle
     match call.name:
@@ -254,12 +254,12 @@ def read_handle(call: HandleCall) -> Reading:
             # ONNX Runtime keeps what it was given: a path, or the model itself.
             model = getattr(handle, "_model_bytes", None) or getattr(handle, "_model_path", None)
             if isinstance(model, bytes):
-                return read_onnx(model)
-            return read_onnx(Path(model)) if model else Reading("unknown")
+                return analyse_onnx(model)
+            return analyse_onnx(Path(model)) if model else GraphAnalysis("unknown")
         case "ConcreteFunction.__call__":
-            return read_concrete_function(handle)
+            return analyse_function(handle)
         case _:
-            return Reading("unknown")
+            return GraphAnalysis("unknown")
 
 
 def try_handle(call: HandleCall, max_rows: int, *, proven: bool) -> Evidence:
@@ -275,7 +275,7 @@ def try_handle(call: HandleCall, max_rows: int, *, proven: bool) -> Evidence:
     inputs = [TensorInfo(name, _dtype(array), (-1, *array.shape[1:])) for name, array in sample.items()]
 
     def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        arrays = [_as_it_was(array, feeds[str(place)]) for place, array in enumerate(call.arrays)]
+        arrays = [_restored(array, feeds[str(place)]) for place, array in enumerate(call.arrays)]
         return dict(_arrays_of(call.on(arrays).make(), "result", len(feeds["0"])))
 
     return try_rows(run, inputs, [max_rows], sample, proven=proven)
@@ -305,10 +305,10 @@ def _plain(array: Any) -> np.ndarray:
     return plain
 
 
-def _as_it_was(original: Any, plain: np.ndarray) -> Any:
+def _restored(original: Any, plain: np.ndarray) -> Any:
     """The rows of `plain` as the script would give them to the model."""
     if plain.dtype != object or not isinstance(original, np.ndarray):
-        return like(original, plain)
+        return convert_like(original, plain)
     first = next(iter(original.reshape(-1).tolist()), b"")
     texts = np.empty(plain.size, object)
     texts[:] = [text.decode() if isinstance(first, str) else text for text in plain.reshape(-1).tolist()]
@@ -381,7 +381,7 @@ def check_models(calls: ScriptCalls, sample: Sample, max_rows: int) -> None:
         )
     gathered = GatheredCalls(calls, max_rows=max_rows, max_threads=1)
     try:
-        _, seen = gathered.watch(sample.request(with_head=calls.wants_head))
+        _, seen = gathered.record_calls(sample.request(with_head=calls.wants_head))
     finally:
         gathered.close()
     for call in {call.kind: call for call in seen}.values():
@@ -407,7 +407,7 @@ def steady_answer(calls: ScriptCalls, sample: Sample) -> ScriptAnswer:
     """
     request = sample.request(with_head=calls.wants_head)
     try:
-        first, second = answer_of(calls, request), answer_of(calls, request)
+        first, second = score_once(calls, request), score_once(calls, request)
     except Exception as error:
         raise Disproved(f"run() fails for {sample.source}: {reason_of(error)}") from error
     if first.status != 200:
@@ -418,7 +418,7 @@ def steady_answer(calls: ScriptCalls, sample: Sample) -> ScriptAnswer:
     return first
 
 
-def answer_of(calls: ScriptCalls, request: ScriptRequest) -> ScriptAnswer:
+def score_once(calls: ScriptCalls, request: ScriptRequest) -> ScriptAnswer:
     """Score one request, without a word in the log if it fails."""
     with requests_in_log(SELF_CHECK):
         return calls.encode(calls.invoke(calls.arguments(request)), 0)

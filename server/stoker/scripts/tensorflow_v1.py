@@ -19,7 +19,7 @@ from typing import Any, Final
 from stoker.errors import LoadFailed
 from stoker_run.legacy_apis import install_v1_api
 
-__all__ = ["TensorflowUse", "first_v1_use", "give_version_1", "read_uses"]
+__all__ = ["TensorflowUse", "first_v1_use", "install_version_1", "read_uses"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def first_v1_use(uses: Sequence[TensorflowUse], tensorflow: Any) -> TensorflowUs
     return next((use for use in uses if use.name and _is_only_in_v1(use.name, tensorflow)), None)
 
 
-def give_version_1(tensorflow: Any, reason: str) -> None:
+def install_version_1(tensorflow: Any, reason: str) -> None:
     """Let `import tensorflow` give the API of version 1 in this process from now on, and log it."""
     install_v1_api(tensorflow)
     logger.info("TensorFlow %s is given as tensorflow.compat.v1: %s", tensorflow.__version__, reason)

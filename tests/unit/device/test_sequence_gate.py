@@ -43,7 +43,7 @@ class Device:
         assert len({row.key for row in batch}) == len(batch)
         if batch and not fails:
             words = np.array([[*row.key, row.start * SEQUENCE_START] for row in batch])
-            self.states.leave(self.states.take(words, len(batch)), [])
+            self.states.store(self.states.load(words, len(batch)), [])
             self.run += [row.number for row in batch]
         for row in batch:
             self.decide(self.gate.hand_back(row.lane, row.number))

@@ -393,14 +393,14 @@ def test_a_request_of_free_sizes_is_audited_within_its_batch() -> None:
     runtime = packed(lambda x: 2 * x)
     requests = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[1.0, 2.0, 3.0]]]
     run(runtime, *requests)
-    assert runtime.watch.taken is None
-    runtime.watch.takes = True
+    assert runtime.monitor.kept_rows is None
+    runtime.monitor.wants_rows = True
     run(runtime, requests[2])
-    assert runtime.watch.taken is None
+    assert runtime.monitor.kept_rows is None
     run(runtime, *requests)
-    taken = runtime.watch.taken
+    taken = runtime.monitor.kept_rows
     assert taken is not None
-    assert not runtime.watch.takes
+    assert not runtime.monitor.wants_rows
     assert taken.size == 3
     assert taken.inputs["x"].tolist() in requests[:2]
     assert taken.answers["y"].tolist() == (2 * taken.inputs["x"]).tolist()
@@ -412,13 +412,13 @@ def test_each_instance_of_free_sizes_watches_its_own_batches() -> None:
     """What one thread keeps for its audit, or counts, is not another one's to take away."""
     runtime = packed(lambda x: 2 * x)
     fork = runtime.fork()
-    runtime.watch.takes = True
+    runtime.monitor.wants_rows = True
     run(fork, [[1.0]], [[2.0]])
-    assert runtime.watch.takes
-    assert (runtime.watch.taken, fork.watch.taken) == (None, None)
+    assert runtime.monitor.wants_rows
+    assert (runtime.monitor.kept_rows, fork.monitor.kept_rows) == (None, None)
     run(runtime, [[1.0]], [[2.0]])
-    assert runtime.watch.taken is not None
-    assert fork.watch.taken is None
+    assert runtime.monitor.kept_rows is not None
+    assert fork.monitor.kept_rows is None
 
 
 def test_requests_that_are_not_finite_are_joined_with_none() -> None:
@@ -446,9 +446,9 @@ def test_answers_of_free_sizes_that_are_not_finite_are_counted() -> None:
 
     runtime = packed(inverse)
     run(runtime, [[0.0], [1.0]], [[np.inf]], [[0.0]])
-    assert runtime.watch.non_finite_rows == 2
+    assert runtime.monitor.non_finite_rows == 2
     run(runtime, [[0.0, 1.0], [0.0, 0.0], [2.0, 2.0]])
-    assert runtime.watch.non_finite_rows == 4
+    assert runtime.monitor.non_finite_rows == 4
     unbatched = packed(inverse, batched=False)
     run(unbatched, [[0.0], [0.0]])
-    assert unbatched.watch.non_finite_rows == 1
+    assert unbatched.monitor.non_finite_rows == 1

@@ -17,13 +17,13 @@ from stoker.environments import build, installers
 from stoker.environments.build import (
     Built,
     build_environment,
-    device_needs,
+    device_requirements,
     digest_of,
     find_built,
     server_paths,
 )
 from stoker.environments.files import read_environment
-from stoker.environments.installers import Installer, masked
+from stoker.environments.installers import Installer, mask_secrets
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
@@ -328,7 +328,7 @@ def test_a_python_in_which_the_server_does_not_run_is_not_used(
 )
 def test_another_python_gets_what_the_device_process_imports(framework: str, runtimes: set[str]) -> None:
     """Its numpy and the runtime of the model, but no HTTP server; numpy may be older than the server's."""
-    needs = device_needs(framework)
+    needs = device_requirements(framework)
     names = {need.partition(">")[0] for need in needs}
     assert "numpy>=1.26" in needs
     assert "orjson" in names
@@ -368,10 +368,10 @@ SECRETS = (
 @pytest.mark.parametrize("text", SECRETS)
 def test_secrets_of_addresses_are_masked(text: str) -> None:
     """Each of them, wherever they stand; the rest of the address stays."""
-    assert "s3cr" not in masked(text)
-    assert "****" in masked(text)
-    assert masked(masked(text)) == masked(text)
-    assert "lab." in masked(text)
+    assert "s3cr" not in mask_secrets(text)
+    assert "****" in mask_secrets(text)
+    assert mask_secrets(mask_secrets(text)) == mask_secrets(text)
+    assert "lab." in mask_secrets(text)
 
 
 def test_what_an_installer_prints_has_no_secrets_of_addresses(tmp_path: Path) -> None:

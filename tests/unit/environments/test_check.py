@@ -300,7 +300,7 @@ def test_an_installer_that_goes_on_is_told_with_its_last_line(tmp_path: Path) ->
     waits += f"while not os.path.exists({str(seen)!r}): pass\nprint('Installed')\nsys.exit(3)"
     with (tmp_path / "lock").open("w") as lock:
         command = [sys.executable, "-u", "-c", waits]
-        done = installers.Installer(None).run(command, lock.fileno(), tmp_path, lasts, look_s=0.01)
+        done = installers.Installer(None).run(command, lock.fileno(), tmp_path, lasts, interval_s=0.01)
     assert "Downloading tensorflow" in told
     assert (done.returncode, done.stdout) == (3, "Resolved\nDownloading tensorflow\nInstalled\n")
 

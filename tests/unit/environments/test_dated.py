@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from stoker.environments import dated
-from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
+from stoker.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker.environments.files import read_environment
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 
-EXACT = AskedEnvironment("exact", file="asked.txt")
+EXACT = RequestedEnvironment("exact", file="asked.txt")
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ class Builder:
 
     def __init__(self, good: str = "") -> None:
         self.good = good
-        self.seen: list[Wanted] = []
+        self.seen: list[Candidate] = []
 
-    def __call__(self, wanted: Wanted) -> str:
+    def __call__(self, wanted: Candidate) -> str:
         self.seen.append(wanted)
         if wanted.as_of != self.good:
             raise EnvironmentUnusable(f"nothing as of {wanted.as_of or 'today'}:\nmore")
@@ -42,7 +42,9 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
     """The Python is one of then, unless others choose it; the date is remembered for the same file and place."""
     builder, said = Builder("2021-08-12"), list[str]()
     remembered = RememberedDate(tmp_path / "environments", specification, "here")
-    built, wanted = first_built(tries(specification, EXACT, "", said.append, can_date=lambda: True), builder)
+    built, wanted = build_first(
+        candidates(specification, EXACT, "", said.append, can_date=lambda: True), builder
+    )
     assert (built, [one.as_of for one in builder.seen]) == ("built", ["", "2021-08-12"])
     assert said == ["nothing as of today; trying once more as of 2021-08-12"]
     assert str(wanted.specification.python) == "==3.8.*"
@@ -51,10 +53,10 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
     assert remembered.read() == "2021-08-12"
     assert RememberedDate(tmp_path / "environments", specification, "there").read() == ""
     builder.seen.clear()
-    again = tries(
+    again = candidates(
         specification, EXACT, remembered.read(), said.append, can_date=lambda: True, chooses_python=False
     )
-    _, wanted = first_built(again, builder)
+    _, wanted = build_first(again, builder)
     assert builder.seen == [wanted]
     assert not wanted.specification.python
 
@@ -62,18 +64,20 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
 def test_a_date_that_was_asked_for_is_the_only_try(specification: Specification, tmp_path: Path) -> None:
     """So is today where nothing knows dates, and for what is relaxed; what fits is not dated."""
     for asked, able, count in (
-        (AskedEnvironment("exact", "", "2021-05-01", "asked.txt"), True, 1),
-        (AskedEnvironment("relaxed", file="asked.txt"), True, 1),
+        (RequestedEnvironment("exact", "", "2021-05-01", "asked.txt"), True, 1),
+        (RequestedEnvironment("relaxed", file="asked.txt"), True, 1),
         (EXACT, False, 1),
         (EXACT, True, 2),
     ):
         builder = Builder("never")
         with pytest.raises(EnvironmentUnusable, match="nothing as of"):
-            first_built(
-                tries(specification, asked, "", lambda _: None, can_date=lambda able=able: able), builder
+            build_first(
+                candidates(specification, asked, "", lambda _: None, can_date=lambda able=able: able), builder
             )
         assert len(builder.seen) == count, asked
-    _, wanted = first_built(tries(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder())
+    _, wanted = build_first(
+        candidates(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder()
+    )
     RememberedDate(tmp_path, specification).keep(wanted)
     assert list(tmp_path.glob(".*")) == []
 
@@ -83,4 +87,6 @@ def test_the_message_has_both_reasons(specification: Specification) -> None:
     with pytest.raises(
         EnvironmentUnusable, match=r"(?s)as of today.*with packages as of 2021-08-12: nothing as of 2021"
     ):
-        first_built(tries(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder("never"))
+        build_first(
+            candidates(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder("never")
+        )

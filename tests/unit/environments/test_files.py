@@ -6,7 +6,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments.check import notes
-from stoker.environments.files import LOOKED_FOR, find_environment, parse_conda_spec, read_environment
+from stoker.environments.files import ENVIRONMENT_FILES, find_environment, parse_conda_spec, read_environment
 from stoker.environments.specification import Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 
@@ -315,7 +315,7 @@ def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
 def test_known_names_are_found_in_their_order(tmp_path: Path) -> None:
     """A conda file counts before requirements.txt: MLflow writes both, and the first says more."""
     assert find_environment(tmp_path) is None
-    for name in reversed(LOOKED_FOR):
+    for name in reversed(ENVIRONMENT_FILES):
         (tmp_path / name).touch()
         assert find_environment(tmp_path) == tmp_path / name
 

@@ -13,7 +13,7 @@ from stoker.environments.build import import_failed
 from stoker.environments.check import notes
 from stoker.environments.files import read_environment
 from stoker.environments.interpreters import Interpreter, NoPython, choose_run_interpreter
-from stoker.environments.requested import AskedEnvironment, user_managed
+from stoker.environments.requested import RequestedEnvironment, use_interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker_runs import run_environment
@@ -145,7 +145,7 @@ def test_tensorflow_1_without_its_python_names_how_to_accept_todays(
     with pytest.raises(NoPython, match=r"tensorflow\.compat\.v1 .* with --environment relaxed") as caught:
         choose_run_interpreter(asked, only(8, 9), lambda minor: None)
     assert words in str(caught.value)
-    wanted = dated.tries(asked, AskedEnvironment("exact"), "", lambda _: None, can_date=lambda: True)
+    wanted = dated.candidates(asked, RequestedEnvironment("exact"), "", lambda _: None, can_date=lambda: True)
     next(wanted)
     with pytest.raises(NoPython):
         wanted.send(caught.value)
@@ -178,7 +178,7 @@ def test_tensorflow_gpu_brings_cuda_where_a_gpu_is_held(
 
 def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
     """This one and another one: with their packages, without reading any of them."""
-    environment = user_managed(AskedEnvironment(), tmp_path / "a")
+    environment = use_interpreter(RequestedEnvironment(), tmp_path / "a")
     assert environment.interpreter == Path(sys.executable)
     lines = (tmp_path / "a" / "got.txt").read_text().splitlines()
     assert lines[0] == "# the interpreter as it is"
@@ -186,12 +186,12 @@ def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
     other = tmp_path / "python"
     other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     other.chmod(0o755)
-    assert user_managed(AskedEnvironment(python=str(other)), tmp_path / "b").interpreter == other
+    assert use_interpreter(RequestedEnvironment(python=str(other)), tmp_path / "b").interpreter == other
     with pytest.raises(EnvironmentUnusable, match=r"^there is no interpreter .*/none$"):
-        user_managed(AskedEnvironment(python=str(tmp_path / "none")), tmp_path / "c")
+        use_interpreter(RequestedEnvironment(python=str(tmp_path / "none")), tmp_path / "c")
     other.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(EnvironmentUnusable, match="/python cannot be run"):
-        user_managed(AskedEnvironment(python=str(other)), tmp_path / "d")
+        use_interpreter(RequestedEnvironment(python=str(other)), tmp_path / "d")
 
 
 class Commands:
@@ -227,7 +227,7 @@ class Commands:
 
 
 def prepared(
-    tmp_path: Path, asked: AskedEnvironment, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: RequestedEnvironment, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     commands.take_over(monkeypatch)
     folder = tmp_path / "run" / "environment"
@@ -243,7 +243,7 @@ def test_an_environment_is_built_once_for_each_content(
 ) -> None:
     """A second run of the same file builds nothing; another date is another environment."""
     commands = Commands({"six": "1.16.0"})
-    asked = AskedEnvironment("exact", file="asked.txt")
+    asked = RequestedEnvironment("exact", file="asked.txt")
     prepared(tmp_path, asked, commands, monkeypatch)
     count = len(commands.seen)
     assert any("import six" in word for words in commands.seen for word in words)
@@ -252,7 +252,9 @@ def test_an_environment_is_built_once_for_each_content(
     got = (tmp_path / "run" / "environment" / "got.txt").read_text()
     assert "six==1.16.0" in got
     assert "azureml-defaults: Stoker provides" in got
-    said = prepared(tmp_path, AskedEnvironment("exact", "", "2021-05-01", "asked.txt"), commands, monkeypatch)
+    said = prepared(
+        tmp_path, RequestedEnvironment("exact", "", "2021-05-01", "asked.txt"), commands, monkeypatch
+    )
     assert "packages as of 2021-05-01: later uploads were left out" in said
     assert any("--exclude-newer" in words and "2021-05-01" in words for words in commands.seen[count:])
 
@@ -263,7 +265,7 @@ def test_what_was_installed_and_cannot_be_imported_is_no_environment(
     """The message has the reason, and nothing of it is kept."""
     commands = Commands({"six": "1.16.0"}, status=1)
     with pytest.raises(EnvironmentUnusable, match="cannot be imported: ImportError: descriptors"):
-        prepared(tmp_path, AskedEnvironment("exact", file="asked.txt"), commands, monkeypatch)
+        prepared(tmp_path, RequestedEnvironment("exact", file="asked.txt"), commands, monkeypatch)
     assert [path for path in (tmp_path / "environments").iterdir() if path.is_dir()] == []
 
 
@@ -288,7 +290,7 @@ def test_pins_that_fit_nothing_today_are_had_as_of_their_date(
             self.status = 0 if any("--exclude-newer" in words for words in self.seen) else 1
             return super().__call__(command, **more)
 
-    asked = AskedEnvironment("exact", file="asked.txt")
+    asked = RequestedEnvironment("exact", file="asked.txt")
     monkeypatch.setattr(dated, "date_of_pins", lambda _: date(2021, 8, 3))
     monkeypatch.setattr(dated, "python_of_date", lambda _: sys.version_info.minor)
     commands = Then({"six": "1.16.0"})
@@ -323,7 +325,7 @@ def test_relaxed_brings_the_keras_that_was_meant(
     folder = tmp_path / "run" / "environment"
     folder.mkdir(parents=True)
     (folder / "asked.txt").write_text(f"{line}\n")
-    asked = AskedEnvironment("relaxed", file="asked.txt")
+    asked = RequestedEnvironment("relaxed", file="asked.txt")
     of_tensorflow_1 = {"STOKER_TENSORFLOW_1": "1"} if "1.15" in line else {}
     built = prepare_environment(asked, folder, tmp_path / "environments", lambda _: None)
     (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
@@ -335,7 +337,7 @@ def test_relaxed_brings_the_keras_that_was_meant(
 def test_relaxed_takes_todays_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names stay, the pins go, and it is said."""
     commands = Commands({"six": "1.17.0"})
-    said = prepared(tmp_path, AskedEnvironment("relaxed", file="asked.txt"), commands, monkeypatch)
+    said = prepared(tmp_path, RequestedEnvironment("relaxed", file="asked.txt"), commands, monkeypatch)
     (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
     assert requirements.read_text().splitlines() == ["six"]
     assert any(line.startswith("relaxed: today's versions") for line in said)

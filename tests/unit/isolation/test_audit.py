@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.zoo import ZOO
 
-from stoker.isolation.audit import Finding, Taken, audit, take
+from stoker.isolation.audit import AuditedRows, AuditResult, audit, copy_rows
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import count_unexplained
 from stoker.tensors import TensorInfo, all_finite
@@ -46,9 +46,9 @@ def as_run(function: Function) -> Callable[[Mapping[str, np.ndarray]], dict[str,
     return lambda feeds: {"y": function(feeds["x"])}
 
 
-def taken(function: Function, x: np.ndarray, place: int = 0, stop: int | None = None) -> Taken:
+def taken(function: Function, x: np.ndarray, place: int = 0, stop: int | None = None) -> AuditedRows:
     """A row, or those up to `stop`, with the answer that it got in this batch."""
-    return take({"x": x}, {"y": function(x)}, place, place + 1 if stop is None else stop)
+    return copy_rows({"x": x}, {"y": function(x)}, place, place + 1 if stop is None else stop)
 
 
 def test_a_row_that_saw_another_one_is_found() -> None:
@@ -58,7 +58,7 @@ def test_a_row_that_saw_another_one_is_found() -> None:
     assert finding.reason == "row 3 of 4 got another answer beside other rows"
     assert finding.given != finding.found
     assert len(finding.given) == len(finding.found) == 16
-    assert audit(as_run(leaky), taken(leaky, batch(1, 2, 4, 7), 2)) == Finding("passed")
+    assert audit(as_run(leaky), taken(leaky, batch(1, 2, 4, 7), 2)) == AuditResult("passed")
 
 
 @settings(STEADY, max_examples=60)
@@ -76,7 +76,7 @@ def test_rows_that_do_not_see_each_other_pass(size: int, data: st.DataObject) ->
         with np.errstate(over="ignore"):
             return np.concatenate([x, x], axis=1)
 
-    assert audit(as_run(function), taken(function, x, place, stop)) == Finding("passed")
+    assert audit(as_run(function), taken(function, x, place, stop)) == AuditResult("passed")
 
 
 def test_the_row_keeps_its_place_among_finite_rows_made_of_itself() -> None:
@@ -123,9 +123,9 @@ def test_what_a_model_refuses_says_nothing() -> None:
             raise ValueError("rows have to\n add up to 6")
         return leaky(x)
 
-    rows = take({"x": batch(1, 1)}, {"y": apart(batch(1, 1))}, 0, 1)
+    rows = copy_rows({"x": batch(1, 1)}, {"y": apart(batch(1, 1))}, 0, 1)
     assert audit(as_run(picky), rows).result == "passed"
-    rows = take({"x": batch(2, 2)}, {"y": apart(batch(2, 2))}, 0, 1)
+    rows = copy_rows({"x": batch(2, 2)}, {"y": apart(batch(2, 2))}, 0, 1)
     finding = audit(as_run(picky), rows)
     assert finding.result == "skipped"
     assert finding.reason.endswith("beside the row: rows have to add up to 6")
@@ -203,7 +203,7 @@ def test_the_zoo_under_onnx_runtime(name: str) -> None:
                 if array.dtype.kind == "f":
                     array[...] = random.standard_normal(array.shape) * 10 ** random.uniform(-2, 2)
             place = int(random.integers(size))
-            results[-1].add(audit(run, take(feeds, run(feeds), place, place + 1)).result)
+            results[-1].add(audit(run, copy_rows(feeds, run(feeds), place, place + 1)).result)
     mixing, independent = results
     assert "failed" in mixing
     assert independent == {"passed"}

@@ -12,10 +12,10 @@ import pytest
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.isolation.judgement import Reading, judge
+from stoker.isolation.batching import GraphAnalysis, decide_batching
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
-from stoker.runtimes.serving_way import as_runtime
+from stoker.runtimes.wrapping import wrap_model
 from stoker.tensors import ModelTensors, Signature, TensorInfo, Verdict
 
 X = TensorInfo("x", "float32", (-1, 2))
@@ -41,9 +41,9 @@ def refuse(_: Feeds) -> Feeds:
     raise ValueError("not this")
 
 
-def verdict(run: Run, reading: Reading | None = None, **settings: Any) -> Verdict:
+def verdict(run: Run, reading: GraphAnalysis | None = None, **settings: Any) -> Verdict:
     read = None if reading is None else (lambda: reading)
-    return judge(deployment(**settings), run, TENSORS, read)
+    return decide_batching(deployment(**settings), run, TENSORS, read)
 
 
 def deployment(**settings: Any) -> Deployment:
@@ -53,9 +53,9 @@ def deployment(**settings: Any) -> Deployment:
 
 
 APART, MIXED, UNKNOWN = (
-    Reading("apart"),
-    Reading("mixed", "ReduceMean 'm' takes a mean"),
-    Reading("unknown", "?"),
+    GraphAnalysis("apart"),
+    GraphAnalysis("mixed", "ReduceMean 'm' takes a mean"),
+    GraphAnalysis("unknown", "?"),
 )
 
 
@@ -76,7 +76,7 @@ APART, MIXED, UNKNOWN = (
     ],
 )
 def test_reading_and_test_together(
-    run: Run, reading: Reading | None, batched: bool, how: str, setting: str
+    run: Run, reading: GraphAnalysis | None, batched: bool, how: str, setting: str
 ) -> None:
     """Either is enough against batching; a proof is enough for it; with neither nothing is shared."""
     found = verdict(run, reading)
@@ -135,7 +135,7 @@ def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCapture
 def test_a_model_without_a_batch_axis_is_not_tried() -> None:
     """There is nothing to share."""
     tensors = ModelTensors((TensorInfo("x", "float32", (3,)),), (Y,), batched=False)
-    assert judge(deployment(), refuse, tensors, None).how == "declared"
+    assert decide_batching(deployment(), refuse, tensors, None).how == "declared"
 
 
 # --- what follows from it ---
@@ -152,7 +152,7 @@ class Rows:
 
 
 def runtime(run: Run, **settings: Any) -> Runtime:
-    return as_runtime(deployment(**settings), run, TENSORS, Rows)
+    return wrap_model(deployment(**settings), run, TENSORS, Rows)
 
 
 def test_rows_that_are_apart_are_served_row_by_row() -> None:

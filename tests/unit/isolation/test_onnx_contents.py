@@ -12,7 +12,7 @@ from onnx import TensorProto
 from tests.onnx_operators import one, vector
 from tests.zoo import graph_of, model_of, tensor
 
-from stoker.isolation.onnx.reading import followed
+from stoker.isolation.onnx.analysis import follow_batch_axis
 from stoker.isolation.onnx.row_states import Size
 
 INTEGER, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
@@ -131,7 +131,7 @@ def test_numbers_that_are_followed_are_those_of_the_runtime(name: str) -> None:
     """For one row as for five: what is known of a number, be it as a multiple of N, is what the graph computes."""
     nodes, constants = GRAPHS[name]
     graph = graph_of(nodes, {**NUMBERS, **constants}, [tensor("x", "rows", 4, 6)])
-    read = followed(model_of(graph))["y"]
+    read = follow_batch_axis(model_of(graph))["y"]
     for rows in (1, 5):
         found = computed(graph, np.zeros((rows, 4, 6), np.float32))
         if read.shape is not None:
@@ -147,7 +147,7 @@ def test_numbers_of_most_graphs_are_followed() -> None:
     lacking = set()
     for name, (nodes, constants) in GRAPHS.items():
         graph = graph_of(nodes, {**NUMBERS, **constants}, [tensor("x", "rows", 4, 6)])
-        content = followed(model_of(graph))["y"].content
+        content = follow_batch_axis(model_of(graph))["y"].content
         if content is None or None in content:
             lacking.add(name)
     assert lacking <= {

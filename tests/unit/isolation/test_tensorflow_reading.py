@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stoker.deployment import Deployment, Device
-from stoker.isolation.judgement import Reading
-from stoker.isolation.tensorflow.reading import read_concrete_function
+from stoker.isolation.batching import GraphAnalysis
+from stoker.isolation.tensorflow.analysis import analyse_function
 from stoker.runtimes.tensorflow import load_saved_model
 
 pytestmark = [
@@ -95,8 +95,8 @@ class Zoo:
         features = self.tf.train.Features(feature={"pair": feature, "texts": texts})
         return bytes(self.tf.train.Example(features=features).SerializeToString())
 
-    def read(self, name: str) -> Reading:
-        return read_concrete_function(self.functions[name])
+    def read(self, name: str) -> GraphAnalysis:
+        return analyse_function(self.functions[name])
 
     def last_row_changes(self, name: str) -> bool:
         """Whether the last row's answer has other bits beside other rows, at the same size and place."""
@@ -479,4 +479,4 @@ def test_a_graph_that_cannot_be_read_is_unknown() -> None:
             def get_operations() -> Any:
                 raise AttributeError("no such thing")
 
-    assert read_concrete_function(Broken) == Reading("unknown", "its graph cannot be read")
+    assert analyse_function(Broken) == GraphAnalysis("unknown", "its graph cannot be read")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.isolation.tensorflow.reading import PRODUCTS
+from stoker.isolation.tensorflow.analysis import PRODUCTS
 from stoker.isolation.tensorflow.row_states import (
     Listed,
     Mixed,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.models.load_config import adjustments_of
-from stoker.models.pbtxt import WrongField
+from stoker.models.pbtxt import InvalidField
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 
@@ -27,7 +27,7 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     nested: Any = 0
     for _ in range(5000):
         nested = {"dynamic_batching": nested}
-    with pytest.raises(WrongField, match="nested too deeply"):
+    with pytest.raises(InvalidField, match="nested too deeply"):
         adjustments_of(nested, "it")
     assert adjustments_of(
         json.loads('{"dynamic_batching": {"max_queue_delay_microseconds": 5}}'), "it"

@@ -16,8 +16,8 @@ from stoker.environments.files import find_environment, read_environment
 from stoker.errors import EnvironmentUnusable, LoadFailed, RepositoryError, RequestError
 from stoker.models.frameworks import Detected, detect
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
-from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.mlflow_folder import Column, MlflowFolder
 from stoker.scripts.mlflow_model import MlflowModel
 from stoker.wire.script_requests import ScriptRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.models.pbtxt import PbtxtError, Word, parse
+from stoker.models.pbtxt import Identifier, PbtxtError, parse
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_the_format_allows_is_read(text: str, message: object) -> None:
 def test_names_are_told_from_texts() -> None:
     """`KIND_CPU` is the name of a value, `"KIND_CPU"` is a text."""
     message = parse('a: KIND_CPU b: "KIND_CPU"')
-    assert [isinstance(message[field][0], Word) for field in ("a", "b")] == [True, False]
+    assert [isinstance(message[field][0], Identifier) for field in ("a", "b")] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.packed import Feeds
-from stoker.runtimes.serving_way import as_declared
+from stoker.runtimes.wrapping import apply_declaration
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import pack, unpack
 
@@ -41,7 +41,7 @@ N = DeclaredTensor("n", "int64", (-1, 1), (-1,))
 def test_a_model_looks_as_it_is_declared() -> None:
     """Free sizes that are declared are fixed, shapes are the callers', outputs that are not declared are left out."""
     outputs = (DeclaredTensor("y", "float32", (-1, 3, 2), (-1, 6)),)
-    shown, tensors = as_declared(declaration(X, N, outputs=outputs), run, TENSORS)
+    shown, tensors = apply_declaration(declaration(X, N, outputs=outputs), run, TENSORS)
     assert tensors.inputs == (TensorInfo("x", "float32", (-1, 2, 3)), TensorInfo("n", "int64", (-1, 1)))
     assert tensors.outputs == (TensorInfo("y", "float32", (-1, 3, 2)),)
     x = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
@@ -53,17 +53,19 @@ def test_a_model_looks_as_it_is_declared() -> None:
 def test_the_values_of_an_output_are_called_as_declared() -> None:
     """For classification; objects of JSON keep the model's own names."""
     named = DeclaredTensor("y", "float32", (-1, 6), labels=("cat", "dog"))
-    _, tensors = as_declared(declaration(outputs=(named,)), run, TENSORS)
+    _, tensors = apply_declaration(declaration(outputs=(named,)), run, TENSORS)
     assert tensors.outputs[0].labels == ("cat", "dog")
     own = TensorInfo("y", "float32", (-1, 6), labels=("a", "b"), as_objects=True)
-    _, kept = as_declared(declaration(outputs=(named,)), run, ModelTensors(TENSORS.inputs, (own,), True))
+    _, kept = apply_declaration(
+        declaration(outputs=(named,)), run, ModelTensors(TENSORS.inputs, (own,), True)
+    )
     assert kept.outputs == (own,)
 
 
 def test_nothing_declared_changes_nothing() -> None:
     """Neither does a declaration without tensors."""
     for nothing in (None, declaration()):
-        assert as_declared(nothing, run, TENSORS) == (run, TENSORS)
+        assert apply_declaration(nothing, run, TENSORS) == (run, TENSORS)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_another_model_than_the_declared_one_is_refused(
 ) -> None:
     """By its names, types and sizes; the message shows both."""
     with pytest.raises(LoadFailed, match=f"config.pbtxt of net: {problem}"):
-        as_declared(declaration(*inputs), run, TENSORS)
+        apply_declaration(declaration(*inputs), run, TENSORS)
 
 
 def deployment(path: Path, declared: Declaration) -> Deployment:

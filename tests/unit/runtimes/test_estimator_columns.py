@@ -26,7 +26,7 @@ from tests.estimators import MIXED, mixed, save
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import RowFailure, Runtime
-from stoker.runtimes.estimator_columns import ways_to_take
+from stoker.runtimes.estimator_columns import possible_inputs
 from stoker.runtimes.sklearn import load_sklearn
 from stoker.tensors import Signature
 from stoker.wire.packed import MISSING, pack, unpack
@@ -215,7 +215,7 @@ def test_parts_that_were_fitted_on_some_columns_in_another_order(estimator: Any,
     """What they say is of those."""
     table = CITIES.assign(note=["new", "old", "old", "new"])
     estimator.fit(table, [0, 1, 1, 0])
-    (first, *_) = ways_to_take(estimator, tmp_path / "model.pkl", None)
+    (first, *_) = possible_inputs(estimator, tmp_path / "model.pkl", None)
     assert [str(info) for info in first.inputs] == ["size float64[?]", "city string[?]", "note string[?]"]
     assert {name: values[0] for name, values in first.examples().items()} == {
         "size": 1.0,
@@ -358,7 +358,7 @@ def test_categories_that_a_file_does_not_keep_are_refused() -> None:
     with pytest.raises(
         LoadFailed, match="column_1 holds categories, and the file does not say which: fit it with"
     ):
-        next(ways_to_take(Fitted(), Path("model.pkl"), None))
+        next(possible_inputs(Fitted(), Path("model.pkl"), None))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.cuda_puppets import DOUBLES, PuppetRows
 from stoker.errors import LoadFailed
 from stoker.isolation.difference import largest_difference
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.fastest import choose_fastest, feasible_sizes, sample_rows
+from stoker.runtimes.execution_choice import choose_fastest, feasible_sizes, sample_rows
 from stoker.tensors import TensorSpec
 
 MS = 1_000_000

@@ -17,7 +17,7 @@ from tests.tiny_models import write_mlp, write_pictures
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes import onnx as onnx_float16
-from stoker.runtimes.onnx import as_float16, check_float16, load_onnx
+from stoker.runtimes.onnx import check_float16, convert_to_float16, load_onnx
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
 from stoker.settings.choices import Acceleration
@@ -40,7 +40,7 @@ def test_a_converted_model_computes_in_float16_behind_the_same_inputs(
     """Weights are float16, inputs and outputs stay float32, and the difference is in the log."""
     caplog.set_level("INFO")
     path = write_mlp(tmp_path / "mlp.onnx")
-    converted = as_float16("digits", path)
+    converted = convert_to_float16("digits", path)
     model = onnx.load_from_string(converted)
     assert {tensor.data_type for tensor in model.graph.initializer} == {TensorProto.FLOAT16}
     kinds = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
@@ -56,9 +56,9 @@ def test_a_converted_model_computes_in_float16_behind_the_same_inputs(
 def test_a_model_that_was_converted_before_is_taken_as_it_is(tmp_path: Path) -> None:
     """What somebody has converted, with float32 inputs kept, still loads and gives the same."""
     path = tmp_path / "half.onnx"
-    path.write_bytes(as_float16("digits", write_mlp(tmp_path / "mlp.onnx")))
+    path.write_bytes(convert_to_float16("digits", write_mlp(tmp_path / "mlp.onnx")))
     rows = np.random.default_rng(3).random((5, 784), np.float32)
-    again = running(as_float16("digits", path))({"x": rows})["y"]
+    again = running(convert_to_float16("digits", path))({"x": rows})["y"]
     np.testing.assert_array_equal(again, running(path)({"x": rows})["y"])
 
 
@@ -102,14 +102,14 @@ def test_what_cannot_be_converted_says_what_to_do(tmp_path: Path, monkeypatch: p
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no model")
     with pytest.raises(LoadFailed, match=r"digits: .*bad\.onnx cannot be read"):
-        as_float16("digits", bad)
+        convert_to_float16("digits", bad)
     path = write_pictures(tmp_path / "pictures.onnx")
     monkeypatch.setattr(onnx_float16, "_MOST_BYTES", 100)
     with pytest.raises(LoadFailed, match="convert this one beforehand"):
-        as_float16("digits", path)
+        convert_to_float16("digits", path)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(LoadFailed, match=r" pip install 'onnx>="):
-        as_float16("digits", path)
+        convert_to_float16("digits", path)
 
 
 class FailingSession:

@@ -16,7 +16,7 @@ from tests.zoo import classifier
 from stoker.control.device_messages import DEVICE_END, SUPERVISOR_END, Loaded
 from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import Runtime
-from stoker.runtimes.onnx import load_onnx, with_tensors_for_maps
+from stoker.runtimes.onnx import load_onnx, replace_maps_by_tensors
 from stoker.tensors import Signature
 
 NUMBERS, WORDS = (4, 5, 6), ("cat", "dog", "emu")
@@ -42,7 +42,7 @@ def test_scores_are_a_tensor_of_the_same_name(classes: tuple[Any, ...], alone: b
         model = onnx.load_from_string(data)
         del model.opset_import[0]
         data = model.SerializeToString()
-    changed = with_tensors_for_maps(data)
+    changed = replace_maps_by_tensors(data)
     assert changed is not None
     content, labels = changed
     assert labels == {"probabilities": tuple(map(str, classes))}
@@ -82,7 +82,7 @@ def test_models_without_maps_are_left_alone(tmp_path: Path) -> None:
     """A file whose outputs are tensors is not changed, nor is one in which a map is used further on."""
     model = onnx.load_from_string(classifier(NUMBERS))
     del model.graph.output[1]
-    assert with_tensors_for_maps(model.SerializeToString()) is None
+    assert replace_maps_by_tensors(model.SerializeToString()) is None
 
 
 def test_callers_are_told_the_classes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 from tests.puppets import HandClock
 
-from stoker.runtimes.sequences import Key, SequenceStates
+from stoker.runtimes.sequences import SequenceKey, SequenceStates
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START
 
 FIRST, SECOND, THIRD = (1, 10), (3, 10), (5, 10)
@@ -19,17 +19,17 @@ def states(clock: HandClock | None = None, most: int = 2) -> SequenceStates:
     return SequenceStates([np.zeros(1, np.float32)], most, IDLE_MS * 1_000_000, clock or HandClock())
 
 
-def run(kept: SequenceStates, *rows: tuple[Key, int], more: float = 1) -> list[float]:
+def run(kept: SequenceStates, *rows: tuple[SequenceKey, int], more: float = 1) -> list[float]:
     """Run a batch of rows that add to their states; returns what they went on from."""
     words = np.array([[*key, flags] for key, flags in rows])
-    taken = kept.take(words, len(rows))
-    kept.leave(taken, [taken.arrays[0] + more])
+    taken = kept.load(words, len(rows))
+    kept.store(taken, [taken.arrays[0] + more])
     for key, _ in rows:
-        kept.settle(key)
+        kept.release(key)
     return [float(number) for number in taken.arrays[0][:, 0]]
 
 
-def step(kept: SequenceStates, key: Key, flags: int = 0) -> float | str:
+def step(kept: SequenceStates, key: SequenceKey, flags: int = 0) -> float | str:
     """Admit one row and run it."""
     refusal = kept.admit(key, start=bool(flags & SEQUENCE_START))
     return refusal or run(kept, (key, flags))[0]
@@ -53,7 +53,7 @@ def test_rows_of_no_sequence_begin_anew_and_leave_nothing() -> None:
     kept = states()
     step(kept, FIRST, SEQUENCE_START)
     assert run(kept, ((0, 0), 0), (FIRST, 0), ((0, 0), 0), more=5) == [0, 1, 0]
-    kept.leave(kept.take(None, 3), [np.ones((3, 1), np.float32)])
+    kept.store(kept.load(None, 3), [np.ones((3, 1), np.float32)])
     assert run(kept, ((0, 0), 0), (FIRST, 0)) == [0, 6]
     assert kept.counts == (1, 1, 0, 0)
 
@@ -75,10 +75,10 @@ def test_one_of_which_no_row_was_run_has_not_begun() -> None:
     kept = states(most=1)
     assert kept.admit(FIRST, start=True) is None
     assert kept.admit(SECOND, start=True) == "full"
-    kept.settle(FIRST)
+    kept.release(FIRST)
     assert step(kept, SECOND, SEQUENCE_START) == 0
     assert kept.admit(SECOND, start=True) is None
-    kept.settle(SECOND)
+    kept.release(SECOND)
     assert step(kept, SECOND) == 1
 
 
@@ -104,12 +104,12 @@ def test_a_batch_leaves_nothing_to_a_sequence_that_was_forgotten_meanwhile() -> 
     """Nor to another one that has begun under the same name since."""
     kept = states(most=1)
     step(kept, FIRST, SEQUENCE_START)
-    taken = kept.take(np.array([[*FIRST, 0]]), 1)
-    kept.forget(FIRST)
-    kept.leave(taken, [np.full((1, 1), 7, np.float32)])
+    taken = kept.load(np.array([[*FIRST, 0]]), 1)
+    kept.discard(FIRST)
+    kept.store(taken, [np.full((1, 1), 7, np.float32)])
     assert step(kept, FIRST) == "unknown"
     step(kept, FIRST, SEQUENCE_START)
-    kept.leave(taken, [np.full((1, 1), 7, np.float32)])
+    kept.store(taken, [np.full((1, 1), 7, np.float32)])
     assert step(kept, FIRST) == 1
 
 
@@ -121,10 +121,10 @@ def test_objects_are_let_go_with_their_sequence() -> None:
     assert states.admit(FIRST, start=True) is None
     array = np.empty(1, object)
     array[0] = kept
-    states.leave(states.take(np.array([[*FIRST, SEQUENCE_START]]), 1), [array])
+    states.store(states.load(np.array([[*FIRST, SEQUENCE_START]]), 1), [array])
     del kept, array
-    assert states.take(np.array([[*FIRST, 0]]), 1).arrays[0][0] is alive()
-    states.forget(FIRST)
+    assert states.load(np.array([[*FIRST, 0]]), 1).arrays[0][0] is alive()
+    states.discard(FIRST)
     assert alive() is None
 
 
@@ -134,10 +134,10 @@ def test_a_sequence_begins_with_what_was_said() -> None:
     assert states.admit(FIRST, start=True) is None
     words = np.array([[*FIRST, SEQUENCE_START]])
     for _ in range(2):
-        taken = states.take(words, 1)
+        taken = states.load(words, 1)
         assert taken.arrays[0].tolist() == [[5]]
-        states.leave(taken, [np.array([[6.0]])])
-    assert states.take(np.array([[*FIRST, 0]]), 1).arrays[0].tolist() == [[6]]
+        states.store(taken, [np.array([[6.0]])])
+    assert states.load(np.array([[*FIRST, 0]]), 1).arrays[0].tolist() == [[6]]
 
 
 class Kept:

@@ -113,9 +113,9 @@ def test_the_batches_of_all_signatures_are_watched() -> None:
     assert isinstance(runtime, JoiningRuntime)
     for name in ("less", "twice"):
         for seen in (runtime, runtime.fork()):
-            seen.watch.takes = True
+            seen.watch.wants_rows = True
             puppet.ask(("twice", 1), ("less", 2), (name, 3), runtime=seen)
-            taken, seen.watch.taken = seen.watch.taken, None
+            taken, seen.watch.kept_rows = seen.watch.kept_rows, None
             assert taken is not None
             assert audit(seen.run_tensors, taken).result == "passed"
             assert puppet.sizes[-1] == (name, 2)

@@ -29,9 +29,9 @@ from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.scripts import environment, handles
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
-from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.guards import Watchdog
 from stoker.scripts.handles import GatheredCalls, Interception
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.self_check import Sample
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace

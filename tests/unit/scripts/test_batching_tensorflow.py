@@ -22,7 +22,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 import tensorflow as tf
 
-from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.handles import GatheredCalls
 from stoker.scripts.batching import check_gathering
 from stoker.scripts.self_check import Disproved, Sample

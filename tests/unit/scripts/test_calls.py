@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from stoker.errors import LoadFailed, ScoringTimeout
-from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.forms import request_headers
+from stoker.scripts.arguments import request_headers
+from stoker.scripts.invocation import ScriptCalls
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 from stoker_azure import finder
 from stoker_azure.aml_request import AMLRequest
@@ -148,7 +148,7 @@ def test_a_run_may_take_the_headers() -> None:
 
 def test_a_run_is_told_what_is_left_of_its_callers_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was said when the request came has become less since, and is at least a millisecond."""
-    monkeypatch.setattr("stoker.scripts.forms.time.monotonic_ns", lambda: 1_000_000_000)
+    monkeypatch.setattr("stoker.scripts.arguments.time.monotonic_ns", lambda: 1_000_000_000)
     for deadline_ns, left_ms in ((1_150_000_000, "150"), (1_000_000_001, "1"), (900_000_000, "1")):
         head = RequestHead("POST", "/score", "", [("x-request-timeout-ms", "200")], "", deadline_ns)
         assert request_headers(RequestHead.from_json(head.to_json())) == {"X-Request-Timeout-Ms": left_ms}

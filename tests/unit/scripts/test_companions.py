@@ -18,8 +18,8 @@ from tests.puppets import STEADY
 from tests.zoo import ZOO
 
 from stoker.scripts.batching import check_gathering, check_merging, companions_of
-from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.handles import GatheredCalls
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.self_check import Disproved, Sample, dynamically_quantised
 from stoker.wire.script_requests import row_texture
 

@@ -13,8 +13,15 @@ import onnxruntime
 import pytest
 from tests.tiny_models import PICKY_LIMIT, write_doubler, write_picky
 
-from stoker.scripts.calls import ScriptCalls
-from stoker.scripts.handles import GatheredCalls, HandleCall, Interception, at_desk, like, together
+from stoker.scripts.handles import (
+    GatheredCalls,
+    HandleCall,
+    Interception,
+    call_together,
+    convert_like,
+    redirect_calls,
+)
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import Unsplittable
 from stoker.system.logs import RequestMarks
 from stoker.wire.script_requests import ScriptRequest
@@ -56,7 +63,7 @@ def test_calls_with_equal_rest_are_of_one_kind(args: tuple[Any, ...]) -> None:
     assert call.kind is not None
     assert call.rows == 2
     assert call.kind == call_of(len, *args, handle=handle, training=False).kind
-    other = call.on([like(array, array[:1].tolist()) for array in call.arrays])
+    other = call.on([convert_like(array, array[:1].tolist()) for array in call.arrays])
     assert (other.kind, other.rows, other.row_shapes) == (call.kind, 1, call.row_shapes)
     assert call.kind != call_of(len, *args, handle=handle, training=True).kind
     assert call.kind != call_of(len, *args, handle=object(), training=False).kind
@@ -104,7 +111,7 @@ def test_a_call_that_is_not_understood_is_made_as_it_is(args: tuple[Any, ...]) -
 def test_an_answer_is_given_to_each_by_rows(answer: Callable[[np.ndarray], Any]) -> None:
     """Each call gets what it would have got alone, in the same structure."""
     calls = [call_of(answer, rows_of(*numbers)) for numbers in ([1, 2], [3], [4, 5, 6])]
-    for call, result in zip(calls, together(calls), strict=True):
+    for call, result in zip(calls, call_together(calls), strict=True):
         expected = call.make()
         assert type(result) is type(expected)
         assert repr(result) == repr(expected)
@@ -125,7 +132,7 @@ def test_an_answer_is_given_to_each_by_rows(answer: Callable[[np.ndarray], Any])
 def test_an_answer_without_rows_is_not_divided(answer: Callable[[np.ndarray], Any]) -> None:
     """Such a model is not one to be batched."""
     with pytest.raises(Unsplittable, match="the model answers with"):
-        together([call_of(answer, rows_of(1, 2)), call_of(answer, rows_of(3))])
+        call_together([call_of(answer, rows_of(1, 2)), call_of(answer, rows_of(3))])
 
 
 def test_only_threads_at_a_desk_are_intercepted(tmp_path: Path) -> None:
@@ -135,7 +142,7 @@ def test_only_threads_at_a_desk_are_intercepted(tmp_path: Path) -> None:
     taken: list[HandleCall] = []
 
     class Desk:
-        def take(self, call: HandleCall) -> str:
+        def submit(self, call: HandleCall) -> str:
             taken.append(call)
             return "taken"
 
@@ -145,7 +152,7 @@ def test_only_threads_at_a_desk_are_intercepted(tmp_path: Path) -> None:
     feeds = {"x": np.ones((1, 4), np.float32)}
     try:
         assert session.run(None, feeds)[0].tolist() == [[2.0] * 4]
-        with at_desk(Desk()):
+        with redirect_calls(Desk()):
             assert session.run(["y"], feeds) == "taken"
             other = threading.Thread(target=lambda: taken.append(session.run(None, feeds)))
             other.start()
@@ -240,7 +247,7 @@ def test_calls_of_all_requests_become_one(gathered: Make) -> None:
     ]
     assert script.batches == [4]
     assert script.threads == {threading.current_thread().name}
-    assert script.calls.largest_company == 3
+    assert script.calls.largest_batch == 3
 
 
 def test_a_request_without_company_stays_on_its_thread(gathered: Make) -> None:
@@ -316,7 +323,7 @@ def test_only_the_kinds_that_were_proved_are_gathered(gathered: Make) -> None:
         return session.run([body] if body else None, {"x": np.array([four(1)], np.float32)})[0].tolist()
 
     script = gathered(run)
-    _, (example,) = script.calls.watch(ScriptRequest(b"id", b'"y"'))
+    _, (example,) = script.calls.record_calls(ScriptRequest(b"id", b'"y"'))
     script.calls.gather_only([example])
     script.batches.clear()
     assert script.answers("y", "", "y", "") == [[four(2)]] * 4
@@ -326,7 +333,7 @@ def test_only_the_kinds_that_were_proved_are_gathered(gathered: Make) -> None:
 def test_watching_a_request_changes_nothing(gathered: Make) -> None:
     """The self-check sees the calls that could be gathered, with what they were given."""
     script = gathered(score)
-    answer, seen = script.calls.watch(ScriptRequest(b"id", json.dumps([four(1), four(2)]).encode()))
+    answer, seen = script.calls.record_calls(ScriptRequest(b"id", json.dumps([four(1), four(2)]).encode()))
     assert json.loads(answer.body) == [four(2), four(4)]
     assert [call.name for call in seen] == ["InferenceSession.run"]
     assert seen[0].rows == 2
@@ -411,4 +418,4 @@ def test_a_lock_around_the_model_does_not_stop_the_script(gathered: Make) -> Non
 
     script = gathered(run, wait_s=0.001)
     assert script.answers(*([four(n)] for n in range(5))) == [[four(2 * n)] for n in range(5)]
-    assert script.calls.largest_company == 0
+    assert script.calls.largest_batch == 0

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from stoker.scripts.calls import ScriptCalls, json_fault
+from stoker.scripts.invocation import ScriptCalls, json_fault
 from stoker.wire.script_requests import ScriptRequest
 
 

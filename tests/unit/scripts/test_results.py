@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.scripts.calls import encode_result, encode_rows
+from stoker.scripts.invocation import encode_result, encode_rows
 
 
 @pytest.mark.parametrize(

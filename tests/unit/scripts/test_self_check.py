@@ -18,8 +18,8 @@ from tests.tiny_models import write_doubler
 
 from stoker.scripts import self_check as self_check_module
 from stoker.scripts.batching import check_gathering, check_merging
-from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.handles import GatheredCalls
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.self_check import Disproved, Sample, answer_difference, difference, variations
 from stoker.wire.script_requests import RequestHead, ScriptAnswer
 

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.models.deployments import resolve
-from stoker.scripts.tensorflow_v1 import TensorflowUse, first_v1_use, give_version_1, read_uses
+from stoker.scripts.tensorflow_v1 import TensorflowUse, first_v1_use, install_version_1, read_uses
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
 
@@ -190,7 +190,7 @@ def test_the_script_gets_version_1(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         monkeypatch.delitem(sys.modules, f"tensorflow.{name}")
     monkeypatch.setitem(sys.modules, "tensorflow", new)
     caplog.set_level("INFO")
-    give_version_1(new, "the reason")
+    install_version_1(new, "the reason")
     import tensorflow as tf
     from tensorflow import Session, function
     from tensorflow.train import import_meta_graph

@@ -61,7 +61,7 @@ class Watched:
     def look_after_ms(self, elapsed_ms: float) -> None:
         """Let time pass, and the watchdog look."""
         self.clock.advance_ms(elapsed_ms)
-        self.watchdog.look()
+        self.watchdog.check_calls()
 
     def join(self) -> None:
         """Wait for the calls to end."""

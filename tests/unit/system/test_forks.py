@@ -24,10 +24,10 @@ from stoker.arena import Arena, Outcome
 from stoker.control.channel import ControlChannel
 from stoker.control.device_messages import DEVICE_END
 from stoker.device.lanes import Lane, SecondConsumer
-from stoker.scripts.calls import ScriptCalls
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.guards import SharedLoop, Watchdog, finish
-from stoker.scripts.handles import GatheredCalls, at_desk
+from stoker.scripts.handles import GatheredCalls, redirect_calls
+from stoker.scripts.invocation import ScriptCalls
 from stoker.system.forks import CHILDREN, call_in_this_process
 from stoker.wire.script_requests import RequestHead, ScriptRequest
 
@@ -409,15 +409,15 @@ def test_a_coroutine_that_exits_takes_no_others_with_it() -> None:
 class _Closed:
     """A desk where nobody makes calls."""
 
-    def take(self, call: Any) -> NoReturn:
+    def submit(self, call: Any) -> NoReturn:
         """Fail, where a thread would wait for ever."""
         raise AssertionError("a process that was forked brought a call to the desk")
 
 
 def _from_desk(number: int) -> int:
-    from stoker.scripts.handles import _asking
+    from stoker.scripts.handles import _intercepted
 
-    return int(_asking(lambda handle, given: given + 1, "puppet")(None, number))
+    return int(_intercepted(lambda handle, given: given + 1, "puppet")(None, number))
 
 
 def test_multiprocessing_goes_on_working() -> None:
@@ -427,7 +427,7 @@ def test_multiprocessing_goes_on_working() -> None:
         with CONTEXT.Pool(2) as pool:
             return pool.map(_from_desk, range(4))
 
-    with at_desk(_Closed()):
+    with redirect_calls(_Closed()):
         answer = ScriptCalls(run).answer(request())
     assert (answer.status, answer.body) == (200, b"[1, 2, 3, 4]")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.environments.requested import AskedEnvironment, RunEnvironment
+from stoker.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
@@ -21,12 +21,12 @@ from stoker_runs.targets.registry import LocalEngine
     ("asked", "message", "hint"),
     [
         (
-            AskedEnvironment(python="/nope"),
+            RequestedEnvironment(python="/nope"),
             "there is no interpreter /nope",
             "name another interpreter (--python, or pythonLocation of a .compute file), or none for that of Stoker",
         ),
         (
-            AskedEnvironment("exact", file="gone.txt"),
+            RequestedEnvironment("exact", file="gone.txt"),
             "gone.txt does not exist",
             "change the environment file, name a date with --as-of at which its packages fitted together, or take "
             "today's versions with --environment relaxed",
@@ -34,7 +34,7 @@ from stoker_runs.targets.registry import LocalEngine
     ],
 )
 def test_the_advice_is_about_what_is_missing(
-    tmp_path: Path, asked: AskedEnvironment, message: str, hint: str
+    tmp_path: Path, asked: RequestedEnvironment, message: str, hint: str
 ) -> None:
     """An interpreter that was named is not mended in an environment file, and the other way round."""
     workspace = Workspace(tmp_path / "workspace").create()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import ScoringTimeout
-from stoker.scripts.calls import ScriptCalls
+from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import MergedCalls, Unsplittable, split
 from stoker.wire.script_requests import (
     MERGED_BYTES,

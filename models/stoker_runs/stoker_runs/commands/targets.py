@@ -186,7 +186,7 @@ def _prepare(args: argparse.Namespace) -> int:
     import shutil
     from tempfile import TemporaryDirectory
 
-    from stoker.environments.requested import AskedEnvironment
+    from stoker.environments.requested import RequestedEnvironment
     from stoker_runs.launch.configuration import read_configuration
     from stoker_runs.targets.definitions import LOCAL, find_target
     from stoker_runs.targets.engine import EnvironmentBuilder
@@ -200,7 +200,7 @@ def _prepare(args: argparse.Namespace) -> int:
         raise InvalidSettings(
             f"the environment file {file} does not exist" if file.name else "no file is named"
         )
-    asked = AskedEnvironment(
+    asked = RequestedEnvironment(
         "exact", "", args.as_of or settings.get("as_of", ""), f"asked{file.suffix.lower()}"
     )
     with TemporaryDirectory(prefix="stoker-") as place:

@@ -305,9 +305,9 @@ def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -
     folder = private_folder(stores_dir(workspace.create()) / ".web")
     key = hashlib.sha256(address.encode()).hexdigest()[:16]
     # Imported here, as urllib.request below: few runs have data of the web.
-    from stoker.environments.installers import masked
+    from stoker.environments.installers import mask_secrets
 
-    shown = masked(address)
+    shown = mask_secrets(address)
     name = name_from_file(unquote(PurePosixPath(urlsplit(address).path).name) or "file")
     file, facts_file = folder / key / name, folder / f"{key}.json"
     with locked(folder / f".{key}.lock"):

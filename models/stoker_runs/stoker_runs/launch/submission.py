@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.settings.names import did_you_mean, is_name, name_from_file, parse_reference
 from stoker.settings.workspace import Workspace
@@ -301,7 +301,7 @@ def _check_script(source: Path, script: str) -> None:
 class _Packages:
     """The requested environment of a run, and the file that describes it."""
 
-    asked: AskedEnvironment
+    asked: RequestedEnvironment
     file: Path | None = None
     content: bytes = b""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -320,7 +320,7 @@ def _asked_environment(request: Request, workspace: Workspace) -> _Packages:
         if not file.is_file() and (request.source / file).is_file():
             file = request.source / file
     if file is None:
-        return _Packages(AskedEnvironment("user", request.python, request.as_of))
+        return _Packages(RequestedEnvironment("user", request.python, request.as_of))
     kind = _RELAXED if relaxed else "exact"
     if file.is_file():
         return _of_file(file, kind, request.as_of)
@@ -334,7 +334,7 @@ def _of_file(file: Path, kind: str, as_of: str) -> _Packages:
 
     read_environment(file)
     name = "asked.yml" if file.suffix.lower() in (".yml", ".yaml") else "asked.txt"
-    return _Packages(AskedEnvironment(kind, "", as_of, name), file, file.read_bytes())
+    return _Packages(RequestedEnvironment(kind, "", as_of, name), file, file.read_bytes())
 
 
 def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _Packages:
@@ -343,7 +343,7 @@ def _of_registered(workspace: Workspace, name: str, kind: str, as_of: str) -> _P
 
     found = find_registered(workspace, name)
     if found.conda is None:
-        return _Packages(AskedEnvironment("user", found.python, as_of), variables=found.variables)
+        return _Packages(RequestedEnvironment("user", found.python, as_of), variables=found.variables)
     with tempfile.TemporaryDirectory(prefix="stoker-submit-") as folder:
         file = Path(folder, "environment.yml")
         file.write_bytes(found.conda)

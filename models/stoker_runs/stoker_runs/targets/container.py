@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
@@ -109,7 +109,7 @@ class ContainerEngine:
             failed = FailedPulls(self._workspace.environments_dir)
             image = Image.obtain(program, settings, job.folder.environment, say, failed)
             base = ContainerTemplate(settings, program, image)
-            asked = AskedEnvironment.from_json(definition.environment)
+            asked = RequestedEnvironment.from_json(definition.environment)
             with_gpus = program.gpus() if definition.gpus else []
             python = asked.python if asked.kind == "user" else ""
             inside = inspect_image(program, image, [*base.common, *with_gpus], python, definition.gpus or 0)
@@ -130,7 +130,7 @@ class ContainerEngine:
             say(line)
 
     def _packages(
-        self, job: Job, asked: AskedEnvironment, base: ContainerTemplate, inside: ImageContents, say: Say
+        self, job: Job, asked: RequestedEnvironment, base: ContainerTemplate, inside: ImageContents, say: Say
     ) -> _Packages:
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker_runs.targets.container_environment import ContainerEnvironment, record_image_packages

@@ -16,19 +16,19 @@ from typing import Any, Final
 
 from stoker.environments.build import (
     MANIFEST,
+    build_lock,
     import_failed,
     import_script,
     named_packages,
-    only_one,
     packages_in,
-    sweep,
+    remove_unfinished,
 )
 from stoker.environments.check import notes
-from stoker.environments.dated import RememberedDate, Wanted, first_built, tries
+from stoker.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker.environments.files import read_environment
-from stoker.environments.installers import Installer, masked
+from stoker.environments.installers import Installer, mask_secrets
 from stoker.environments.interpreters import PythonChoice
-from stoker.environments.requested import AskedEnvironment, RunEnvironment, write_got
+from stoker.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
@@ -62,7 +62,9 @@ sys.exit(status)
 
 def record_image_packages(image: Image, inside: ImageContents, folder: Path) -> None:
     """Record the packages of an image whose Python is used as it is."""
-    write_got(folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages)
+    record_packages(
+        folder, [f"the image {image.name} as it is, {image.id}"], f"Python {inside}", inside.packages
+    )
 
 
 class ContainerEnvironment:
@@ -87,7 +89,7 @@ class ContainerEnvironment:
         self._environments_dir = environments_dir
 
     def obtain(
-        self, asked: AskedEnvironment, folder: Path, say: Say, gpus: int = 0
+        self, asked: RequestedEnvironment, folder: Path, say: Say, gpus: int = 0
     ) -> tuple[Path, RunEnvironment]:
         """Build or find the environment of a run, and record its packages.
 
@@ -113,13 +115,13 @@ class ContainerEnvironment:
         for line in differences:
             say(line)
 
-        def built(wanted: Wanted) -> tuple[Path, Mapping[str, str]]:
+        def built(wanted: Candidate) -> tuple[Path, Mapping[str, str]]:
             for line in wanted.differences:
                 say(line)
             return self._find_or_build(specification, wanted.as_of, folder, say)
 
         remembered = RememberedDate(self._environments_dir, specification, self._image.id)
-        found = tries(
+        found = candidates(
             specification,
             asked,
             remembered.read(),
@@ -127,11 +129,11 @@ class ContainerEnvironment:
             can_date=lambda: _uv_binary() is not None,
             chooses_python=False,
         )
-        (place, packages), wanted = first_built(found, built)
+        (place, packages), wanted = build_first(found, built)
         remembered.keep(wanted)
         differences += wanted.differences
         differences.append(f"in the image {self._image.name}, {self._image.id}")
-        write_got(folder, differences, f"Python {self._inside}", packages)
+        record_packages(folder, differences, f"Python {self._inside}", packages)
         return place, RunEnvironment(Path(_THERE, "venv/bin/python"), variables, packages)
 
     @staticmethod
@@ -164,10 +166,10 @@ class ContainerEnvironment:
         }
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
         place = private_folder(self._environments_dir) / key
-        with only_one(self._environments_dir, key, say):
+        with build_lock(self._environments_dir, key, say):
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 return place, json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
-            sweep(self._environments_dir)
+            remove_unfinished(self._environments_dir)
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(mode=0o700)
             try:
@@ -187,7 +189,7 @@ class ContainerEnvironment:
         plans = [*self._plans(specification, as_of, place, uv)]
         seen = [*mount(place, _THERE), *([] if uv is None else mount(uv, _UV, readonly=True))]
         done = self._run([*seen, *_network_variables()], self._inside.python, _BUILD, json.dumps(plans))
-        printed = masked(done.stdout + done.stderr)
+        printed = mask_secrets(done.stdout + done.stderr)
         with log.open("a", encoding="utf-8") as file:
             file.write(printed)
         if done.returncode != 0:

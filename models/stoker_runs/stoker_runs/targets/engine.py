@@ -17,7 +17,7 @@ from enum import Enum, auto
 from pathlib import Path, PurePath
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker.errors import OperatorError
 from stoker.system.durable import replace_file
 from stoker_runs.records.folder import RunFolder
@@ -199,7 +199,7 @@ class SettingsDiscovery(Protocol):
 class EnvironmentBuilder(Protocol):
     """An engine that can build environments before a run needs them."""
 
-    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+    def build(self, asked: RequestedEnvironment, folder: Path, say: Say) -> None:
         """Build an environment on the machine, for runs that ask for the same one.
 
         Args:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.requested import AskedEnvironment, RunEnvironment, user_managed
+from stoker.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
@@ -128,7 +128,7 @@ def as_failure(what: str) -> Iterator[None]:
         raise EngineFailure.of(failure) from error
 
 
-def environment_failure(error: EnvironmentUnusable, asked: AskedEnvironment) -> RunFailure:
+def environment_failure(error: EnvironmentUnusable, asked: RequestedEnvironment) -> RunFailure:
     """The failure of a run whose packages or interpreter cannot be provided."""
     hint = (
         "name another interpreter (--python, or pythonLocation of a .compute file), or none for that of Stoker"
@@ -172,7 +172,7 @@ class LocalEngine:
             private_folder(job.place)
             if (job.place / "start.json").exists():
                 return
-            asked = AskedEnvironment.from_json(job.record.definition.environment)
+            asked = RequestedEnvironment.from_json(job.record.definition.environment)
             try:
                 built = self._environment(asked, job, say)
             except EnvironmentUnusable as error:
@@ -210,9 +210,9 @@ class LocalEngine:
         for line in frameworks_without_gpus(gpus, built.packages, ask):
             say(line)
 
-    def _environment(self, asked: AskedEnvironment, job: Job, say: Say) -> RunEnvironment:
+    def _environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
         if asked.kind == "user":
-            return user_managed(asked, job.folder.environment)
+            return use_interpreter(asked, job.folder.environment)
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker_runs.run_environment import prepare_environment
 

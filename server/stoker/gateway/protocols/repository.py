@@ -25,7 +25,7 @@ from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.http.requests import authorization_of
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.models.load_config import ADJUSTED, adjustments_of
-from stoker.models.pbtxt import WrongField
+from stoker.models.pbtxt import InvalidField
 from stoker.settings.choices import Adjustments
 from stoker.settings.names import read_versions
 from stoker.settings.traffic import Canary
@@ -172,11 +172,11 @@ def _versions(policy: Any) -> str | tuple[int, ...] | None:
         case {"specific": {"versions": list() as numbers}, **rest} if not rest:
             wanted = numbers
         case _:
-            raise WrongField("its version_policy has to be latest, all or specific")
+            raise InvalidField("its version_policy has to be latest, all or specific")
     try:
         return read_versions(wanted)
     except ValueError as error:
-        raise WrongField(f"its version_policy {error}") from None
+        raise InvalidField(f"its version_policy {error}") from None
 
 
 _MAX_BODY_BYTES: Final = 1 << 20

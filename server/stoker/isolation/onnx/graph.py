@@ -16,11 +16,11 @@ from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, FileBytes, fields
 
 __all__ = [
     "Attribute",
-    "Function",
     "Graph",
     "MalformedModel",
-    "Model",
     "Node",
+    "OnnxFunction",
+    "OnnxModel",
     "Reference",
     "Tensor",
     "read_model",
@@ -88,7 +88,7 @@ Attribute = int | float | bytes | _List | Tensor | Graph | Reference | None
 
 
 @dataclass(slots=True)
-class Function:
+class OnnxFunction:
     """A function defined in the model file."""
 
     name: str = ""
@@ -101,12 +101,12 @@ class Function:
 
 
 @dataclass(slots=True)
-class Model:
+class OnnxModel:
     """A model: its graph, opset versions by domain, and its functions."""
 
     graph: Graph = field(default_factory=Graph)
     opsets: dict[str, int] = field(default_factory=dict)
-    functions: dict[tuple[str, str], Function] = field(default_factory=dict)
+    functions: dict[tuple[str, str], OnnxFunction] = field(default_factory=dict)
 
 
 # Reads the graph of an ONNX file from its wire format, without its weights.
@@ -142,7 +142,7 @@ class MalformedModel(Exception):
     """The bytes are no ONNX model, or not one that this module can read."""
 
 
-def read_model(model: Path | bytes) -> Model:
+def read_model(model: Path | bytes) -> OnnxModel:
     """Read a model's graph.
 
     Args:
@@ -161,7 +161,7 @@ def read_model(model: Path | bytes) -> Model:
         return _guarded(file.read() if size_bytes <= _WHOLE_BYTES else FileBytes(file.fileno()))
 
 
-def _guarded(data: Buffer) -> Model:
+def _guarded(data: Buffer) -> OnnxModel:
     try:
         return _model(data)
     except (IndexError, ValueError, struct.error, RecursionError, OverflowError) as error:
@@ -172,8 +172,8 @@ def _text(data: Buffer, begin: int, end: int) -> str:
     return data[begin:end].decode("utf-8", "surrogateescape")
 
 
-def _model(data: Buffer) -> Model:
-    model = Model()
+def _model(data: Buffer) -> OnnxModel:
+    model = OnnxModel()
     for number, wire, _, begin, end in fields_of(data, 0, len(data)):
         if wire != BYTES:
             continue
@@ -379,8 +379,8 @@ def _size(data: Buffer, begin: int, end: int) -> int | None:
     return None
 
 
-def _function(data: Buffer, begin: int, end: int) -> Function:
-    function = Function()
+def _function(data: Buffer, begin: int, end: int) -> OnnxFunction:
+    function = OnnxFunction()
     for number, wire, _, start, stop in fields_of(data, begin, end):
         if wire != BYTES:
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
@@ -133,7 +133,7 @@ class RemoteContainers:
         inside = inspect_image(program, image, ContainerTemplate(settings, program, image).common)
         return (f"containers by {program}: {program.path}", f"Python {inside} in a container of {image.name}")
 
-    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+    def build(self, asked: RequestedEnvironment, folder: Path, say: Say) -> None:
         """Build an environment for containers of the target's image.
 
         Raises:
@@ -150,11 +150,11 @@ class RemoteContainers:
             EnvironmentUnusable: The packages cannot be had.
         """
         definition = job.record.definition
-        asked = AskedEnvironment.from_json(definition.environment)
+        asked = RequestedEnvironment.from_json(definition.environment)
         return self._ready(asked, definition.container, definition.gpus or 0, job.folder.environment, say)
 
     def _ready(
-        self, asked: AskedEnvironment, container: Mapping[str, Any], gpus: int, folder: Path, say: Say
+        self, asked: RequestedEnvironment, container: Mapping[str, Any], gpus: int, folder: Path, say: Say
     ) -> RunContainer:
         settings = ContainerSettings.of(self._target.settings, container)
         program = self._program(settings)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.requested import AskedEnvironment
+from stoker.environments.requested import RequestedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
@@ -105,7 +105,7 @@ class SshEngine:
             found["host_key"] = self._link.host_key()
         return found
 
-    def build(self, asked: AskedEnvironment, folder: Path, say: Say) -> None:
+    def build(self, asked: RequestedEnvironment, folder: Path, say: Say) -> None:
         """Build an environment on the machine."""
         if self._containers is not None:
             self._containers.build(asked, folder, say)
@@ -222,7 +222,7 @@ class SshEngine:
             raise EngineFailure(FailureCode.INTERRUPTED, "the run was told to end")
 
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
-        asked = AskedEnvironment.from_json(job.record.definition.environment)
+        asked = RequestedEnvironment.from_json(job.record.definition.environment)
         gpus = job.record.definition.gpus or 0
         return await prepare_remote_environment(
             porter, asked, job.folder.environment, self._environments_dir, say, gpus=gpus

@@ -16,16 +16,16 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.environments.build import import_failed, import_script, named_packages
-from stoker.environments.installers import FOREIGN_VARIABLES, Installer, masked
+from stoker.environments.installers import FOREIGN_VARIABLES, Installer, mask_secrets
 from stoker.environments.interpreters import Interpreter, PythonChoice
-from stoker.environments.requested import AskedEnvironment, write_got
+from stoker.environments.requested import RequestedEnvironment, record_packages
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker_runs.targets.engine import Say
 from stoker_runs.targets.ssh.porter import Porter
 
 if TYPE_CHECKING:
-    from stoker.environments.dated import Tries, Wanted
+    from stoker.environments.dated import Candidate, Candidates
 
 __all__ = ["RemoteEnvironment", "choose", "prepare_remote_environment"]
 
@@ -70,7 +70,7 @@ def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[
 
 async def prepare_remote_environment(
     porter: Porter,
-    asked: AskedEnvironment,
+    asked: RequestedEnvironment,
     folder: Path,
     environments_dir: Path,
     say: Say,
@@ -97,7 +97,7 @@ async def prepare_remote_environment(
 
 async def _from_file(
     porter: Porter,
-    asked: AskedEnvironment,
+    asked: RequestedEnvironment,
     folder: Path,
     environments_dir: Path,
     say: Say,
@@ -105,7 +105,7 @@ async def _from_file(
     gpus: int,
 ) -> RemoteEnvironment:
     # Not above: the libraries that read environment files take longer to import than all the rest.
-    from stoker.environments.dated import RememberedDate, tries
+    from stoker.environments.dated import RememberedDate, candidates
     from stoker.environments.files import read_environment
     from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
 
@@ -120,13 +120,13 @@ async def _from_file(
         )
     builder = _EnvironmentBuilder(porter, folder / "build.log", say, image)
     remembered = RememberedDate(environments_dir, specification, porter.host, image)
-    found = tries(specification, asked, remembered.read(), say, can_date=lambda: builder.has_uv)
+    found = candidates(specification, asked, remembered.read(), say, can_date=lambda: builder.has_uv)
     built, wanted = await _build_first(found, builder)
     remembered.keep(wanted)
     of_relaxed, lines = relaxed_variables(written) if is_relaxed else ({}, [])
     for line in lines:
         say(line)
-    write_got(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
+    record_packages(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
     path, packages = built.path, built.packages
     commands = PurePosixPath(path).parent
     variables = {
@@ -170,7 +170,7 @@ class _EnvironmentBuilder:
         self._image = image
         self.has_uv = False
 
-    async def build(self, wanted: Wanted) -> _Built:
+    async def build(self, wanted: Candidate) -> _Built:
         """Build or find the environment; raise EnvironmentUnusable if that is impossible."""
         from stoker.environments.check import notes
 
@@ -187,7 +187,7 @@ class _EnvironmentBuilder:
         return _Built(path, packages, python, tuple(differences))
 
 
-async def _build_first(wanted: Tries, builder: _EnvironmentBuilder) -> tuple[_Built, Wanted]:
+async def _build_first(wanted: Candidates, builder: _EnvironmentBuilder) -> tuple[_Built, Candidate]:
     one = next(wanted)
     while True:
         try:
@@ -202,7 +202,7 @@ async def _existing_interpreter(porter: Porter, python: str, folder: Path) -> Re
     if "error" in said:
         raise EnvironmentUnusable(f"the Python {python} cannot be run there ({said['error']})")
     packages = _packages(said["names"])
-    write_got(folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", packages)
+    record_packages(folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", packages)
     return RemoteEnvironment(python, {}, packages)
 
 
@@ -344,7 +344,7 @@ class _Build:
         said, data = await self._porter.ask(
             op="run_command", command=list(command), without=list(FOREIGN_VARIABLES)
         )
-        text = masked(data.decode("utf-8", "replace"))
+        text = mask_secrets(data.decode("utf-8", "replace"))
         with self._log.open("a", encoding="utf-8") as log:
             log.write(text)
         if must and said["status"] != 0:

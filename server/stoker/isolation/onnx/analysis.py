@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from stoker.isolation.judgement import Reading
+from stoker.isolation.batching import GraphAnalysis
 
 # Importing these modules registers their rules.
 from stoker.isolation.onnx import layer_rules, shape_rules  # noqa: F401
 from stoker.isolation.onnx.contents import computed
 from stoker.isolation.onnx.graph import (
     Attribute,
-    Function,
     Graph,
     MalformedModel,
-    Model,
     Node,
+    OnnxFunction,
+    OnnxModel,
     Reference,
     read_model,
 )
@@ -44,7 +44,7 @@ from stoker.isolation.onnx.row_states import (
     worst,
 )
 
-__all__ = ["followed", "read_onnx"]
+__all__ = ["analyse_onnx", "follow_batch_axis"]
 
 _MOST_STEPS: Final = 200_000
 """Nodes to visit at most; those of a loop's body count once for each iteration."""
@@ -53,21 +53,21 @@ _MOST_TURNS: Final = 6
 """Iterations of a loop until the states of its variables have to be stable."""
 
 
-def read_onnx(model: Path | bytes) -> Reading:
+def analyse_onnx(model: Path | bytes) -> GraphAnalysis:
     """Determine whether the rows of a model affect each other, if the first axis of each input is the batch axis.
 
     Args:
         model: The file, or its content; ONNX Runtime has already loaded it.
     """
     try:
-        return _verdict(followed(model))
+        return _verdict(follow_batch_axis(model))
     except Undecided as error:
-        return Reading("unknown", str(error))
+        return GraphAnalysis("unknown", str(error))
     except (MalformedModel, OSError) as error:
-        return Reading("unknown", f"its graph cannot be read: {error}")
+        return GraphAnalysis("unknown", f"its graph cannot be read: {error}")
 
 
-def followed(model: Path | bytes) -> dict[str, Value]:
+def follow_batch_axis(model: Path | bytes) -> dict[str, Value]:
     """Return the state of each output of a model if the first axis of each input is the batch axis.
 
     Raises:
@@ -100,7 +100,7 @@ class _Scope:
 
 
 class _Reader:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: OnnxModel) -> None:
         self._model = model
         self._steps = 0
         self._depth = 0
@@ -176,7 +176,7 @@ class _Reader:
             return _apply_rule(call)
         return _without_rows(call)
 
-    def _call(self, function: Function, call: Call) -> Sequence[Value]:
+    def _call(self, function: OnnxFunction, call: Call) -> Sequence[Value]:
         attributes = {**function.defaults, **call.attributes}
         scope = _Scope(function.opsets or self._model.opsets, attributes)
         for place, name in enumerate(function.inputs):
@@ -354,7 +354,7 @@ def _element(call: Call, index: int, axis: int, states: int) -> Value:
     return call.give(shape, value.axis - (axis < value.axis))
 
 
-def _verdict(outputs: Mapping[str, Value]) -> Reading:
+def _verdict(outputs: Mapping[str, Value]) -> GraphAnalysis:
     bad = worst(outputs.values())
     for name, value in outputs.items():
         if bad is not None and bad.finding == "mixed":
@@ -367,4 +367,4 @@ def _verdict(outputs: Mapping[str, Value]) -> Reading:
             )
         elif bad is None and (value.kind == "sized" or value.shape is None or value.shape[0] != ROWS):
             bad = lost("unknown", f"its output {name!r} has not one row for each row of the batch")
-    return Reading("apart") if bad is None else Reading(bad.finding, bad.reason)
+    return GraphAnalysis("apart") if bad is None else GraphAnalysis(bad.finding, bad.reason)

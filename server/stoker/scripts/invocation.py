@@ -25,7 +25,7 @@ from stoker.errors import (
     StokerError,
     unexpected_error,
 )
-from stoker.scripts.forms import (
+from stoker.scripts.arguments import (
     NO_HEAD,
     StateNotCopied,
     bind_form,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from string import ascii_letters
 from typing import Any, Final
 
-from stoker.isolation.judgement import Reading
+from stoker.isolation.batching import GraphAnalysis
 from stoker.isolation.tensorflow.row_states import (
     SHAPES,
     Mixed,
@@ -27,7 +27,7 @@ from stoker.isolation.tensorflow.row_states import (
 )
 from stoker.isolation.tensorflow.rules import COMPUTING, LAYOUTS, MAKING, is_same_for_all
 
-__all__ = ["PRODUCTS", "read_concrete_function"]
+__all__ = ["PRODUCTS", "analyse_function"]
 
 
 # TensorFlow's matrix products and lookups: which axis of the result is the batch axis.
@@ -224,7 +224,7 @@ _MAX_DEPTH: Final = 50
 _MAX_ROUNDS: Final = 20
 
 
-def read_concrete_function(function: Any) -> Reading:
+def analyse_function(function: Any) -> GraphAnalysis:
     """Follow the first axis of all inputs through a loaded signature.
 
     Args:
@@ -238,22 +238,22 @@ def read_concrete_function(function: Any) -> Reading:
         outputs = reader.outputs(graph, [*[Rows(0)] * own, *[Plain()] * captured])
     except Exception as error:  # noqa: BLE001  # it uses private parts of TensorFlow
         logger.info("the graph of %s cannot be read: %s", function.name, error)
-        return Reading("unknown", "its graph cannot be read")
+        return GraphAnalysis("unknown", "its graph cannot be read")
     named = [(state, tensor.name) for state, tensor in zip(outputs, graph.outputs, strict=True)]
     for state in outputs:
         if isinstance(state, Mixed):
-            return Reading("mixed", f"{state.node} joins the rows of a batch")
+            return GraphAnalysis("mixed", f"{state.node} joins the rows of a batch")
     for state in outputs:
         if isinstance(state, Unknown):
-            return Reading("unknown", f"whether {state.node} keeps rows apart is not known")
+            return GraphAnalysis("unknown", f"whether {state.node} keeps rows apart is not known")
     if reader.keeps:
-        return Reading("unknown", f"{reader.keeps} may keep something from one request for the next")
+        return GraphAnalysis("unknown", f"{reader.keeps} may keep something from one request for the next")
     other = next((name for state, name in named if state != Rows(0)), None)
     if other is not None:
-        return Reading(
+        return GraphAnalysis(
             "unknown", f"the first axis of its output {other!r} does not follow from that of its inputs"
         )
-    return Reading("apart")
+    return GraphAnalysis("apart")
 
 
 class _GraphReader:

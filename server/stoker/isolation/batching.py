@@ -13,13 +13,13 @@ from stoker.deployment import Deployment
 from stoker.isolation.row_test import Evidence, Run, try_rows
 from stoker.tensors import ModelTensors, Verdict
 
-__all__ = ["Reading", "judge"]
+__all__ = ["GraphAnalysis", "decide_batching"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GraphAnalysis:
     """The result of following the batch axis through a model's graph.
 
     Attributes:
@@ -42,11 +42,11 @@ _BOUNDS: Final = {"float16": 1e-2, "float32": 1e-3, "float64": 1e-6}
 _MIDDLE: Final = 16
 
 
-def judge(
+def decide_batching(
     deployment: Deployment,
     run: Run,
     tensors: ModelTensors,
-    read: Callable[[], Reading] | None,
+    read: Callable[[], GraphAnalysis] | None,
     sample: Mapping[str, np.ndarray] | None = None,
 ) -> Verdict:
     """Determine whether a model's rows affect each other, and what that conclusion is based on.
@@ -64,7 +64,7 @@ def judge(
         return Verdict(False, "declared", reason)
     if deployment.batching == "none":
         return Verdict(False, "said", "batching is none, as it was asked for")
-    reading = Reading("unknown") if read is None else read()
+    reading = GraphAnalysis("unknown") if read is None else read()
     vouched = deployment.batching == "rows"
     if reading.finding == "mixed" and not vouched:
         return Verdict(False, "read", reading.reason, setting=_VOUCH)
@@ -77,7 +77,7 @@ def judge(
     return _weighed(reading, evidence)
 
 
-def _weighed(reading: Reading, evidence: Evidence) -> Verdict:
+def _weighed(reading: GraphAnalysis, evidence: Evidence) -> Verdict:
     proven = reading.finding == "apart"
     tested = f"tested with companions in {evidence.companions} batches"
     if evidence.finding == "mixed":
@@ -110,7 +110,7 @@ def _weighed(reading: Reading, evidence: Evidence) -> Verdict:
     return Verdict(True, "tested", tested, evidence.companions, not evidence.non_finite, evidence.difference)
 
 
-def _vouched(name: str, reading: Reading, evidence: Evidence) -> Verdict:
+def _vouched(name: str, reading: GraphAnalysis, evidence: Evidence) -> Verdict:
     """The verdict on the operator's word, with a warning where the evidence contradicts it."""
     against = reading.reason if reading.finding == "mixed" else ""
     if evidence.finding == "mixed":

@@ -28,7 +28,7 @@ __all__ = [
     "StandIns",
     "StateNotCopied",
     "bind_form",
-    "copied",
+    "copy_state",
     "failed_in_conversion",
     "find_stand_ins",
     "flask_context",
@@ -392,7 +392,7 @@ def refuse_states(run: Callable[..., Any]) -> None:
         )
 
 
-def copied(state: dict[Any, Any] | None) -> dict[Any, Any]:
+def copy_state(state: dict[Any, Any] | None) -> dict[Any, Any]:
     """Return a state that `run` may change; one that has not begun is empty.
 
     Raises:

@@ -16,19 +16,21 @@ import numpy as np
 
 from stoker.deployment import Declaration, DeclaredTensor, Deployment
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.judgement import Reading, judge
+from stoker.isolation.batching import GraphAnalysis, decide_batching
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.system.resources import require_memory
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
-__all__ = ["as_declared", "as_runtime", "is_reshaped"]
+__all__ = ["apply_declaration", "is_reshaped", "wrap_model"]
 
 logger = logging.getLogger(__name__)
 
 
-def as_declared(declaration: Declaration | None, run: Run, tensors: ModelTensors) -> tuple[Run, ModelTensors]:
+def apply_declaration(
+    declaration: Declaration | None, run: Run, tensors: ModelTensors
+) -> tuple[Run, ModelTensors]:
     """Let a model look as it is declared.
 
     A fixed size of an input that the model leaves free is fixed from now on; outputs that are not declared are left
@@ -61,7 +63,7 @@ def as_declared(declaration: Declaration | None, run: Run, tensors: ModelTensors
 
 
 def is_reshaped(declaration: Declaration | None) -> bool:
-    """Whether callers see tensors in other shapes than the model: then only `run` of `as_declared` serves them."""
+    """Whether callers see other shapes than the model: then only `run` of `apply_declaration` serves them."""
     return declaration is not None and any(
         one.model_shape is not None for one in (*declaration.inputs, *declaration.outputs)
     )
@@ -137,12 +139,12 @@ def _reshape(name: str, array: np.ndarray, now: tuple[int, ...], then: tuple[int
 # What a model is to the scheduler: rows of a fixed shape, requests that may be put together, or neither.
 
 
-def as_runtime(
+def wrap_model(
     deployment: Deployment,
     run: Run,
     tensors: ModelTensors,
     rows_runtime: Callable[[Signature], Runtime],
-    read: Callable[[], Reading] | None = None,
+    read: Callable[[], GraphAnalysis] | None = None,
     *,
     sampled: bool = True,
     examples: Feeds | None = None,
@@ -161,12 +163,12 @@ def as_runtime(
             or the device fails whatever it is given.
     """
     if sampled:
-        run, tensors = as_declared(deployment.declaration, run, tensors)
+        run, tensors = apply_declaration(deployment.declaration, run, tensors)
     sample = find_sample_feeds(deployment, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else examples
-    tried = _Tried(run)
+    tried = _FaultRecorder(run)
     begun_s = time.perf_counter()
-    verdict = judge(deployment, tried, tensors, read, rows)
+    verdict = decide_batching(deployment, tried, tensors, read, rows)
     took_ms = 1000 * (time.perf_counter() - begun_s)
     if tried.fault is not None and deployment.max_batch_rows > 1:
         raise LoadFailed(f"{deployment.path} fails whatever it is given: {tried.fault}") from tried.fault
@@ -182,7 +184,7 @@ def as_runtime(
     return rows_runtime(dataclasses.replace(signature, verdict=verdict))
 
 
-class _Tried:
+class _FaultRecorder:
     """A model that remembers what it has failed with, if it has never answered.
 
     Attributes:
