@@ -66,7 +66,7 @@ class CallReceiver(Protocol):
 
 
 def _forget_receiver() -> None:
-    """In a process that a script forks nobody sits at a desk: calls to models are its own."""
+    """Let a forked child call models itself: nobody there receives its calls."""
     _threads.receiver = None
 
 
@@ -183,7 +183,7 @@ def convert_like(array: Any, values: Sequence[Any] | np.ndarray) -> Any:
 
 
 class Interception:
-    """Replaces the methods that run models by ones that ask whether the thread has a desk."""
+    """Replaces the methods that run models by ones that hand the call to the receiver of the thread, if any."""
 
     def __init__(self) -> None:
         self._replaced: dict[tuple[str, str, str], tuple[type, Any]] = {}
@@ -213,7 +213,7 @@ def _intercepted(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(handle: Any, *args: Any, **kwargs: Any) -> Any:
-        receiver: CallReceiver | None = getattr(_threads, "desk", None)
+        receiver: CallReceiver | None = getattr(_threads, "receiver", None)
         if receiver is None:
             return original(handle, *args, **kwargs)
         if is_session:
