@@ -19,7 +19,7 @@ PACKAGES = [
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
 PAGE = DOCS / "architecture.md"
-MOST_NAMES = 15
+MOST_NAMES = 25
 
 
 def is_at_home(place: str) -> bool:
