@@ -5,15 +5,15 @@ The batch axis is never part of a shape here: a row is one element of it, and th
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import struct
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from stoker.settings.choices import ControlKind
@@ -78,15 +78,6 @@ class Verdict:
         text = f"{'batched' if self.batched else 'not batched'}: {self.reason}"
         return f"{text} ({self.setting} changes that)" if self.setting else text
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it in JSON types."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Verdict:
-        """Inverse of `to_json`."""
-        return cls(**value)
-
 
 # Entry scripts that take whole bodies.
 
@@ -124,15 +115,6 @@ class ScriptForm:
     output_schema: dict[str, Any] | None = None
     swagger_versions: tuple[str, ...] = ("2", "3", "3.1")
     yields: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it in JSON types."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ScriptForm:
-        """Inverse of `to_json`."""
-        return cls(**{**value, "swagger_versions": tuple(value["swagger_versions"])})
 
 
 # Sequences: requests that continue from the state that previous ones left.
@@ -295,24 +277,6 @@ class TensorSpec:
             return f"one {(kind or 'numbers')[:-1]}"
         return f"{' × '.join(map(str, self.shape))} {kind or 'numbers'}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the specification in JSON types."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "variable": self.variable,
-            "labels": list(self.labels),
-            "as_objects": self.as_objects,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> TensorSpec:
-        """Inverse of `to_json`."""
-        variable, labels = bool(value.get("variable", False)), tuple(value.get("labels", ()))
-        as_objects = bool(value.get("as_objects", False))
-        return cls(value["name"], value["dtype"], tuple(value["shape"]), variable, labels, as_objects)
-
 
 _SEQUENCE: Final = TensorSpec("sequence", "int64", (SEQUENCE_WORDS,))
 
@@ -377,44 +341,6 @@ class ModelTensors:
     estimator: bool = False
     table: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it in JSON types."""
-        return {
-            side: [
-                [
-                    info.name,
-                    info.dtype,
-                    list(info.shape),
-                    info.any_rank,
-                    list(info.labels),
-                    info.as_objects,
-                    info.nullable,
-                    info.example,
-                ]
-                for info in infos
-            ]
-            for side, infos in (("inputs", self.inputs), ("outputs", self.outputs))
-        } | {"batched": self.batched, "estimator": self.estimator, "table": list(self.table)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ModelTensors:
-        """Inverse of `to_json`."""
-        inputs, outputs = (
-            tuple(
-                TensorInfo(name, dtype, tuple(shape), any_rank, tuple(labels), *later)
-                # Models registered by earlier versions lack the later entries.
-                for name, dtype, shape, any_rank, labels, *later in value[side]
-            )
-            for side in ("inputs", "outputs")
-        )
-        return cls(
-            inputs,
-            outputs,
-            value["batched"],
-            estimator=bool(value.get("estimator", False)),
-            table=tuple(value.get("table", ())),
-        )
-
 
 @dataclass(frozen=True)
 class NamedSignature:
@@ -427,15 +353,6 @@ class NamedSignature:
     name: str
     tensors: ModelTensors
     method: Method = "predict"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it in JSON types."""
-        return {"name": self.name, "tensors": self.tensors.to_json(), "method": self.method}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> NamedSignature:
-        """Inverse of `to_json`."""
-        return cls(value["name"], ModelTensors.from_json(value["tensors"]), value["method"])
 
 
 @dataclass(frozen=True)
@@ -533,34 +450,20 @@ class Signature:
 
     def to_json(self) -> dict[str, Any]:
         """Return the signature in JSON types."""
-        return {
-            "inputs": [spec.to_json() for spec in self.inputs],
-            "outputs": [spec.to_json() for spec in self.outputs],
-            "takes": self.takes,
-            "script": None if self.script is None else self.script.to_json(),
-            "tensors": None if self.tensors is None else self.tensors.to_json(),
-            "verdict": None if self.verdict is None else self.verdict.to_json(),
-            "signatures": [signature.to_json() for signature in self.signatures],
-            "sequences": self.sequences,
-            "controls": [asdict(control) for control in self.controls],
-            "method": self.method,
-        }
+        content: dict[str, Any] = msgspec.to_builtins(self)
+        return content
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Signature:
-        """Inverse of `to_json`."""
-        return cls(
-            tuple(TensorSpec.from_json(spec) for spec in value["inputs"]),
-            tuple(TensorSpec.from_json(spec) for spec in value["outputs"]),
-            value.get("takes", "rows"),
-            ScriptForm.from_json(value["script"]) if value.get("script") else None,
-            ModelTensors.from_json(value["tensors"]) if value.get("tensors") else None,
-            Verdict.from_json(value["verdict"]) if value.get("verdict") else None,
-            tuple(NamedSignature.from_json(signature) for signature in value.get("signatures", ())),
-            bool(value.get("sequences", False)),
-            tuple(Control(**control) for control in value.get("controls", ())),
-            value.get("method", ""),
-        )
+    def from_json(cls, value: Mapping[str, Any]) -> Signature:
+        """Inverse of `to_json`; also reads what earlier versions have written.
+
+        Raises:
+            msgspec.ValidationError: It is no signature.
+        """
+        tensors = [value.get("tensors"), *(named["tensors"] for named in value.get("signatures", ()))]
+        if any(each and not _names_fields(each) for each in tensors):
+            value = _with_named_fields(value)
+        return msgspec.convert(value, cls)
 
     def __str__(self) -> str:
         if self.takes == "body":
@@ -569,6 +472,29 @@ class Signature:
             sides = (self.tensors.inputs, self.tensors.outputs)
             return " -> ".join(", ".join(map(str, side)) for side in sides)
         return f"{_side(self.inputs)} -> {_side(self.outputs)}"
+
+
+_EARLIER_INFO: Final = ("name", "dtype", "shape", "any_rank", "labels", "as_objects", "nullable", "example")
+"""The order in which earlier versions have written a `TensorInfo`, as a list; the last ones may be missing."""
+
+
+def _names_fields(tensors: Mapping[str, Any]) -> bool:
+    return all(isinstance(info, Mapping) for side in ("inputs", "outputs") for info in tensors[side])
+
+
+def _with_named_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of a signature with an object for each tensor, where earlier versions have written a list."""
+
+    def renewed(tensors: Mapping[str, Any]) -> dict[str, Any]:
+        sides = {
+            side: [dict(zip(_EARLIER_INFO, info, strict=False)) for info in tensors[side]]
+            for side in ("inputs", "outputs")
+        }
+        return {**tensors, **sides}
+
+    tensors = value.get("tensors")
+    signatures = [{**named, "tensors": renewed(named["tensors"])} for named in value.get("signatures", ())]
+    return {**value, "tensors": tensors and renewed(tensors), "signatures": signatures}
 
 
 def _id_spec(dtype: str) -> TensorSpec:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import simdjson
@@ -178,7 +179,7 @@ def test_the_key_of_the_sample_is_what_frontends_look_for() -> None:
         dataclasses.replace(ROWS, body=ROWS.body.replace(b"data", b"instances")),
     )
     assert (calls.form.batching, calls.form.merge_key) == ("merge", "instances")
-    assert ScriptForm.from_json(json.loads(json.dumps(calls.form.to_json()))) == calls.form
+    assert msgspec.json.decode(msgspec.json.encode(calls.form), type=ScriptForm) == calls.form
 
 
 def test_a_refused_way_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:

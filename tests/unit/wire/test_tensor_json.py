@@ -213,7 +213,7 @@ def test_a_signature_says_which_outputs_are_objects() -> None:
         assert signature.model_tensors is not None
         assert signature.model_tensors.outputs[0] == SCORES
     older = packed.to_json()
-    older["tensors"]["outputs"] = [entry[:5] for entry in older["tensors"]["outputs"]]
+    older["tensors"]["outputs"] = [list(entry.values())[:5] for entry in older["tensors"]["outputs"]]
     found = Signature.from_json(older).model_tensors
     assert found is not None
     assert [(info.labels, info.as_objects) for info in found.outputs] == [(NAMES, False), ((), False)]

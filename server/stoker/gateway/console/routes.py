@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -170,7 +171,7 @@ def _service(service: Service) -> dict[str, Any]:
         shown["batching"] = {"how": script.batching, "reason": script.batching_reason}
         shown["example"] = (script.input_schema or {}).get("example")
     elif signature.verdict is not None:
-        shown["batching"] = {"how": str(signature.verdict), **signature.verdict.to_json()}
+        shown["batching"] = {"how": str(signature.verdict), **dataclasses.asdict(signature.verdict)}
     return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import time
@@ -319,7 +320,7 @@ class _Routes:
             for side in sides
         )
         verdict = None if service.signature is None else service.signature.verdict
-        parameters = {} if verdict is None else {"batching": verdict.to_json()}
+        parameters = {} if verdict is None else {"batching": dataclasses.asdict(verdict)}
         if labels := {info.name: list(info.labels) for side in sides for info in side if info.labels}:
             parameters["labels"] = labels
         return JSONResponse(
