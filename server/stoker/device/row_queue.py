@@ -534,7 +534,7 @@ def push_told(
     deadline_ns, enqueued_ns, position, target_ns, size, placed = queued.T
     if policy.target_ms is not None and not target_ns.all():
         target_ns = np.where(target_ns, target_ns, enqueued_ns + round(policy.target_ms * 1e6))
-    # As long as callers are not told apart, the planner need not look at them.
+    # As long as callers are not told apart, the batching scheduler need not look at them.
     apart = queue.shares is not None or bool((placed != NORMAL).any())
     if apart:
         for value in {*placed.tolist()}:

@@ -20,7 +20,7 @@ __all__ = ["Decision", "SequenceGate", "SequenceRow", "SequenceWorker"]
 # Which row of each sequence may run: one at a time, in order of arrival.
 #
 # A row is not queued before the previous row of its sequence has been handed back, whatever its outcome. So no batch
-# has two rows of a sequence, and each row continues from the state that the previous one left. The planner knows
+# has two rows of a sequence, and each row continues from the state that the previous one left. The scheduler knows
 # nothing of sequences.
 
 

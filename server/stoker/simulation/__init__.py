@@ -1,1 +1,1 @@
-"""Simulates devices, callers and requests under a virtual clock, with the planner of the server itself."""
+"""Simulates devices, callers and requests under a virtual clock, with the batching scheduler of the server itself."""

@@ -1,4 +1,4 @@
-"""The server's scheduler in a simulation: its admission control and planner, called as the server calls them."""
+"""The server's scheduler in a simulation: its admission control and batching, called as the server calls them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ _TIMEOUT_NS: Final = 60_000_000_000
 
 
 class PlannedScheduler:
-    """One model with targets, scheduled by the planner.
+    """One model with targets, scheduled by the batching scheduler.
 
     Args:
         times: Initial knowledge of its batch times.
@@ -193,11 +193,11 @@ class PlannedScheduler:
             self._admission.tell(self._queue, now_ns, self.times, 0, free_ns=free_ns, other_ns=other_ns)
 
     def propose(self, now_ns: int) -> Proposal | None:
-        """The batch that the planner would dispatch."""
+        """The batch that the batching scheduler would dispatch."""
         return propose(self._queue, now_ns, self._policy, self.times)
 
     def next_batch(self, now_ns: int) -> Batch:
-        """The batch that the planner dispatches."""
+        """The batch that the batching scheduler dispatches."""
         planned = schedule(self._queue, now_ns, self._policy, self.times)
         lots = planned.batch
         if self._admission is not None:
@@ -207,7 +207,7 @@ class PlannedScheduler:
         return Batch(0, lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
 
     def ran(self, model: int, rows: int, elapsed_ns: int, beside: int = 0) -> None:
-        """Let the planner learn a batch's time."""
+        """Let the batching scheduler learn a batch's time."""
         del model
         if self._admission is not None:
             self._admission.ended()
@@ -290,7 +290,7 @@ def run_instances(
 
 
 def _begin(device: _Device, planned: PlannedScheduler, most: int, now_ns: int) -> int:
-    """Start the batches that the planner dispatches; returns when to look again if nothing arrives before."""
+    """Start the batches that the scheduler dispatches; returns when to look again if nothing arrives before."""
     while len(device.running) < most:
         planned.times.running = len(device.running)
         _, rows, check_again_ns = planned.next_batch(now_ns)
