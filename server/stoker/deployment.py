@@ -205,6 +205,7 @@ class Deployment:
         acceleration: How it uses a GPU.
         engine_cache: Folder for engines built by TensorRT; None to build them at each start.
         load_timeout_s: How long a device process may take to load it.
+        warm_up_runs: How often each of its first batches runs before it is ready.
         batching: How requests are batched. For an entry script that takes whole bodies: one of
             `script_form.Batching`, or `auto` for what its self-check allows. For a model: `auto` for the verdict on
             its rows, `rows` if the operator vouches for them, or `none`.
@@ -269,6 +270,7 @@ class Deployment:
     acceleration: Acceleration = field(default_factory=Acceleration)
     engine_cache: Path | None = None
     load_timeout_s: float = math.inf
+    warm_up_runs: int = 1
     batching: Literal["auto", "merge", "handle", "rows", "none"] = "auto"
     max_delay_ms: float = 0.0
     batch_buckets: tuple[int, ...] | None = None

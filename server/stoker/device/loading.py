@@ -132,6 +132,7 @@ class LoadedModel:
         canary: Checks whether its device still works; None if no inputs can be made up for it.
         sample: Sample rows that it is known to answer; None to use zeros.
         full_batch_s: Seconds that a batch of `max_batch_rows` takes when warm; 0 if not measured.
+        warm_up_runs: How often a batch of each size runs at first, also in each further instance.
     """
 
     runtime: Runtime
@@ -143,6 +144,7 @@ class LoadedModel:
     canary: Canary | None
     sample: Mapping[str, np.ndarray] | None = None
     full_batch_s: float = 0.0
+    warm_up_runs: int = 1
 
     @property
     def signature(self) -> Signature:
@@ -166,7 +168,7 @@ def load(deployment: Deployment, device: Device) -> LoadedModel:
     sample = _sample(deployment, signature)
     full_batch_s = 0.0
     if signature.takes == "rows":
-        most = _warm_up(runtime, deployment.name, most, sizes, sample)
+        most = _warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
         full_batch_s = _full_batch_s(runtime, deployment.name, most, sample)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
@@ -180,6 +182,7 @@ def load(deployment: Deployment, device: Device) -> LoadedModel:
         _canary(deployment, device, runtime, sizes, sample),
         sample,
         full_batch_s,
+        deployment.warm_up_runs,
     )
 
 
@@ -201,7 +204,7 @@ def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
     runtime = loaded.runtime.fork()
     most = loaded.max_batch_rows
     if loaded.signature.takes == "rows":
-        most = _warm_up(runtime, name, most, loaded.sizes, loaded.sample)
+        most = _warm_up(runtime, name, most, loaded.sizes, loaded.sample, loaded.warm_up_runs)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
     warm_up_s = loaded.warm_up_s + time.perf_counter() - begun
@@ -265,8 +268,9 @@ def _warm_up(
     max_batch_rows: int,
     sizes: BatchSizes,
     sample: Mapping[str, np.ndarray] | None,
+    runs: int,
 ) -> int:
-    """Run a batch of the sample or of zeros of each size, the largest first, whose memory is enough for all others.
+    """Run batches of the sample or of zeros of each size, the largest first, whose memory is enough for all others.
 
     Returns:
         The most rows for which the device has memory.
@@ -275,7 +279,8 @@ def _warm_up(
     todo = sorted({size for size in sizes.buckets or (1, most) if size <= most}, reverse=True)
     while todo:
         try:
-            _run_first(runtime, name, todo[0], sample)
+            for _ in range(runs):
+                _run_first(runtime, name, todo[0], sample)
         except OutOfMemory as error:
             smaller = sizes.smaller(todo[0])
             if smaller is None:

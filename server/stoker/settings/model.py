@@ -208,6 +208,11 @@ class ModelSettings:
         "HOW",
     )
     xla: bool = setting(False, read_switch, "compile a SavedModel with XLA", "BOOL")
+    warm_up_runs: int = setting(
+        1,
+        number_of(int, 1, 1000),
+        "how often each of its first batches runs before it is ready, for devices that are slow at first (default 1)",
+    )
     batching: Literal["auto", "merge", "handle", "rows", "none"] = setting(
         "auto",
         choice_of("auto", "merge", "handle", "rows", "none"),

@@ -87,6 +87,16 @@ def test_every_size_is_run_once_the_largest_first(
     assert loaded.max_batch_rows == 8
 
 
+def test_first_batches_run_as_often_as_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each size, in each instance; the full batch is timed after them."""
+    runtime = ForkingPuppet()
+    let_load_find(monkeypatch, runtime)
+    loaded = load(dataclasses.replace(MODEL, batch_buckets=(2, 8), warm_up_runs=3), CPU)
+    assert sizes_of(runtime) == [8, 8, 8, 2, 2, 2, 8]
+    fork(loaded, "digits")
+    assert sizes_of(runtime.forks[0]) == [8, 8, 8, 2, 2, 2]
+
+
 def test_a_device_without_memory_for_the_largest_batch_gets_smaller_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -501,3 +501,14 @@ def test_a_model_of_mlflow_keeps_its_name_and_files(
     (deployed,) = resolve(settings, workspace, leases)
     assert (deployed.name, deployed.path) == ("digits", folder / "tf2model")
     assert deployed.environment == folder / "requirements.txt"
+
+
+def test_settings_reach_the_deployment_by_their_names(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """The model's setting, else the server's, else the default."""
+    path = onnx(tmp_path / "digits.onnx")
+    own = ModelSettings(path=path, name="own", warm_up_runs=5, max_delay_ms=0.0)
+    first, second = deploy(workspace, leases, own, ModelSettings(path=path), max_delay_ms=2.0)
+    assert (first.warm_up_runs, first.max_delay_ms) == (5, 0)
+    assert (second.warm_up_runs, second.max_delay_ms) == (1, 2)
