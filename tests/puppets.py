@@ -246,12 +246,12 @@ class Joined:
         self.runtime = runtime or PuppetRuntime()
         self.lost: list[int] = []
         self.exchanges: list[ArenaExchange] = []
-        self._memory = metric_memory()
-        self._loop = asyncio.new_event_loop()
+        self.memory = metric_memory()
+        self.loop = asyncio.new_event_loop()
         self._capacity, self._doorbell_bytes = capacity, doorbell_bytes
         self._device_lives = True
         policy = policy or BatchPolicy()
-        metrics = self._memory.page(64).model(0)
+        metrics = self.memory.page(64).model(0)
         kind = SequenceWorker if self.runtime.signature.sequences else Worker
         self.worker = kind(
             self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit, turn=turn
@@ -271,7 +271,7 @@ class Joined:
         self.kill_device()
         if not self.worker._closed:
             self.worker._close()
-        self._loop.close()
+        self.loop.close()
 
     @property
     def exchange(self) -> ArenaExchange:
@@ -295,8 +295,8 @@ class Joined:
 
     def turn_frontends(self) -> None:
         """One turn of the frontends' event loop: what has arrived is read, what was queued is sent."""
-        self._loop.call_soon(self._loop.stop)
-        self._loop.run_forever()
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
 
     def turn_device(self, instance: int = 0) -> int | None:
         """One turn of the device, if it lives: what has arrived is read, at most one batch runs."""
@@ -327,7 +327,7 @@ class Joined:
             how: Any = {
                 "clock_ns": self.clock,
                 "on_lost": lambda _: self.lost.append(index),
-                "loop": self._loop,
+                "loop": self.loop,
                 "by_target": self.worker._notice is not None,
             }
             arena = Arena(fd, signature, capacity)
@@ -336,7 +336,7 @@ class Joined:
             elif self._cache is None:
                 exchange = ArenaExchange(arena, near, **how)
             else:
-                metrics = self._memory.page(index).model(0)
+                metrics = self.memory.page(index).model(0)
                 exchange = CachedExchange(arena, near, self._cache, metrics, **how)
         self.exchanges.append(exchange)
         # A second mapping of the same memory, as in the device's process.
@@ -345,7 +345,7 @@ class Joined:
 
     def wait_for(self, *tickets: PuppetTicket) -> None:
         """Let the frontends take turns until these are complete; the worker runs on a thread of its own."""
-        done = self._loop.create_future()
+        done = self.loop.create_future()
         open_ = {id(ticket) for ticket in tickets if not ticket.completions}
 
         def note(ticket: PuppetTicket) -> None:
@@ -356,7 +356,7 @@ class Joined:
         for ticket in tickets:
             ticket.then = partial(note, ticket)
         if open_:
-            self._loop.run_until_complete(asyncio.wait_for(done, PATIENCE_S))
+            self.loop.run_until_complete(asyncio.wait_for(done, PATIENCE_S))
 
     def sweep(self) -> None:
         """Let every frontend look for deadlines that have passed."""
@@ -375,13 +375,13 @@ class Joined:
         """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
         exchange = self.exchanges[frontend]
         exchange.lost = True
-        self._loop.remove_reader(exchange.doorbell.socket.fileno())
-        self._loop.remove_writer(exchange.doorbell.socket.fileno())
+        self.loop.remove_reader(exchange.doorbell.socket.fileno())
+        self.loop.remove_writer(exchange.doorbell.socket.fileno())
         exchange.doorbell.socket.close()
 
     def totals(self) -> ModelTotals:
         """What the worker has counted."""
-        return self._memory.totals().model(0)
+        return self.memory.totals().model(0)
 
     def _progress(self) -> tuple[object, ...]:
         return (

@@ -37,7 +37,17 @@ from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_cla
 from stoker.system.resources import main_memory
 from stoker.wire.nested_lists import native_rows_note
 
-__all__ = ["Check", "Outcome", "diagnose"]
+__all__ = [
+    "Check",
+    "Outcome",
+    "check_limits",
+    "check_memory",
+    "check_packages",
+    "check_port",
+    "check_python",
+    "check_workspace",
+    "diagnose",
+]
 
 Outcome = Literal["ok", "note", "wrong"]
 
@@ -77,15 +87,15 @@ def diagnose(
         build: Whether virtual environments that models ask for and that are not there are built.
         say: Called with a line before each step that takes long.
     """
-    checks = [_python(), _packages(), _onnx_runtime(), Check("json", "ok", native_rows_note())]
+    checks = [check_python(), check_packages(), _onnx_runtime(), Check("json", "ok", native_rows_note())]
     checks += [
-        _workspace(workspace),
-        _port(settings.host, settings.port, secure=settings.tls_cert is not None),
+        check_workspace(workspace),
+        check_port(settings.host, settings.port, secure=settings.tls_cert is not None),
         *_tls(settings),
     ]
     if settings.grpc_port:
         checks.append(_grpc_port(settings))
-    checks += [_memory(), _large_bodies(settings), _limits()]
+    checks += [check_memory(), _large_bodies(settings), check_limits()]
     with ExitStack() as leases:
         try:
             models = _models(settings, workspace, leases)
@@ -107,15 +117,16 @@ def _models(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -
     return resolve(settings, workspace, leases)
 
 
-def _python() -> Check:
+def check_python() -> Check:
+    """Check the version of Python."""
     good = sys.version_info[:2] >= _OLDEST_PYTHON
     text = f"Python {platform.python_version()} ({sys.executable})"
     needed = "" if good else f"; Stoker needs {'.'.join(map(str, _OLDEST_PYTHON))} or newer"
     return Check("python", "ok" if good else "wrong", text + needed)
 
 
-def _packages() -> Check:
-    """The server's own packages."""
+def check_packages() -> Check:
+    """Check the versions of the server's own packages."""
     try:
         needed = requirements()
     except metadata.PackageNotFoundError:
@@ -148,7 +159,8 @@ def _onnx_runtime() -> Check:
     return Check(name, "ok", shown or "a build of another name than Stoker's extras ask for")
 
 
-def _workspace(workspace: Workspace) -> Check:
+def check_workspace(workspace: Workspace) -> Check:
+    """Check that the workspace can be written to."""
     root = workspace.root
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
@@ -166,7 +178,8 @@ def _workspace(workspace: Workspace) -> Check:
     return Check("workspace", "ok", f"{root}, {_size(free_bytes)} free{there}")
 
 
-def _port(host: str, port: int, *, secure: bool = False) -> Check:
+def check_port(host: str, port: int, *, secure: bool = False) -> Check:
+    """Check that the port is free, or name the server that holds it."""
     if not port:
         return Check("port", "ok", f"a free one of {host} is taken")
     try:
@@ -229,7 +242,7 @@ def _running_server(host: str, port: int, *, secure: bool) -> str | None:
     return "ready" if ready else "not ready"
 
 
-def _memory() -> Check:
+def check_memory() -> Check:
     """Check memory for rows: anonymous shared memory (memfd) counts as memory, not towards /dev/shm."""
     try:
         descriptor = os.memfd_create("stoker-doctor")
@@ -257,7 +270,8 @@ def _large_bodies(settings: ServerSettings) -> Check:
     return Check("large bodies", "note" if items else "ok", str(chosen), items)
 
 
-def _limits() -> Check:
+def check_limits() -> Check:
+    """Check the limits of open files and of address space."""
     files, most = (
         math.inf if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -117,7 +117,7 @@ def test_it_takes_what_serve_takes(tmp_path: Path, workspace: Workspace) -> None
 def test_an_old_python_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stoker needs 3.11."""
     monkeypatch.setattr(diagnosis.sys, "version_info", (3, 10, 4))
-    assert diagnosis._python().outcome == "wrong"
+    assert diagnosis.check_python().outcome == "wrong"
 
 
 def test_packages_of_the_server_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_packages_of_the_server_are_compared(monkeypatch: pytest.MonkeyPatch) ->
     needed = ["six>=1", "old>=2", "gone", "other; sys_platform == 'win32'", "extra; extra == 'dev'"]
     monkeypatch.setattr(diagnosis.metadata, "requires", lambda _: needed)
     monkeypatch.setattr(diagnosis, "installed_version", {"six": "1.16", "old": "1.9"}.get)
-    check = diagnosis._packages()
+    check = diagnosis.check_packages()
     assert (check.outcome, check.text) == ("wrong", "2 of the 3 that Stoker needs")
     assert check.items == ("old>=2 is needed, 1.9 is installed", "gone is missing")
 
@@ -134,7 +134,7 @@ def test_a_workspace_that_cannot_be_written_is_wrong(tmp_path: Path, monkeypatch
     """The nearest folder that exists decides."""
     asked: list[Path] = []
     monkeypatch.setattr(diagnosis.os, "access", lambda path, mode: bool(asked.append(path)))
-    check = diagnosis._workspace(Workspace(tmp_path / "deep" / "workspace"))
+    check = diagnosis.check_workspace(Workspace(tmp_path / "deep" / "workspace"))
     assert (check.outcome, asked) == ("wrong", [tmp_path])
     assert "--workspace" in check.text
 
@@ -144,9 +144,9 @@ def test_a_full_disk_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     usage = diagnosis.shutil.disk_usage(tmp_path)
     free_bytes = 1 << 30
     monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda _: usage._replace(free=free_bytes))
-    assert diagnosis._workspace(Workspace(tmp_path)).outcome == "ok"
+    assert diagnosis.check_workspace(Workspace(tmp_path)).outcome == "ok"
     free_bytes = 0
-    check = diagnosis._workspace(Workspace(tmp_path))
+    check = diagnosis.check_workspace(Workspace(tmp_path))
     assert (check.outcome, "only 0 MiB free" in check.text) == ("wrong", True)
 
 
@@ -181,7 +181,7 @@ def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         taken.close()
-    assert diagnosis._port("127.0.0.1", port).outcome == "ok"
+    assert diagnosis.check_port("127.0.0.1", port).outcome == "ok"
 
     class Stranger(BaseHTTPRequestHandler):
         answer = b"[]"
@@ -197,9 +197,9 @@ def test_a_taken_port_is_wrong_unless_stoker_has_it() -> None:
     server = HTTPServer(("127.0.0.1", 0), Stranger)
     with serving(server):
         port = server.server_address[1]
-        stranger = diagnosis._port("127.0.0.1", port)
+        stranger = diagnosis.check_port("127.0.0.1", port)
         Stranger.answer = b'{"ready": true}'
-        running = diagnosis._port("127.0.0.1", port)
+        running = diagnosis.check_port("127.0.0.1", port)
     assert (stranger.outcome, f"cannot listen on 127.0.0.1 port {port}" in stranger.text) == ("wrong", True)
     assert (running.outcome, running.text.endswith("and is ready")) == ("note", True)
 
@@ -220,20 +220,23 @@ def test_limits_of_processes_count(
     """Files are connections; frameworks reserve address space."""
     limits = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_AS: (address_space, address_space)}
     monkeypatch.setattr(diagnosis.resource, "getrlimit", limits.__getitem__)
-    assert diagnosis._limits().outcome == outcome
+    assert diagnosis.check_limits().outcome == outcome
 
 
 def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without memfd there are no arenas; little memory is worth a note."""
-    assert diagnosis._memory().outcome in {"ok", "note"}
+    assert diagnosis.check_memory().outcome in {"ok", "note"}
     monkeypatch.setattr(diagnosis, "main_memory", lambda: (1 << 30, 1 << 20))
-    assert (diagnosis._memory().outcome, "1 MiB available" in diagnosis._memory().text) == ("note", True)
+    assert (diagnosis.check_memory().outcome, "1 MiB available" in diagnosis.check_memory().text) == (
+        "note",
+        True,
+    )
 
     def forbidden(_: str) -> int:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(diagnosis.os, "memfd_create", forbidden)
-    assert diagnosis._memory().outcome == "wrong"
+    assert diagnosis.check_memory().outcome == "wrong"
 
 
 def test_a_gpu_that_a_runtime_cannot_use_is_wrong(

@@ -55,7 +55,7 @@ def joined_and_served(*further: PuppetRuntime, **settings_: Any) -> Iterator[Joi
     finally:
         for exchange in joined.exchanges:
             exchange.close()
-        joined._loop.close()
+        joined.loop.close()
 
 
 def test_two_batches_run_at_the_same_time() -> None:
@@ -152,7 +152,7 @@ def test_all_threads_end_when_the_worker_is_stopped() -> None:
     joined.worker.stop()
     joined.turn_frontends()
     assert joined.lost == [0]
-    joined._loop.close()
+    joined.loop.close()
 
 
 def test_an_error_in_one_instance_leaves_the_other_alone() -> None:

@@ -37,7 +37,7 @@ class Caller:
 
     def turn(self, do: Any, *arguments: Any) -> None:
         """Do something in a turn of the frontend's loop."""
-        self.joined._loop.call_soon(do, *arguments)
+        self.joined.loop.call_soon(do, *arguments)
         self.joined.turn_frontends()
 
     def ask(self, *requests: Any) -> list[Any]:

@@ -93,9 +93,9 @@ class Scene:
     def ask(self, *first: float) -> Call:
         """Send rows that start with these numbers."""
         body = json.dumps({"data": rows_of(*first)[0].tolist()}).encode()
-        return self.pipeline.score(body, None, self._note, 0)
+        return self.pipeline.score(body, None, self.note, 0)
 
-    def _note(self, status: int, lines: bytes, body: bytes) -> None:
+    def note(self, status: int, lines: bytes, body: bytes) -> None:
         self.answers.append((status, lines, json.loads(body)))
 
     def settle(self) -> None:
@@ -248,7 +248,7 @@ def test_a_request_that_finds_no_row_in_a_step_is_refused_as_the_model_refuses(s
     chain.devices["double"].settle()
     for number in range(16):
         chain.devices["double"].submit(number)
-    chain.pipeline.score(b"no body at all", None, chain._note, 0)
+    chain.pipeline.score(b"no body at all", None, chain.note, 0)
     told = [(status, answer["code"], answer["message"][:12]) for status, _, answer in chain.answers]
     assert told == [(503, "overloaded", "Step negate:"), (503, "overloaded", "Step double:")]
 
@@ -306,7 +306,7 @@ def test_steps_have_the_caller_and_the_tier_of_the_request(scene: Make) -> None:
     urgent = chain.pipeline.score(
         json.dumps({"data": [[2, 2]]}).encode(),
         None,
-        chain._note,
+        chain.note,
         0,
         options=CallOptions(CallerTerms("ann", 7)),
     )
@@ -397,7 +397,7 @@ def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
     chain.pipeline.quotas = quota  # type: ignore[assignment]  # what is used of one
     body = json.dumps({"data": [[2, 2]]}).encode()
     for _ in range(2):
-        chain.pipeline.score(body, None, chain._note, 0, options=CallOptions(CallerTerms("ann", 7)))
+        chain.pipeline.score(body, None, chain.note, 0, options=CallOptions(CallerTerms("ann", 7)))
     chain.settle()
     assert quota.claimed == [1]
     assert sorted(status for status, *_ in chain.answers) == [200, 413]
@@ -417,7 +417,7 @@ def test_a_step_has_a_span_below_that_of_its_request(scene: Make, kept: bool) ->
     for service in (chain.pipeline, chain.service("double"), chain.service("negate")):
         observers.observe(service)
     trace = f"00-{7:032x}-{8:016x}-{int(kept):02x}".encode()
-    chain.pipeline.score(b'{"data": [[1, 1]]}', RequestIds(b"mine", traceparent=trace), chain._note, 0)
+    chain.pipeline.score(b'{"data": [[1, 1]]}', RequestIds(b"mine", traceparent=trace), chain.note, 0)
     chain.settle()
     said, _ = TraceReader(fd).read()
     os.close(fd)
@@ -533,7 +533,7 @@ def test_a_step_with_state_is_told_of_the_sequence_of_its_request(scene: Make) -
     negate.submit = submitted  # type: ignore[method-assign]
     step = SequenceStep(42, start=True)
     chain.pipeline.score(
-        b'{"data": [[1, 1]]}', None, chain._note, 0, options=CallOptions(DEFAULT, sequence=step)
+        b'{"data": [[1, 1]]}', None, chain.note, 0, options=CallOptions(DEFAULT, sequence=step)
     )
     chain.settle()
     assert [status for status, *_ in chain.answers] == [200]

@@ -19,7 +19,7 @@ def cache() -> AnswerCache:
 
 def counted(joined: Joined) -> CacheTotals:
     """What the first frontend has counted."""
-    return joined._memory.totals().model(0).cache()
+    return joined.memory.totals().model(0).cache()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])

@@ -197,7 +197,7 @@ def asleep(joined: Joined) -> bool:
     """Whether the frontends' loop would sleep now: nothing is left that it could call."""
     joined.turn_frontends()
     joined.turn_frontends()
-    return not joined._loop._ready  # type: ignore[attr-defined]
+    return not joined.loop._ready  # type: ignore[attr-defined]
 
 
 def test_the_loop_stays_awake_only_while_a_quick_answer_is_expected() -> None:
@@ -331,7 +331,7 @@ def test_an_exchange_is_not_made_where_numbers_would_overflow_unnoticed() -> Non
         exchange, near = joined.exchange, joined.exchange.doorbell.socket
         with np.errstate(over="warn"), pytest.raises(RuntimeError, match="seterr"):
             ArenaExchange(
-                exchange.arena, near, clock_ns=joined.clock, on_lost=lambda _: None, loop=joined._loop
+                exchange.arena, near, clock_ns=joined.clock, on_lost=lambda _: None, loop=joined.loop
             )
 
 
@@ -822,7 +822,7 @@ def test_a_full_doorbell_to_the_device_loses_nothing() -> None:
         joined.settle()
         assert [answer_of(ticket) for ticket in tickets] == [doubled(number) for number in range(600)]
         assert joined.exchange.leased_rows == 0
-        watched = joined._loop.remove_writer(joined.exchange.doorbell.socket.fileno())
+        watched = joined.loop.remove_writer(joined.exchange.doorbell.socket.fileno())
         assert not watched, "a loop that watches a writable doorbell never sleeps"
 
 

@@ -270,4 +270,4 @@ def test_the_running_loop_is_the_default() -> None:
             service.score_soon(rows_body([2, 0]), None, lambda status, *_: answered.set_result(status))
             return int(await asyncio.wait_for(answered, PATIENCE_S))
 
-        assert joined._loop.run_until_complete(overload()) == 503
+        assert joined.loop.run_until_complete(overload()) == 503

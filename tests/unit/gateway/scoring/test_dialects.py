@@ -68,6 +68,6 @@ def test_a_request_that_came_before_its_model_is_read_as_the_model_asks() -> Non
             )
             service.attach(joined.exchange)
 
-        joined._loop.run_until_complete(arrive())
+        joined.loop.run_until_complete(arrive())
         joined.settle()
     assert answers == [(200, b"[[2.0,4.0]]")]

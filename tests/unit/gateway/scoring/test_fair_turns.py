@@ -70,7 +70,7 @@ def test_a_short_request_is_decoded_before_long_ones_that_came_earlier() -> None
             await asyncio.sleep(0)
             service.score_soon(rows_body([9, 0]), None, lambda *_: answered.append(9))
 
-        joined._loop.run_until_complete(arrive())
+        joined.loop.run_until_complete(arrive())
         assert not service.idle
         for _ in range(8):
             joined.settle()
@@ -96,7 +96,7 @@ def test_who_waits_too_long_for_a_turn_is_told() -> None:
             await asyncio.sleep(0)
             service.sweep(time.monotonic_ns() + 10**12)
 
-        joined._loop.run_until_complete(arrive())
+        joined.loop.run_until_complete(arrive())
         assert sorted(answered)[-2:] == [(2, 504), (3, 504)]
         joined.settle()
         assert 3 not in joined.runtime.rows_run

@@ -74,7 +74,7 @@ class Scene:
         async def arrive() -> Call:
             return self.service.score(body, None, respond, 0, head) if head else self._soon(body, respond)
 
-        return self.joined._loop.run_until_complete(arrive())
+        return self.joined.loop.run_until_complete(arrive())
 
     def _soon(self, body: bytes, respond: Answers) -> Call:
         return self.service.score_soon(body, None, respond)
@@ -140,7 +140,7 @@ def test_what_small_images_become_counts_too(scene: Scene) -> None:
         return taken
 
     for count, at_once in ((1, True), (2, False)):
-        taken = scene.joined._loop.run_until_complete(read(count))
+        taken = scene.joined.loop.run_until_complete(read(count))
         assert (len(taken), len(thread.work)) == (int(at_once), int(not at_once))
     thread.do_next()
     scene.joined.settle()
@@ -282,7 +282,7 @@ def test_images_of_a_frontend_share_a_budget_in_pixels(scene: Scene) -> None:
     def refused() -> list[Any]:
         return [type(outcome) for outcome in taken if isinstance(outcome, Exception)]
 
-    run = scene.joined._loop.run_until_complete
+    run = scene.joined.loop.run_until_complete
     run(read(long, short, short, short))
     assert (refused(), len(thread.work)) == ([], 4)
     run(read(short))
@@ -319,7 +319,7 @@ def test_memory_is_given_back_when_nobody_needs_it(
         images.read(png(1, side), None, lambda: None, lambda rows: None)
 
     def decode_one() -> None:
-        scene.joined._loop.run_until_complete(read())
+        scene.joined.loop.run_until_complete(read())
         images.sweep(0)
         thread.do_next()
         scene.joined.settle()

@@ -173,7 +173,7 @@ def test_the_reader_comes_to_the_verdict_of_the_loop(native: bool, monkeypatch: 
                     assert service.idle
                     long_bodies.close()
 
-            answers.append(joined._loop.run_until_complete(ask()))
+            answers.append(joined.loop.run_until_complete(ask()))
     assert answers[0] == answers[1]
     assert {status for status, _ in answers[0]} >= {200, 400}
     assert answers[0][0] == (200, b"[[2.0,4.0],[6.0,8.0]]")
@@ -200,8 +200,8 @@ def test_the_loop_turns_while_a_process_reads() -> None:
 
     with Joined() as joined:
         service.attach(joined.exchange)
-        joined._loop.run_until_complete(ask(joined))
-        joined._loop.run_until_complete(joined._loop.shutdown_default_executor())
+        joined.loop.run_until_complete(ask(joined))
+        joined.loop.run_until_complete(joined.loop.shutdown_default_executor())
     assert order == ["short 200", "long 200"]
     assert turns >= portions
 
@@ -246,7 +246,7 @@ def test_rows_are_read_on_a_thread_while_the_loop_turns(monkeypatch: pytest.Monk
 
     with Joined() as joined:
         service.attach(joined.exchange)
-        joined._loop.run_until_complete(ask(joined))
+        joined.loop.run_until_complete(ask(joined))
     expected = b"[[2.0,4.0],[6.0,8.0]]"
     assert answers == [("short", 200, expected), ("long", 200, expected)]
     assert readers
@@ -279,7 +279,7 @@ def test_a_process_reads_what_the_thread_cannot(monkeypatch: pytest.MonkeyPatch)
 
     with Joined() as joined:
         service.attach(joined.exchange)
-        answers = joined._loop.run_until_complete(ask(joined))
+        answers = joined.loop.run_until_complete(ask(joined))
     assert answers == [(200, b"[[2.0,4.0],[6.0,8.0]]")] * 2
     assert len(started) == 1
     # Once for the frontend, and once in the process, whose decoder tries it too.
@@ -312,7 +312,7 @@ def test_a_reader_that_ends_costs_the_request_that_it_read() -> None:
 
     with Joined() as joined:
         service.attach(joined.exchange)
-        answers = joined._loop.run_until_complete(ask(joined))
+        answers = joined.loop.run_until_complete(ask(joined))
     assert [status for status, _ in answers] == [503, 200]
     assert len(started) == 2
 
@@ -349,7 +349,7 @@ def test_what_nobody_waits_for_is_not_read() -> None:
 
     with Joined() as joined:
         service.attach(joined.exchange)
-        joined._loop.run_until_complete(ask())
+        joined.loop.run_until_complete(ask())
     assert statuses == [504]
     assert service.idle
 
@@ -384,7 +384,7 @@ def test_what_was_read_for_other_inputs_is_not_run() -> None:
             await asyncio.sleep(0)
 
     with Joined(PuppetRuntime(narrow)) as before, Joined() as after:
-        after._loop.run_until_complete(ask(before, after))
+        after.loop.run_until_complete(ask(before, after))
         assert after.runtime.batches == []
     assert statuses == [503]
     assert b"retry-after: " in heads[0]
@@ -404,7 +404,7 @@ def test_a_reader_that_is_not_needed_is_ended() -> None:
 
     with Joined() as joined:
         service.attach(joined.exchange)
-        joined._loop.run_until_complete(ask(joined))
+        joined.loop.run_until_complete(ask(joined))
     reader.end()
 
 
@@ -419,5 +419,5 @@ def test_what_is_wrong_with_the_reader_is_told(fault: Exception) -> None:
     service = puppet_service(long_bodies=Puppet())
     with Joined(PuppetRuntime()) as joined:
         service.attach(joined.exchange)
-        (answer,) = joined._loop.run_until_complete(asked(joined, service, (lasting(b"{}"), None)))
+        (answer,) = joined.loop.run_until_complete(asked(joined, service, (lasting(b"{}"), None)))
     assert answer[0] == 500

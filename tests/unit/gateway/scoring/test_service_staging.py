@@ -41,7 +41,7 @@ def test_requests_of_one_turn_are_one_batch() -> None:
             for body, respond in zip(bodies, answers, strict=True):
                 service.score_soon(body, None, respond)
 
-        joined._loop.run_until_complete(arrive())
+        joined.loop.run_until_complete(arrive())
         assert joined.runtime.batches == []
         joined.settle()
         assert len(joined.runtime.batches) == 1
@@ -70,7 +70,7 @@ def test_a_large_turn_goes_to_the_device_in_halves(monkeypatch: pytest.MonkeyPat
                 service.score_soon(rows_body([number, 0]), None, respond)
 
         for callers in (answers[:41], answers[41:]):
-            joined._loop.run_until_complete(arrive(callers))
+            joined.loop.run_until_complete(arrive(callers))
             joined.settle()
     assert rung == [20, 21, 35]
     assert [answer.got for answer in answers] == [
@@ -91,7 +91,7 @@ def test_a_caller_who_leaves_in_the_turn_of_its_request_costs_nothing() -> None:
             call.abandon()
             call.abandon()
 
-        joined._loop.run_until_complete(arrive())
+        joined.loop.run_until_complete(arrive())
         joined.settle()
         assert joined.runtime.rows_run == [3]
         assert joined.exchange.leased_rows == 0
