@@ -57,11 +57,6 @@ def device_lost() -> DeviceLost:
     return DeviceLost("The device process ended while it held this request.", retry_after_s=1)
 
 
-def _device_restarting() -> DeviceLost:
-    """Return the error for a request that arrives while the device process restarts."""
-    return DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
-
-
 def _row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
     """Return the error for a row that the device has handed back without an answer."""
     outcome = arena.outcome[number]
@@ -81,16 +76,13 @@ def _row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
     return ModelFailed(error_id=error_id)
 
 
-# The frontend's end of a doorbell: sends the numbers of queued rows, and receives those of done rows.
-#
-# Nothing here blocks. Numbers for which the socket has no room are sent when it is writable again.
-
-
 _READ_BYTES: Final = 1 << 14
 
 
 class Doorbell:
-    """One end of a stream socketpair that carries int32 row numbers in native byte order.
+    """The frontend's end of a stream socketpair that carries int32 row numbers in native byte order.
+
+    Nothing blocks: numbers for which the socket has no room are sent when it is writable again.
 
     Args:
         end: The socket; owned by the doorbell from now on.
@@ -252,17 +244,7 @@ class ArenaExchange(Exchange):
         return done_since(self.arena, self._free, since_ns, most)
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
-        """Queue a request's rows.
-
-        Args:
-            ticket: A new ticket; its `complete` is called when all rows are done or the request has failed.
-            rows: Per input an array of shape `[n, *row_shape]`, n ≥ 1.
-
-        Raises:
-            Overloaded: There are not enough free rows.
-            DeviceLost: The device process has died.
-            InvalidInput: A number does not fit the input's dtype.
-        """
+        """Queue a request's rows."""
         count = len(rows[0])
         if self._ranges:
             check_ranges(self._ranges, rows)
@@ -280,7 +262,7 @@ class ArenaExchange(Exchange):
             raise InvalidInput("A number is too large for the model's input type.") from None
 
     def submit_decoded(self, ticket: Ticket, body: BodyT, decode: Decode[BodyT]) -> None:
-        """Queue the rows of a body, a single one perhaps without a copy; otherwise like `submit`."""
+        """Queue the rows of a body; a single one is decoded into the next free row if that is possible."""
         if self._row_memory is None or not self._free:
             self.submit(ticket, decode(body, None))
             return
@@ -297,11 +279,7 @@ class ArenaExchange(Exchange):
             raise
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
-        """Queue a request whose row is its whole body; otherwise like `submit`.
-
-        Raises:
-            BodyTooLarge: It is longer than a row.
-        """
+        """Queue a request whose row is its whole body."""
         self._lease(ticket, 1)
         (number,) = ticket.row_numbers
         try:
@@ -335,7 +313,7 @@ class ArenaExchange(Exchange):
         return DeadlineExceeded() if self.admission is None else self.admission.missed(lasts_ns, rows)
 
     def sweep(self, now_ns: int) -> None:
-        """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
+        """Fail the requests whose deadline has passed, and return the memory of unused rows."""
         self.slices.sweep(now_ns)
         # Most of the time there are no requests, and this is called many times a second.
         for number in np.flatnonzero(self.arena.deadline_ns <= now_ns).tolist() if self.leased_rows else ():
@@ -376,11 +354,9 @@ class ArenaExchange(Exchange):
 
     def _admit_one(self, ticket: Ticket, rows: Rows | None) -> None:
         """`admit` for one row, without further calls; `rows` is None if it is in the next free row already."""
-        if self.lost:
-            raise _device_restarting()
         free = self._free
-        if not free:
-            raise self.overloaded()
+        if self.lost or not free:
+            self.check_room(1)
         number = free[-1]
         try:
             if rows is not None and self._only_input is not None:
@@ -448,7 +424,7 @@ class ArenaExchange(Exchange):
     def check_room(self, count: int) -> None:
         """Raise Overloaded or DeviceLost if so many rows cannot be leased now."""
         if self.lost:
-            raise _device_restarting()
+            raise DeviceLost("The device process ended; it is being restarted.", retry_after_s=1)
         if len(self._free) < count:
             raise self.overloaded()
 
@@ -554,9 +530,6 @@ class ArenaExchange(Exchange):
             self._on_lost(self)
 
 
-# Requests with more rows than one request may hold at once go through the arena slice by slice.
-
-
 class _Slice(Ticket):
     """Some rows of a large request, from row `start` on."""
 
@@ -597,7 +570,7 @@ class _SlicedTicket:
 
 
 class SlicedTickets:
-    """The large requests of one exchange.
+    """The requests with more rows than one request may hold at once: they go through the arena slice by slice.
 
     A large request has at most two slices in the arena: one that is computed, and one that waits. A slice is an
     eighth of the arena, so the request holds at most a quarter and leaves room for others.
@@ -621,13 +594,7 @@ class SlicedTickets:
         return list(self._sliced)
 
     def start(self, ticket: Ticket, rows: Rows, exchange: ArenaExchange) -> None:
-        """Queue the first two slices, if there is room for two.
-
-        Raises:
-            Overloaded: There is not even room for one slice.
-            DeviceLost: The device process has died.
-            FloatingPointError: A number does not fit the input's dtype.
-        """
+        """Queue the first two slices, or one if there is no room for two; raises what `ArenaExchange.admit` does."""
         exchange.check_room(self._slice_rows)
         specs = exchange.signature.inputs
         # All rows are converted now: a number that does not fit must not be found when half of the rows have been

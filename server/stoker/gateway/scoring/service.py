@@ -183,13 +183,17 @@ _GROWTH: Final = 4
 class LargerRows:
     """The exchanges of a service whose rows were too small, and the requests that wait for larger ones.
 
+    The length of answers of a model of free sizes is known only once it has computed one. Rows are sparse, so room
+    costs address space and no memory: an arena begins with room for usual answers, and is replaced by one with four
+    times as much when an answer has not fitted.
+
     Args:
-        ask: Asks for a replacement of an exchange, with room for answers of so many bytes; None if nobody can be
-            asked.
+        request: Asks the supervisor to replace an exchange by one with room for answers of so many bytes; None if
+            rows cannot grow.
     """
 
-    def __init__(self, ask: Callable[[Exchange, int], None] | None = None) -> None:
-        self._ask = ask
+    def __init__(self, request: Callable[[Exchange, int], None] | None = None) -> None:
+        self._request = request
         self._waiting: dict[Exchange, list[tuple[Call, bytes]]] = {}
         self._replaced: dict[Exchange, Exchange] = {}
 
@@ -203,23 +207,18 @@ class LargerRows:
         """Whether no request waits or is in a replaced exchange."""
         return not self._waiting and all(exchange.idle for exchange in self._replaced)
 
-    def take(self, call: Call, exchange: Exchange) -> bool:
-        """Run a request again whose answer has not fitted.
+    def run_again(self, call: Call, exchange: Exchange) -> bool:
+        """Run a request again whose answer has not fitted; to be called within its `complete`.
 
-        Args:
-            call: The request, within its `complete`.
-
-        Returns:
-            False if there cannot be larger rows, or the model keeps what the request has changed in it: the request
-            is as it was.
+        False if there cannot be larger rows, or the model keeps state that the request has changed.
         """
         signature = exchange.signature
         size_bytes = _GROWTH * signature.outputs[0].row_bytes
-        if self._ask is None or signature.takes != "tensors" or size_bytes > _MAX_ANSWER_BYTES:
+        if self._request is None or signature.takes != "tensors" or size_bytes > _MAX_ANSWER_BYTES:
             return False
         if exchange not in self._replaced and exchange not in self._waiting:
             self._waiting[exchange] = []
-            self._ask(exchange, size_bytes)
+            self._request(exchange, size_bytes)
         if signature.keeps_state:
             # Later ones find room.
             return False
@@ -243,11 +242,7 @@ class LargerRows:
                 call.resubmit(new, body)
 
     def disconnect(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
-        """Record that the device process of an exchange has ended; no replacement will come.
-
-        Returns:
-            The requests that have waited for that, and their bodies.
-        """
+        """Return the requests, with their bodies, that have waited for the replacement of a lost exchange."""
         self._replaced.pop(exchange, None)
         return self._waiting.pop(exchange, [])
 
@@ -289,13 +284,22 @@ class Service(ServiceBase):
         limits: Limits,
         **options: Unpack[ServiceOptions],
     ) -> None:
-        self.facts, self.access, self.metrics = facts, access, metrics
-        self.name, self.version = facts.name, facts.version
-        self.timeout_ns, self.by_target = limits.timeout_ms * 1_000_000, limits.by_target
-        self.max_body_bytes, self.urgency, self.quotas = limits.max_body_bytes, limits.urgency, limits.quotas
-        self.images, self.collector = options.get("images"), options.get("collector")
+        self.facts = facts
+        self.name = facts.name
+        self.version = facts.version
+        self.access = access
+        self.metrics = metrics
+        self.timeout_ns = limits.timeout_ms * 1_000_000
+        self.by_target = limits.by_target
+        self.max_body_bytes = limits.max_body_bytes
+        self.urgency = limits.urgency
+        self.quotas = limits.quotas
+        self.images = options.get("images")
+        self.collector = options.get("collector")
         self.non_finite: NonFinite = options.get("non_finite", WORDS)
-        self._long_bodies, self._beside = options.get("long_bodies"), set[Call]()
+        self._long_bodies = options.get("long_bodies")
+        self._decoding: set[Call] = set()
+        """The calls whose long bodies are decoded beside the event loop."""
         self.signature: Signature | None = None
         self.exchanges: list[Exchange] = []
         self.exchange: Exchange | None = None
@@ -306,8 +310,12 @@ class Service(ServiceBase):
         self.cache: AnswerCache | None = None
         self.codecs: dict[type, Any] = {}
         self.call_type: type[Call] = Call
-        self._staged, self._turns = list[StagedCall](), options.get("turns", DecodeQueue())
-        self.arriving, self._long_bytes, self._turn_comes = 0, 0, False
+        self.arriving = 0
+        """How many bodies of requests for it are being received."""
+        self._staged: list[StagedCall] = []
+        self._turns = options.get("turns", DecodeQueue())
+        self._long_bytes = 0
+        self._turn_comes = False
 
     @property
     def script(self) -> ScriptForm | None:
@@ -326,7 +334,7 @@ class Service(ServiceBase):
             not self.arriving
             and not self._staged
             and not self._turns
-            and not self._beside
+            and not self._decoding
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
             and self.larger_rows.idle
@@ -378,7 +386,7 @@ class Service(ServiceBase):
             return self.run_elsewhere(call)
         if not isinstance(error, OutputTooLarge):
             return False
-        return self.larger_rows.take(call, call.exchange)
+        return self.larger_rows.run_again(call, call.exchange)
 
     def run_elsewhere(self, call: Call, body: bytes | None = None) -> bool:
         """Run a request again whose device process has died.
@@ -404,11 +412,11 @@ class Service(ServiceBase):
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
-        for call in (*(call for call, *_ in self._turns), *self._beside):
+        for call in (*(call for call, *_ in self._turns), *self._decoding):
             if call.is_awaited and call.deadline_ns <= now_ns:
                 call.refuse(call.timeout_error(begun=False))
             if not call.is_awaited and self._long_bodies is not None:
-                self._beside.discard(call)
+                self._decoding.discard(call)
                 self._long_bodies.forget(call)
         for exchange in (*self.exchanges, *self.larger_rows.exchanges):
             exchange.sweep(now_ns)
@@ -542,7 +550,7 @@ class Service(ServiceBase):
             if len(body) > LONG_BODY_BYTES:
                 call.check_quota()
             if beside is not None and dialect.blocks_on_long(self, body, head):
-                self._beside.add(call)
+                self._decoding.add(call)
                 reader = dialect.unlocked_decoder(body)
                 beside.read(call, body, head, partial(self._go_on, call, exchange.signature), reader)
             else:
@@ -554,7 +562,7 @@ class Service(ServiceBase):
 
     def _go_on(self, call: Call, read_for: Signature, read: Parcel | Rows | BaseException) -> None:
         """Submit the decoded content of a long body, unless a pipeline was joined with other models meanwhile."""
-        self._beside.discard(call)
+        self._decoding.discard(call)
         if not call.is_awaited:
             return
         exchange = self.choose()
