@@ -225,8 +225,8 @@ class InProcessServer:
         service = puppet_pipeline(pipeline, self.gateway.models, self.memory, slot)
         service.timeout_ns = max(one.timeout_ns for one in self.gateway.services.values())
         service.max_body_bytes = MAX_BODY_BYTES
-        service.look()
-        self.gateway.route(pipeline.name, service.standing(slot))
+        service.refresh()
+        self.gateway.route(pipeline.name, service.served_model(slot))
 
     def _attach(self, service: Service, runtime: Runtime) -> None:
         fd = Arena.create(runtime.signature, 64)

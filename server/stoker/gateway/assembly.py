@@ -1,4 +1,4 @@
-"""Builds a frontend's services from what the supervisor says about the versions of models, and about pipelines."""
+"""Builds a frontend's services from the supervisor's messages about versions of models and about pipelines."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class _Frontend:
         try:
             received = self._channel.receive()
         except OSError as error:
-            logger.error("ending: %s", error)  # noqa: TRY400  # its successor is told everything anew
+            logger.error("ending: %s", error)  # noqa: TRY400  # the supervisor starts a successor
             self._channel_failed = True
             received = None
         if received is None:
@@ -156,7 +156,7 @@ class _Frontend:
                 assert gateway.administration is not None, "made with the gateway"
                 gateway.administration.accept_reply(message)
             case Sampling():
-                assert gateway.observers is not None, "it is told only where requests are traced"
+                assert gateway.observers is not None, "sent only where requests are traced"
                 gateway.observers.set_sampling(message)
             case LogSettings():
                 change_log_settings(message)
@@ -272,7 +272,7 @@ class _Frontend:
         self._page.set_large_bodies(self._bodies.held_bytes, self._bodies.total_bytes)
         self._roster.sweep()
         if self._gateway is not None and self._gateway.quotas is not None:
-            self._gateway.quotas.look()
+            self._gateway.quotas.refresh()
 
     def _give_back(self, leftovers: TrimSchedule) -> None:
         self._loop.call_later(_LOOK_S, self._give_back, leftovers)
@@ -325,7 +325,7 @@ def _tell(roster: ServiceManager, message: Serve | Route | VerdictChanged | Reti
         case Retire(number):
             roster.retire(number)
         case DetachReplica(generation):
-            # Usually the end of the doorbell has said so already, but a process that the device process had forked
+            # Usually the doorbell has ended already, but a process that the device process had forked
             # can hold it open.
             roster.detach(generation)
 
@@ -394,7 +394,7 @@ def _create_peers(start: StartFrontend, memory: MetricMemory, fds: list[int]) ->
 
 
 def _create_quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quotas | None:
-    """The quotas of callers with limits; None where callers are not told apart."""
+    """The quotas of callers with limits; None where no caller has a key."""
     if not server.auth and not server.token_auth:
         return None
     known = KnownCallers(server.keys_dir, memory.key_changes)

@@ -177,7 +177,7 @@ class Gateway:
         self.notify_readiness()
 
     def report_refusal(self, service: Service, headers: Mapping[bytes, bytes], error: StokerError) -> None:
-        """Count a request that is refused before it is scored, and tell the observers."""
+        """Count a request that is refused before it is scored, and notify the observers."""
         service.count_refusal(error)
         if self.observers is not None:
             self.observers.record_refusal(service, ids_of_refused(headers), error)
@@ -224,14 +224,14 @@ class Gateway:
                 _check_loaded(f"'{meant}'", model.versions[model.default])
         if name is not None:
             raise UnknownService(
-                f"There is no service {quoted(name)}{self._told('; served here: ', self.services)}."
+                f"There is no service {quoted(name)}{self._listed('; served here: ', self.services)}."
             )
         if self.services:
-            which = self._told(" with one of: ", self.services)
+            which = self._listed(" with one of: ", self.services)
             raise UnknownService(f"Several services are here, use {SERVICE_PATH}<name>/score{which}.")
         raise UnknownService("No service is here now: none is loaded.")
 
-    def _told(self, before: str, names: Iterable[str]) -> str:
+    def _listed(self, before: str, names: Iterable[str]) -> str:
         """Names of models for the end of a message; empty where only callers with a key may know them."""
         return "" if self.metadata_need_key else before + ", ".join(names)
 
@@ -244,11 +244,11 @@ class Gateway:
         """
         if self.traffic is None:
             return self.service(None)
-        shares, asked = self.traffic.endpoint.shares, headers.get(DEPLOYMENT_HEADER)
-        if asked is not None:
-            name = asked.decode("latin-1")
+        shares, requested = self.traffic.endpoint.shares, headers.get(DEPLOYMENT_HEADER)
+        if requested is not None:
+            name = requested.decode("latin-1")
             if name not in shares:
-                there = self._told("; there are: ", shares)
+                there = self._listed("; there are: ", shares)
                 raise UnknownService(f"There is no deployment {quoted(name)} of the endpoint{there}.")
             return self.service(name)
         served = next((self.services[name] for name in shares if name in self.services), None)
@@ -259,7 +259,7 @@ class Gateway:
         if chosen is None:
             raise UnknownService(
                 "No deployment has a share of the endpoint's requests; name one with the header "
-                f"{DEPLOYMENT_HEADER.decode()}{self._told(': ', shares)}."
+                f"{DEPLOYMENT_HEADER.decode()}{self._listed(': ', shares)}."
             )
         if chosen not in self.services:
             raise NotReady(f"The deployment {chosen} is not served now.", retry_after_s=1)

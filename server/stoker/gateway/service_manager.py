@@ -48,7 +48,7 @@ _PATIENCE_NS: Final = 30_000_000_000
 
 
 @dataclass(slots=True)
-class _Leaving:
+class _Retiring:
     """A service that gets no new requests; `until_ns` is when its last requests are failed."""
 
     number: int
@@ -57,7 +57,7 @@ class _Leaving:
 
 
 class ServiceManager:
-    """The services that a frontend has been told to serve."""
+    """The services of a frontend, as the supervisor creates, attaches, routes and retires them."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class ServiceManager:
         self._on_outgrown = on_outgrown
         self._services: dict[int, Service] = {}
         self._pipelines: list[PipelineService] = []
-        self._leaving: list[_Leaving] = []
-        self._troubled: WeakSet[Service] = WeakSet()
+        self._retiring: list[_Retiring] = []
+        self._failing: WeakSet[Service] = WeakSet()
         self._samples: dict[int, Samples] = {}
         """Sampled requests by the number of their service, kept for comparing versions."""
         self._deployments: dict[int, Deployment] = {}
@@ -106,7 +106,7 @@ class ServiceManager:
         if gateway.observers is not None:
             gateway.observers.observe(service)
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
-        service.larger_rows = LargerRows(self._ask_larger)
+        service.larger_rows = LargerRows(self._request_larger)
         service.load_reports = LoadReports(self._gateway.metrics, deployment.slot)
         self._services[deployment.number] = service
         self._deployments[deployment.number] = deployment
@@ -122,17 +122,17 @@ class ServiceManager:
         service.draining, service.closes = gateway.draining, gateway.closes
         service.load_reports = PipelineLoadReports(gateway.metrics, rules.slot, lambda: service.models)
         self._pipelines.append(service)
-        # First in the list: a pipeline must know its models' state before others are told what is ready.
-        gateway.on_readiness.append(partial(self._look_at, service, rules.slot))
-        self._look_at(service, rules.slot)
+        # First in the list: a pipeline must know its models' state before others read what is ready.
+        gateway.on_readiness.append(partial(self._refresh_pipeline, service, rules.slot))
+        self._refresh_pipeline(service, rules.slot)
 
-    def _look_at(self, service: PipelineService, slot: int) -> None:
+    def _refresh_pipeline(self, service: PipelineService, slot: int) -> None:
         """Join a pipeline again after the models of its steps may have changed."""
-        changed = service.look()
+        changed = service.refresh()
         if self._gateway.observers is not None:
             self._gateway.observers.observe(service)
         if changed or service.name not in self._gateway.models:
-            self._gateway.route(service.name, service.standing(slot))
+            self._gateway.route(service.name, service.served_model(slot))
 
     async def compare(self, question: Compare) -> Comparison:
         """Run the sampled requests of a version, or the one in a file, through it and another version."""
@@ -187,7 +187,7 @@ class ServiceManager:
         service = self._services.get(number)
         if service is None and generation in self._exchanges:
             # A retiring service may still need larger rows to answer its last requests.
-            service = next((one.service for one in self._leaving if one.number == number), None)
+            service = next((one.service for one in self._retiring if one.number == number), None)
         if service is None:
             os.close(arena_fd)
             os.close(doorbell_fd)
@@ -226,7 +226,7 @@ class ServiceManager:
             self._on_retired(number)
             return
         until_ns = time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS
-        self._leaving.append(_Leaving(number, service, until_ns))
+        self._retiring.append(_Retiring(number, service, until_ns))
 
     def sweep(self) -> None:
         """Fail late requests, flush counters, and remove idle services that retire; call this every few dozen ms."""
@@ -239,18 +239,18 @@ class ServiceManager:
             except Exception:
                 # The other services must be swept all the same. The error would repeat many times a second, so it
                 # is logged once.
-                if service not in self._troubled:
+                if service not in self._failing:
                     logger.exception("looking after %s version %s failed", service.name, service.version)
-                self._troubled.add(service)
+                self._failing.add(service)
         for number, samples in self._samples.items():
             samples.collect(self._services[number].exchanges, now_ns)
         for name, shadows in self._shadows.items():
             self._copy(name, shadows)
-        for leaving in list(self._leaving):
-            service = leaving.service
-            if (service.idle and not self._arriving(service)) or now_ns >= leaving.until_ns:
-                self._leaving.remove(leaving)
-                self._dismiss(leaving)
+        for retiring in list(self._retiring):
+            service = retiring.service
+            if (service.idle and not self._arriving(service)) or now_ns >= retiring.until_ns:
+                self._retiring.remove(retiring)
+                self._dismiss(retiring)
 
     def _copy(self, name: str, shadows: Mapping[str, Shadow]) -> None:
         """Run copies of requests on the shadow versions."""
@@ -321,14 +321,14 @@ class ServiceManager:
     def _all(self) -> Iterator[Service]:
         yield from self._services.values()
         yield from self._pipelines
-        yield from (leaving.service for leaving in self._leaving)
+        yield from (retiring.service for retiring in self._retiring)
 
-    def _ask_larger(self, exchange: Exchange, answer_bytes: int) -> None:
+    def _request_larger(self, exchange: Exchange, answer_bytes: int) -> None:
         generation = next(number for number, known in self._exchanges.items() if known is exchange)
         self._on_outgrown(generation, answer_bytes)
 
-    def _dismiss(self, leaving: _Leaving) -> None:
-        service = leaving.service
+    def _dismiss(self, retiring: _Retiring) -> None:
+        service = retiring.service
         for generation, exchange in list(self._exchanges.items()):
             if exchange in service.exchanges:
                 del self._exchanges[generation]
@@ -336,11 +336,11 @@ class ServiceManager:
         service.metrics.flush()
         service.metrics.set_in_flight_rows(0)
         if service.collector is None:
-            self._on_retired(leaving.number)
+            self._on_retired(retiring.number)
             return
         # It still writes to the disk, and counts in a slot of the metrics that another service may get.
         closed = asyncio.get_running_loop().run_in_executor(None, service.collector.close, _FLUSH_S)
-        closed.add_done_callback(lambda _: self._on_retired(leaving.number))
+        closed.add_done_callback(lambda _: self._on_retired(retiring.number))
 
 
 def _split(route: Route, known: Split | None) -> Split | None:

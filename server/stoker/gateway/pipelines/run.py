@@ -50,13 +50,13 @@ class StepCall(Call):
     request to the pipeline has claimed its rows already.
 
     Attributes:
-        given: The outputs of the model by name. Valid during the callback, and longer unless `lent`.
-        lent: Whether the outputs are views of rows that are reused afterwards.
+        outputs_by_name: The outputs of the model by name. Valid during the callback, and longer unless `are_views`.
+        are_views: Whether the outputs are views of rows that are reused afterwards.
     """
 
     whole: Call
-    given: Mapping[str, np.ndarray]
-    lent = False
+    outputs_by_name: Mapping[str, np.ndarray]
+    are_views = False
     failure: StokerError | None = None
 
     @property
@@ -69,9 +69,9 @@ class StepCall(Call):
         self.failure = error
         super().refuse(error)
 
-    def deliver(self, outputs: Mapping[str, np.ndarray], *, lent: bool) -> None:
+    def deliver(self, outputs: Mapping[str, np.ndarray], *, are_views: bool) -> None:
         """Pass the outputs on to the whole request."""
-        self.given, self.lent = outputs, lent
+        self.outputs_by_name, self.are_views = outputs, are_views
         self.answer_bare()
 
 
@@ -85,17 +85,17 @@ class _StepDialect(Dialect):
 
     def complete(self, call: Call) -> None:
         """Pass the outputs on."""
-        assert isinstance(call, StepCall), "nobody else speaks this"
-        lent = call.exchange.signature.takes == "rows" and call.rows == 1 and call.sliced is None
-        call.deliver(named_outputs(call), lent=lent)
+        assert isinstance(call, StepCall), "only steps have this dialect"
+        are_views = call.exchange.signature.takes == "rows" and call.rows == 1 and call.sliced is None
+        call.deliver(named_outputs(call), are_views=are_views)
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
         """Pass each call its row of the only output."""
         name = calls[0].exchange.signature.outputs[0].name
         for index, call in enumerate(calls):
-            assert isinstance(call, StepCall), "nobody else speaks this"
+            assert isinstance(call, StepCall), "only steps have this dialect"
             try:
-                call.deliver({name: rows[index : index + 1]}, lent=False)
+                call.deliver({name: rows[index : index + 1]}, are_views=False)
             except Exception as error:  # noqa: BLE001  # must not reach the other requests
                 call.refuse_for_fault(error)
 
@@ -109,19 +109,19 @@ _KINDS: dict[tuple[type[Call], bool], type[StepCall]] = {}
 
 
 def create_step_call(
-    service: Service, whole: Call, inputs: Mapping[str, np.ndarray], tell: Callable[[StepCall], None]
+    service: Service, whole: Call, inputs: Mapping[str, np.ndarray], on_end: Callable[[StepCall], None]
 ) -> StepCall:
     """Make the call of a step to its model's service; it is then submitted by `Service.submit`.
 
     Args:
         whole: The pipeline's request, whose caller, tier and deadline the step has.
-        tell: Called once when the step has its outputs or has failed.
+        on_end: Called once when the step has its outputs or has failed.
     """
     span = whole.span if isinstance(whole, ObservedCall) else None
     kind = _kind_of(service.call_type, traced=span is not None)
     parent = span or whole.ids.span
     ids = RequestIds(whole.ids.request_id, traceparent=b"" if parent is None else parent.traceparent)
-    call = kind(service, ids, lambda *_: tell(call), time.monotonic_ns(), _ARRAYS)
+    call = kind(service, ids, lambda *_: on_end(call), time.monotonic_ns(), _ARRAYS)
     call.whole, call.context = whole, inputs
     if whole.urgency is not None:
         # The whole request has claimed its rows.
@@ -217,7 +217,7 @@ class PipelineRun:
     def proceed(self) -> None:
         """Allow `on_end` to be called; if all answers came from caches, this calls it at once."""
         self._starting = False
-        self._go_on(self.tensors, lent=True)
+        self._proceed(self.tensors, are_views=True)
 
     def stop(self) -> None:
         """Cancel the steps that have not started."""
@@ -244,7 +244,7 @@ class PipelineRun:
             self._check(step, inputs)
             for tensor in set(takes.values()):
                 self._left[tensor] -= 1
-            call = create_step_call(service, self.whole, inputs, partial(self._take, step))
+            call = create_step_call(service, self.whole, inputs, partial(self._accept, step))
             self._calls.append(call)
             service.submit(call, b"", None)
             if call.is_awaited and not call.submitted:
@@ -272,30 +272,32 @@ class PipelineRun:
         if tensors is not None and tensors.batched and len({len(array) for array in inputs.values()}) > 1:
             raise InvalidInput("its inputs are given different numbers of rows")
 
-    def _take(self, step: int, call: StepCall) -> None:
+    def _accept(self, step: int, call: StepCall) -> None:
         """Take the outputs of a step or its error; whatever is raised here would leave the request unanswered."""
         try:
             if call.failure is None:
-                self._take_outputs(step, call)
+                self._accept_outputs(step, call)
             else:
                 self._fail(step, call.failure)
         except Exception as error:
             logger.exception("the outputs of a step of a pipeline could not be taken")
             self._fail(step, unexpected_error(error))
 
-    def _take_outputs(self, step: int, call: StepCall) -> None:
+    def _accept_outputs(self, step: int, call: StepCall) -> None:
         """Take the outputs of a step, and start the steps that waited for it alone."""
         queue_ns = call.started_ns - call.enqueued_ns - call.turn_ns
         self.times[step] = StepTimes(queue_ns, call.turn_ns, call.finished_ns - call.started_ns)
-        given = {tensor: call.given[name] for name, tensor in self._joined.links[step].gives.items()}
-        call.given = {}
+        given = {
+            tensor: call.outputs_by_name[name] for name, tensor in self._joined.links[step].gives.items()
+        }
+        call.outputs_by_name = {}
         self.tensors.update(given)
         ready = self._progress.finish(step)
         self._causes.update(dict.fromkeys(ready, step))
         self._begin_all(ready)
-        self._go_on(given, lent=call.lent)
+        self._proceed(given, are_views=call.are_views)
 
-    def _go_on(self, given: Mapping[str, np.ndarray], *, lent: bool) -> None:
+    def _proceed(self, given: Mapping[str, np.ndarray], *, are_views: bool) -> None:
         """End the request, or keep the new tensors that later steps need."""
         if self._starting or self.error is not None:
             return
@@ -305,7 +307,7 @@ class PipelineRun:
         for tensor, array in list(given.items()):
             if not self._left[tensor]:
                 self.tensors.pop(tensor, None)
-            elif lent:
+            elif are_views:
                 self.tensors[tensor] = array.copy()
 
     def _fail(self, step: int, error: StokerError) -> None:
@@ -316,9 +318,9 @@ class PipelineRun:
                 self._end()
 
     def _end(self) -> None:
-        on_end, self._on_end = self._on_end, _nobody
+        on_end, self._on_end = self._on_end, _ignore_end
         on_end(self)
 
 
-def _nobody(run: PipelineRun) -> None:
+def _ignore_end(run: PipelineRun) -> None:
     """Called in place of `on_end` when the end has been reported already."""

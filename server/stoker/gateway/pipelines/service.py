@@ -47,8 +47,8 @@ class PipelineLoadReports(LoadReports):
     def line(self, form: LoadFormat) -> bytes:
         """Return the header line."""
         reports = [service.load_reports for service in self._models() if service.load_reports is not None]
-        told = [(one.line(form), one.utilization) for one in reports]
-        return max(told, key=lambda pair: pair[1])[0] if told else super().line(form)
+        lines = [(one.line(form), one.utilization) for one in reports]
+        return max(lines, key=lambda pair: pair[1])[0] if lines else super().line(form)
 
 
 _TIMED: Final = b"step-%s;dur=%.3f"
@@ -195,7 +195,7 @@ class PipelineService(Service):
 
     Attributes:
         joined: The definition joined with its models, as they were when all were last available; None before that.
-        trouble: Why it cannot be scored now; empty if it can.
+        unready_reason: Why it cannot be scored now; empty if it can.
     """
 
     joined: JoinedPipeline | None
@@ -214,7 +214,7 @@ class PipelineService(Service):
     ) -> None:
         super().__init__(facts, access, metrics, limits, **options)
         self.call_type = PipelineCall
-        self.pipeline, self.joined, self.trouble = pipeline, None, ""
+        self.pipeline, self.joined, self.unready_reason = pipeline, None, ""
         self._models, self._clock_ns = models, clock_ns
         self._steps: list[Service | None] = [None] * len(pipeline.steps)
         self._is_broken = False
@@ -224,46 +224,48 @@ class PipelineService(Service):
         super().attach(exchange)
         self.call_type = PipelineCall
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Join the pipeline with the models that are served now; to be called when those may have changed.
 
-        Returns whether `trouble` has changed.
+        Returns whether `unready_reason` has changed.
         """
-        before = self.trouble
-        self._is_broken, self.trouble = False, ""
+        before = self.unready_reason
+        self._is_broken, self.unready_reason = False, ""
         self._steps = [self._served(step) for step in self.pipeline.steps]
         try:
             joined = self._join()
         except NotReady as error:
-            self.trouble = str(error)
+            self.unready_reason = str(error)
         except InvalidSettings as error:
-            self._is_broken, self.trouble = True, str(error)
-        if self.exchange is not None and (self.trouble or joined is not self.joined):
+            self._is_broken, self.unready_reason = True, str(error)
+        if self.exchange is not None and (self.unready_reason or joined is not self.joined):
             self.detach(self.exchange)
-        if not self.trouble:
+        if not self.unready_reason:
             self.joined = joined
             if self.exchange is None:
                 target, following = partial(self._target, joined), partial(self._next, joined)
                 self.attach(PipelineExchange(joined, target, following, self._clock_ns))
         self.metrics.set_ready_replicas(int(self.ready))
-        return self.trouble != before
+        return self.unready_reason != before
 
     @property
     def models(self) -> list[Service]:
         """The models of its steps that are served."""
         return [service for service in self._steps if service is not None]
 
-    def standing(self, slot: int) -> ServedModel:
+    def served_model(self, slot: int) -> ServedModel:
         """The state that callers see; for a pipeline that needs an operator's action, why it is not served."""
         if not self._is_broken:
             version = ServedVersion(VersionStatus(slot, "AVAILABLE"), self)
         else:
-            version = ServedVersion(VersionStatus(slot, "END", self.trouble, NotReady.code))
+            version = ServedVersion(VersionStatus(slot, "END", self.unready_reason, NotReady.code))
         return ServedModel({NUMBER: version}, NUMBER)
 
     def not_ready(self) -> NotReady:
         """Return the error for requests while a model of a step is not available; it names the step."""
-        return NotReady(f"{self.name} is not ready: {self.trouble or 'it is loading'}.", retry_after_s=1)
+        return NotReady(
+            f"{self.name} is not ready: {self.unready_reason or 'it is loading'}.", retry_after_s=1
+        )
 
     def run_again(self, call: Call, error: StokerError) -> bool:
         """Always False: the models of the steps have repeated what may be repeated."""

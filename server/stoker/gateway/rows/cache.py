@@ -175,7 +175,7 @@ class CachedExchange(ArenaExchange):
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Answer a request whose row is its whole body, or queue it; see `Exchange.submit_body`."""
         since_ns = self._clock_ns()
-        asked: bytes | memoryview = body
+        content: bytes | memoryview = body
         if self._takes_bodies:
             request = ScriptRequest.unpack(bytes(body))
             if request.head is not None:
@@ -183,8 +183,8 @@ class CachedExchange(ArenaExchange):
                 self._check_taken(ticket)
                 super().submit_body(ticket, body)
                 return
-            asked = request.body
-        key = self._cache.key_of_body(asked)
+            content = request.body
+        key = self._cache.key_of_body(content)
         if not self._answered(ticket, key, since_ns):
             self._check_taken(ticket)
             super().submit_body(ticket, body)

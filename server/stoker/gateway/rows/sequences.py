@@ -56,7 +56,7 @@ class SequenceExchange(ArenaExchange):
 
     A request's answer is never ambiguous: one that is answered has been run once, and one that gets an error has
     changed no state. So no request is repeated after its device process has died, and none is failed as late before
-    the device has said whether it ran.
+    the device has reported whether it ran.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class SequenceExchange(ArenaExchange):
         if len(rows[0]) != 1:
             raise InvalidInput(f"A request of a sequence has one row, not {len(rows[0])}.")
         words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.name)
-        self._replicas.find(words).queue_step(ticket, [*rows, *self._said(step, words)])
+        self._replicas.find(words).queue_step(ticket, [*rows, *self._sequence_columns(step, words)])
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Queue a request whose row is its whole body; otherwise like `submit`.
@@ -91,21 +91,21 @@ class SequenceExchange(ArenaExchange):
         """
         step = _step_of(ticket)
         words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.name)
-        self._replicas.find(words).queue_body(ticket, body, self._said(step, words))
+        self._replicas.find(words).queue_body(ticket, body, self._sequence_columns(step, words))
 
     def queue_step(self, ticket: Ticket, rows: Rows) -> None:
         """Queue a row here; its sequence columns stand behind its inputs."""
         super().submit(ticket, rows)
 
-    def queue_body(self, ticket: Ticket, body: bytes | memoryview, said: Rows) -> None:
+    def queue_body(self, ticket: Ticket, body: bytes | memoryview, columns: Rows) -> None:
         """Queue a body here; its sequence columns stand behind it."""
         super().submit_body(ticket, body)
         (number,) = ticket.row_numbers
-        # The device is told of the row at the end of the loop's turn.
-        for stored, values in zip(self.arena.inputs[-len(said) :], said, strict=True):
+        # The device is notified of the row at the end of the loop's turn.
+        for stored, values in zip(self.arena.inputs[-len(columns) :], columns, strict=True):
             stored[number] = values[0]
 
-    def _said(self, step: SequenceStep, words: tuple[int, int, int]) -> list[np.ndarray]:
+    def _sequence_columns(self, step: SequenceStep, words: tuple[int, int, int]) -> list[np.ndarray]:
         """The sequence columns of a row."""
         named = [np.array([words])]
         return [_id_row(step, self._id_dtype), *named] if self._id_dtype else named

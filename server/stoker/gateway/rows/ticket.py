@@ -141,7 +141,7 @@ class Ticket:
         row_numbers: Its rows in the arena; not set for a request that is sliced.
         rows_left: How many of them the device has not handed back.
         sliced: Its answer, if it was sliced or did not have to be run.
-        urgency: Caller and urgency; None where neither is told.
+        urgency: Caller and urgency; None where all requests have the same.
     """
 
     __slots__ = (

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_URGENCY", "REFRESH_NS", "Quota", "Quotas", "Urgency"]
 
 REFRESH_NS: Final = 50_000_000
-"""How often all buckets are updated even without requests; see `Quotas.look`."""
+"""How often all buckets are updated even without requests; see `Quotas.refresh`."""
 _SLACK_NS: Final = 2 * REFRESH_NS
 """How much longer a caller has to wait because other frontends may know less of what has flowed in."""
 _MS_NS: Final = 1_000_000
 _S_NS: Final = 1_000_000_000
 _ROWS: Final = "rows"
 _DEVICE_MS: Final = "device-ms"
-_TOLD: Final = (200, 413, 429)
-"""Statuses whose answers tell the caller's limits."""
+_REPORTED: Final = (200, 413, 429)
+"""Statuses whose answers report the caller's limits."""
 
 
 class Quota:
@@ -66,7 +66,7 @@ class Quota:
     def change(self, terms: CallerTerms) -> None:
         """Apply changed limits; a limit that is new begins with a full bucket."""
         now_ns = self._clock_ns()
-        self.look(now_ns, self._usage.rows(self.terms.number), self._usage.device_ns(self.terms.number))
+        self.refresh(now_ns, self._usage.rows(self.terms.number), self._usage.device_ns(self.terms.number))
         if terms.number != self.terms.number:
             self._buckets.clear()
         self._set(terms, self._usage.rows(terms.number), self._usage.device_ns(terms.number))
@@ -86,7 +86,7 @@ class Quota:
         self.terms = terms
         self._policy = _policy_line(self._buckets.items(), terms.burst_s)
 
-    def look(self, now_ns: int, rows: int, device_ns: int) -> None:
+    def refresh(self, now_ns: int, rows: int, device_ns: int) -> None:
         """Update the buckets from what the caller has used by now, in rows and device time."""
         for kind, bucket in self._buckets.items():
             bucket.update(now_ns, rows if kind == _ROWS else device_ns / _MS_NS)
@@ -97,7 +97,7 @@ class Quota:
         Raises:
             QuotaExceeded: The caller's limit is reached.
         """
-        self._look()
+        self._refresh()
         waits_ns = {kind: bucket.wait_ns(kind == _ROWS) for kind, bucket in self._buckets.items()}
         if any(waits_ns.values()):
             self._refuse(
@@ -114,7 +114,7 @@ class Quota:
             QuotaExceeded: Too few rows are left now, or the device time is used up.
             RequestOverQuota: The request has more rows than the bucket ever holds.
         """
-        self._look()
+        self._refresh()
         bucket = self._buckets.get(_ROWS)
         if bucket is not None and rows > bucket.size:
             raise RequestOverQuota(
@@ -131,8 +131,8 @@ class Quota:
             self._counts.count_rows(self.terms.number, rows)
 
     def lines(self, status: int) -> bytes:
-        """The header lines that tell a caller their limits, for an answer with this status."""
-        if status not in _TOLD:
+        """The header lines that report a caller's limits, for an answer with this status."""
+        if status not in _REPORTED:
             return b""
         most_s = self._refused_s if status == QuotaExceeded.status else None
         items = []
@@ -143,11 +143,11 @@ class Quota:
             items.append(f'"{kind}";r={max(0, int(bucket.level))};t={until_s}')
         return b"%bratelimit: %b\r\n" % (self._policy, ", ".join(items).encode())
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         caller = self.terms.number
         rows = self._usage.rows(caller) if _ROWS in self._buckets else 0
         device_ns = self._usage.device_ns(caller) if _DEVICE_MS in self._buckets else 0
-        self.look(self._clock_ns(), rows, device_ns)
+        self.refresh(self._clock_ns(), rows, device_ns)
 
     def _refuse(self, waits_ns: dict[str, int]) -> None:
         kind = max(waits_ns, key=waits_ns.__getitem__)
@@ -178,9 +178,9 @@ class Quotas:
         self._usage, self._counts, self._clock_ns = usage, counts, clock_ns
         self._slack_ns = _SLACK_NS if several else 0
         self._quotas: dict[str, Quota] = {}
-        self._looked_ns = 0
+        self._refreshed_ns = 0
         self._rows, self._device_ns = usage.all_rows(), usage.all_device_ns()
-        """What callers had used at the last look: a key that is new now was unknown then."""
+        """What callers had used at the last refresh: a key that is new now was unknown then."""
 
     def of(self, terms: CallerTerms) -> Quota | None:
         """The quota of a caller; None for a caller without limits."""
@@ -212,7 +212,7 @@ class Quotas:
         for terms in limited.values():
             self.of(terms)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Follow changes of the named keys and, at intervals, update all buckets; to be called often.
 
         The error in a frontend's view of a bucket is at most what flows in between two looks.
@@ -221,16 +221,16 @@ class Quotas:
         if callers is not None:
             self._follow(callers)
         now_ns = self._clock_ns()
-        if now_ns < self._looked_ns + REFRESH_NS:
+        if now_ns < self._refreshed_ns + REFRESH_NS:
             return
-        self._looked_ns = now_ns
+        self._refreshed_ns = now_ns
         self._usage.include_new_processes()
         self._rows, self._device_ns = self._usage.all_rows(), self._usage.all_device_ns()
         if not self._quotas:
             return
         rows, device_ns = self._rows.tolist(), self._device_ns.tolist()
         for quota in self._quotas.values():
-            quota.look(now_ns, rows[quota.terms.number], device_ns[quota.terms.number])
+            quota.refresh(now_ns, rows[quota.terms.number], device_ns[quota.terms.number])
 
 
 def _policy_line(buckets: Iterable[tuple[str, Bucket]], burst_s: float) -> bytes:
@@ -249,19 +249,19 @@ class Urgency(NamedTuple):
     Attributes:
         tier: 0 for high, 1 for normal, 2 for low.
         lasts_ns: The target: how long after its body was received an answer is of use; 0: until its deadline.
-        told: Whether the answer names the tier that it had, because the request asked for one.
+        reports_tier: Whether the answer names the tier that it had, because the request asked for one.
         quota: The caller's quota; None for a caller without limits.
     """
 
     tier: int = NORMAL_TIER
     caller: CallerTerms = DEFAULT
     lasts_ns: int = 0
-    told: bool = False
+    reports_tier: bool = False
     quota: Quota | None = None
 
-    def asking(self, tier: int) -> Urgency:
+    def with_tier(self, tier: int) -> Urgency:
         """The same for a request that asks for a tier; it gets at most the highest that its caller may use."""
-        return self._replace(tier=max(tier, TIERS.index(self.caller.max_tier)), told=True)
+        return self._replace(tier=max(tier, TIERS.index(self.caller.max_tier)), reports_tier=True)
 
     @property
     def placed(self) -> int:
@@ -271,7 +271,7 @@ class Urgency(NamedTuple):
 
     def lines(self, status: int) -> bytes:
         """The header lines with the tier and the limits, for an answer with this status."""
-        lines = b"stoker-tier: %b\r\n" % TIERS[self.tier].encode() if self.told else b""
+        lines = b"stoker-tier: %b\r\n" % TIERS[self.tier].encode() if self.reports_tier else b""
         return lines if self.quota is None else lines + self.quota.lines(status)
 
 

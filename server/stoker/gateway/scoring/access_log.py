@@ -75,9 +75,9 @@ class AccessLog(Observer):
         self._share, self._chance, self._clock_s = share, chance, clock_s
         self._write = write or _write_all
         self._queue: deque[_Served] = deque()
-        self._left_out = self._told_left_out = 0
+        self._left_out = self._reported_left_out = 0
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="access log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="access log", daemon=True)
 
     def start(self) -> None:
         """Start the writing thread."""
@@ -99,7 +99,7 @@ class AccessLog(Observer):
         stages_ns = call.stages_ns if call.was_run else {}
         caller = 0 if call.urgency is None else call.urgency.caller.number
         total_ns, rows = time.monotonic_ns() - call.received_ns, getattr(call, "rows", 0)
-        self._take(
+        self._enqueue(
             _Served(
                 self._clock_s(), call.ids, call.service, status, call.code, total_ns, rows, caller, stages_ns
             )
@@ -108,9 +108,9 @@ class AccessLog(Observer):
     def record_refusal(self, service: ServiceBase, ids: RequestIds, error: StokerError) -> None:
         """Queue the line of a request that is refused before it is scored, if it is sampled."""
         if self._chance() < self._share:
-            self._take(_Served(self._clock_s(), ids, service, error.status, error.code, 0, 0, 0, {}))
+            self._enqueue(_Served(self._clock_s(), ids, service, error.status, error.code, 0, 0, 0, {}))
 
-    def _take(self, served: _Served) -> None:
+    def _enqueue(self, served: _Served) -> None:
         if len(self._queue) >= _MAX_QUEUED:
             self._left_out += 1
         else:
@@ -118,7 +118,7 @@ class AccessLog(Observer):
 
     # --- the writer's thread ---
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while not self._closing.wait(_TICK_S):
             self.write_queued()
         self.write_queued()
@@ -139,9 +139,9 @@ class AccessLog(Observer):
             self._write_lines(lines)
             self._closing.wait(_REST_RATIO * (time.thread_time() - begun_s))
         left_out = self._left_out
-        if left_out > self._told_left_out:
-            logger.warning("%d lines of the access log are left out here", left_out - self._told_left_out)
-            self._told_left_out = left_out
+        if left_out > self._reported_left_out:
+            logger.warning("%d lines of the access log are left out here", left_out - self._reported_left_out)
+            self._reported_left_out = left_out
 
     def _write_lines(self, lines: list[bytes]) -> None:
         chunk = b""
@@ -174,21 +174,21 @@ def _json(served: _Served) -> bytes:
 
 def _text(served: _Served) -> bytes:
     facts = _facts(served)
-    said = [
+    parts = [
         f"request {facts['request_id']}: {facts['model']} version {facts['version']} answered {served.status}"
     ]
     if served.code:
-        said.append(f" {served.code}")
+        parts.append(f" {served.code}")
     if served.total_ns:
-        said.append(f" in {served.total_ns / 1e6:.3f} ms")
+        parts.append(f" in {served.total_ns / 1e6:.3f} ms")
     if served.stages_ns:
         stages = ", ".join(f"{name} {took:.3f}" for name, took in facts["stages_ms"].items())
-        said.append(f" ({stages})")
+        parts.append(f" ({stages})")
     if served.total_ns:
-        said.append(f", {served.rows} rows, caller {served.caller}")
+        parts.append(f", {served.rows} rows, caller {served.caller}")
     if "trace_id" in facts:
-        said.append(f" (trace {facts['trace_id']})")
-    line = text_line(served.time_s, "INFO", "frontend", _LOGGER, "".join(said))
+        parts.append(f" (trace {facts['trace_id']})")
+    line = text_line(served.time_s, "INFO", "frontend", _LOGGER, "".join(parts))
     return line.encode(errors="backslashreplace") + b"\n"
 
 

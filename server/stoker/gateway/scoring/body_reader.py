@@ -78,7 +78,7 @@ def read_long_body(task: DecodeTask, body: bytes) -> tuple[DecodedBody, list[mem
     except StokerError as error:
         found.error = error
         return found, []
-    except Exception:  # noqa: BLE001  # told to the frontend, which has the request's id
+    except Exception:  # noqa: BLE001  # logged by the frontend, which has the request's id
         found.fault = traceback.format_exc()
         return found, []
     found.deadline_ns, found.urgency = call.deadline_ns, call.urgency
@@ -137,7 +137,7 @@ class _Exchange(Exchange):
         """Does nothing: nothing runs here."""
 
     def overloaded(self) -> Overloaded:
-        """Return an error that nobody asks for: there is always room."""
+        """Return an error that is never raised: there is always room."""
         return Overloaded("The reader has no room.")
 
     def close(self) -> None:

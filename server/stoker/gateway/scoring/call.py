@@ -289,7 +289,7 @@ class Call(Ticket):
     def request_tier(self, tier: int | None) -> None:
         """Set the tier, within what the caller may use; None changes nothing."""
         if tier is not None:
-            self.urgency = (self.urgency or DEFAULT_URGENCY).asking(tier)
+            self.urgency = (self.urgency or DEFAULT_URGENCY).with_tier(tier)
 
     def report_load(self, form: LoadFormat) -> None:
         """Have its answer report the load of its model at that time."""
@@ -368,7 +368,7 @@ class Call(Ticket):
                 self.refuse(self.error)
         except StokerError as error:
             self.refuse(error)
-        except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
+        except Exception as error:  # noqa: BLE001  # otherwise this request would never be answered
             self.refuse_for_fault(error)
 
     def answer_scored(
@@ -418,7 +418,7 @@ class Call(Ticket):
         self.answer_counted(body, time.monotonic_ns())
 
     def answer_counted(self, body: bytes, now_ns: int) -> None:
-        """`answer_bare` for one of which `ModelMetrics.count_scored` has been told, with others, at a time."""
+        """`answer_bare` for a request that `ModelMetrics.count_scored` has counted together with others."""
         parse_ns, total_ns = self.enqueued_ns - self.received_ns, now_ns - self.received_ns
         self._service.metrics.note_times(parse_ns, total_ns)
         if (remarks := self._service.metrics.remarks) is not None and total_ns > remarks.slow_ns:

@@ -1,4 +1,4 @@
-"""What a request says about itself in its headers or gRPC metadata: caller, deadline, tier, sequence, load report."""
+"""The options of a request in its headers or gRPC metadata: caller, deadline, tier, sequence, load report."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def read_call_options(
     Raises:
         RequestError: A header is invalid.
     """
-    timeout_ns, tier = _said_by_gateway(headers) if trusts_proxy else (None, None)
-    said = any(name in headers for name in PATIENCE_HEADERS) or (timeout_ns, tier) != (None, None)
-    if not said and caller is DEFAULT:
+    timeout_ns, tier = _gateway_options(headers) if trusts_proxy else (None, None)
+    has_any = any(name in headers for name in PATIENCE_HEADERS) or (timeout_ns, tier) != (None, None)
+    if not has_any and caller is DEFAULT:
         return None
     times = [
         read(headers[name])
@@ -121,7 +121,7 @@ def read_call_options(
     )
 
 
-def _said_by_gateway(headers: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
+def _gateway_options(headers: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
     """The deadline and the tier that a gateway has set."""
     wait_ms = headers.get(_ENVOY_HEADER, b"")
     timeout_ns = round(float(wait_ms) * 1e6) if _NUMBER.fullmatch(wait_ms) else 0
@@ -145,10 +145,10 @@ def _seconds(value: bytes) -> int:
 
 
 def _grpc(value: bytes) -> int:
-    said = _GRPC.fullmatch(value)
-    if said is None:
+    match = _GRPC.fullmatch(value)
+    if match is None:
         raise _no_time(_GRPC_HEADER, value, "up to eight digits and a unit, such as 150m")
-    return int(said[1]) * _UNIT_NS[said[2]]
+    return int(match[1]) * _UNIT_NS[match[2]]
 
 
 def _tier(value: bytes) -> int:
@@ -161,13 +161,13 @@ def _tier(value: bytes) -> int:
 def _sequence(value: bytes, pairs: Sequence[tuple[bytes, bytes]]) -> SequenceStep:
     if sum(name == SEQUENCE_HEADER for name, _ in pairs) > 1:
         raise RequestError("'Stoker-Sequence' has to come once: a request is of one sequence.")
-    said = _SEQUENCE.fullmatch(value)
-    if said is None or not said[1].strip(b"0"):
+    match = _SEQUENCE.fullmatch(value)
+    if match is None or not match[1].strip(b"0"):
         raise RequestError(
             f"'Stoker-Sequence' has to be an id, a number from 1 on or at most {MAX_ID_CHARS} visible characters of "
             f"ASCII, and start or end behind semicolons, such as 42; start, not {quoted(value.decode('latin-1'))}."
         )
-    name, flags = said[1].decode(), said[2].lower()
+    name, flags = match[1].decode(), match[2].lower()
     return SequenceStep(
         int(name) if name.isdecimal() and int(name) <= MAX_ID else name, b"start" in flags, b"end" in flags
     )

@@ -87,7 +87,7 @@ class Collector:
         self._taken_bytes = 0
         self._warned_s = -_WARN_EVERY_S
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._live, name=f"collect {model}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"collect {model}", daemon=True)
 
     def start(self) -> None:
         """Start the writing thread."""
@@ -103,7 +103,7 @@ class Collector:
         """Whether a request is sampled: decided by its id, so every server decides alike."""
         return is_sampled(request_id, self._sample_rate)
 
-    def watch(self, body: bytes, content_type: bytes, request_id: bytes, respond: Respond) -> Respond:
+    def observe(self, body: bytes, content_type: bytes, request_id: bytes, respond: Respond) -> Respond:
         """Return a function that answers like `respond` and, for a sampled request, queues its record afterwards."""
         if not self.samples(request_id):
             return respond
@@ -142,7 +142,7 @@ class Collector:
 
     # --- the writer's thread ---
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while not self._closing.wait(_TICK_S):
             self.write_queued()
             self._files.close_past(self._clock_s())

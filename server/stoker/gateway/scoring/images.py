@@ -66,7 +66,7 @@ class PixelShare:
         self._budget = budget
         self.pixels = pixels
 
-    def become(self, pixels: int) -> None:
+    def resize(self, pixels: int) -> None:
         """Take another number of pixels; 0 when the request is done.
 
         Raises:
@@ -130,7 +130,7 @@ class ImageScoring:
         """Whether no image is being decoded."""
         return not self._waiting
 
-    def claims(self, body: bytes, head: RequestHead | None) -> bool:
+    def accepts(self, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body may contain images; other bodies are JSON."""
         return self._reader is not None and self._reader.claims(body, content_type_of(head))
 
@@ -141,7 +141,7 @@ class ImageScoring:
         check: Callable[[], None],
         take: Callable[[Rows | BaseException], None],
     ) -> None:
-        """Decode a body for which `claims` is True.
+        """Decode a body for which `accepts` is True.
 
         Args:
             head: The head of the request, unless it is a plain one.
@@ -152,7 +152,7 @@ class ImageScoring:
         assert reader is not None, "it claims nothing before there is one"
         try:
             opened = _quick(reader, body, content_type, check)
-        except Exception as error:  # noqa: BLE001  # told to whoever waits for the rows
+        except Exception as error:  # noqa: BLE001  # passed to the waiting request
             take(error)
             return
         if isinstance(opened, list):
@@ -175,9 +175,9 @@ class ImageScoring:
             self._waiting.discard(decoding)
             self._leftovers |= share.pixels > _LARGE_PIXELS
             self._quiet_since_ns = None
-            share.become(0)
+            share.resize(0)
             if not done.cancelled():
-                decoding.tell(done.exception() or done.result())
+                decoding.deliver(done.exception() or done.result())
 
         asyncio.wrap_future(work).add_done_callback(finish)
 
@@ -188,7 +188,7 @@ class ImageScoring:
         """
         # Calling `take` may add requests to the list.
         for decoding in list(self._waiting):
-            decoding.give_up_if_unwanted()
+            decoding.cancel_if_unwanted()
         if not self._leftovers or self._waiting:
             return
         if self._quiet_since_ns is None:
@@ -209,15 +209,15 @@ class _Decoding:
     ) -> None:
         self._work = work
         self._check = check
-        self._take: Callable[[Rows | BaseException], None] | None = take
+        self._deliver: Callable[[Rows | BaseException], None] | None = take
 
-    def tell(self, outcome: Rows | BaseException) -> None:
+    def deliver(self, outcome: Rows | BaseException) -> None:
         """Pass on the rows or the error, unless the request was given up."""
-        take, self._take = self._take, None
+        take, self._deliver = self._deliver, None
         if take is not None:
             take(outcome)
 
-    def give_up_if_unwanted(self) -> None:
+    def cancel_if_unwanted(self) -> None:
         """Fail the request at once if its caller does not wait any more.
 
         A thread that works on it stops after an image.
@@ -226,7 +226,7 @@ class _Decoding:
             self._check()
         except StokerError as error:
             self._work.cancel()
-            self.tell(error)
+            self.deliver(error)
 
 
 def content_type_of(head: RequestHead | None) -> bytes:
@@ -261,7 +261,7 @@ def _decode(
     found = opened or reader.open(body, content_type)
     if not isinstance(found, OpenedImages):
         return found
-    share.become(found.pixels)
+    share.resize(found.pixels)
     return found.rows(check)
 
 
@@ -302,7 +302,7 @@ class ImageDialect(JsonDialect):
     def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body is JSON; images are decoded on threads of their own."""
         del service
-        return not self._images.claims(body, head)
+        return not self._images.accepts(body, head)
 
     def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
         """As for JSON alone."""
@@ -310,7 +310,7 @@ class ImageDialect(JsonDialect):
 
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Submit the rows of images once they are decoded, those of JSON at once."""
-        if self._images.claims(body, head):
+        if self._images.accepts(body, head):
             call.await_rows(exchange)
             self._images.read(body, head, call.check_wanted, partial(self.submit_rows, call))
         else:

@@ -160,7 +160,7 @@ class LimitedService(Service):
 
 
 class _LimitedCall(Call):
-    """A call that tells its service when it ends.
+    """A call that notifies its service when it ends.
 
     Attributes:
         admitted: Whether it counts as in flight.

@@ -65,13 +65,13 @@ class LoadReports:
             named["expected_wait_ms"] = round(1000 * load.rows / load.capacity_rows_s, 3)
             named["ms_per_row"] = round(1000 / load.capacity_rows_s, 6)
         self.utilization = round(load.ratio, 4)
-        told = {"application_utilization": self.utilization, "named_metrics": named}
+        report = {"application_utilization": self.utilization, "named_metrics": named}
         flat = {
             "application_utilization": self.utilization,
             **{f"named_metrics.{name}": value for name, value in named.items()},
         }
         text = ", ".join(f"{name}={value}" for name, value in flat.items())
         return {
-            "JSON": b"endpoint-load-metrics: JSON %b\r\n" % json.dumps(told).encode(),
+            "JSON": b"endpoint-load-metrics: JSON %b\r\n" % json.dumps(report).encode(),
             "TEXT": b"endpoint-load-metrics: TEXT %b\r\n" % text.encode(),
         }

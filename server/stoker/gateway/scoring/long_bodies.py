@@ -137,7 +137,7 @@ class LongBodies:
             del waiting
             try:
                 found = await reading
-            except Exception as error:  # noqa: BLE001  # told to whoever waits for it
+            except Exception as error:  # noqa: BLE001  # passed to the waiting request
                 take(error)
             else:
                 take(found)
@@ -219,11 +219,11 @@ async def _readable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
-    def tell() -> None:
+    def set_ready() -> None:
         with contextlib.suppress(asyncio.InvalidStateError):
             ready.set_result(None)
 
-    loop.add_reader(sock.fileno(), tell)
+    loop.add_reader(sock.fileno(), set_ready)
     try:
         await ready
     finally:
@@ -246,7 +246,7 @@ def submit_decoded_body(call: Call, exchange: Exchange, read: Parcel | Rows | Ba
         _submit(call, exchange, read)
     except StokerError as error:
         call.refuse(error)
-    except Exception as error:  # noqa: BLE001  # nobody else would ever answer this request
+    except Exception as error:  # noqa: BLE001  # otherwise this request would never be answered
         call.refuse_for_fault(error)
 
 

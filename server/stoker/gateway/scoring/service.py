@@ -468,11 +468,11 @@ class Service(ServiceBase):
             ids: Ids for the answer and the log; None makes fresh ones.
             received_ns: When the body was complete, `time.monotonic_ns`.
             head: Method, query and headers, where the service's dialect needs them.
-            options: Caller, deadline and tier, where they are told apart.
+            options: Caller, deadline and tier, where the request names any.
         """
         if self.collector is not None:
             ids = ids or RequestIds()
-            respond = self.collector.watch(body, content_type_of(head), ids.request_id, respond)
+            respond = self.collector.observe(body, content_type_of(head), ids.request_id, respond)
         call = self.call_type(self, ids, respond, received_ns, dialect)
         if options:
             options.apply_to(call)
@@ -492,7 +492,7 @@ class Service(ServiceBase):
         """
         if self.collector is not None:
             ids = ids or RequestIds()
-            respond = self.collector.watch(body, b"", ids.request_id, respond)
+            respond = self.collector.observe(body, b"", ids.request_id, respond)
         call = self.call_type(self, ids, respond, time.monotonic_ns(), dialect)
         # Inlined from `_stage`: this runs once per request.
         if not self._staged:

@@ -83,7 +83,7 @@ class Scene:
         clock = next(iter(devices.values())).clock
         self.pipeline = puppet_pipeline(pipeline, self.models, self.memory, len(devices), clock_ns=clock)
         self.pipeline.timeout_ns = FAR_NS
-        self.pipeline.look()
+        self.pipeline.refresh()
         self.answers: list[tuple[int, bytes, Any]] = []
 
     def service(self, name: str) -> Service:
@@ -261,7 +261,7 @@ def test_a_lost_device_of_a_step_is_told_with_its_name(scene: Make) -> None:
     negate = chain.service("negate")
     negate.detach(chain.devices["negate"].exchange)
     chain.devices["negate"].exchange.close()
-    chain.pipeline.look()
+    chain.pipeline.refresh()
     chain.ask(2)
     told = [(status, answer["code"], answer["message"]) for status, _, answer in chain.answers]
     assert told[0][:2] == (503, "device_lost")
@@ -349,22 +349,22 @@ def test_a_pipeline_follows_the_versions_of_its_models(scene: Make) -> None:
     assert chain.pipeline.ready
     known = chain.models["negate"]
     chain.models["negate"] = ServedModel({"1": ServedVersion(VersionStatus(1, "END", "unloaded"))}, None)
-    assert chain.pipeline.look()
+    assert chain.pipeline.refresh()
     assert not chain.pipeline.ready
-    version = chain.pipeline.standing(2).versions["1"]
+    version = chain.pipeline.served_model(2).versions["1"]
     assert (version.service, version.standing.state) == (None, "END")
     assert version.standing.reason == "step negate: the model negate is not served"
     chain.models["negate"] = known
-    assert chain.pipeline.look()
-    assert chain.pipeline.standing(2).versions["1"].service is chain.pipeline
+    assert chain.pipeline.refresh()
+    assert chain.pipeline.served_model(2).versions["1"].service is chain.pipeline
     chain.ask(1)
     chain.settle()
     with Joined(PuppetRuntime(SUMS, lambda inputs: [inputs[0]])) as other:
         service = puppet_service("negate")
         service.attach(other.exchange)
         chain.models["negate"] = ServedModel.of(service, 1)
-        chain.pipeline.look()
-        assert "the pipeline chain: negate has no input 'x'" in chain.pipeline.trouble
+        chain.pipeline.refresh()
+        assert "the pipeline chain: negate has no input 'x'" in chain.pipeline.unready_reason
     assert [status for status, *_ in chain.answers] == [200]
 
 
@@ -509,7 +509,7 @@ def test_steps_go_to_versions_by_their_weights(scene: Make) -> None:
             for service in (default, canary, other)
         }
         chain.models["negate"] = ServedModel(versions, "1", split=Split({"1": 1, "2": 1, "3": 1}))
-        chain.pipeline.look()
+        chain.pipeline.refresh()
         for _ in range(6):
             chain.ask(1)
             chain.devices["double"].settle()
@@ -526,7 +526,7 @@ def test_a_step_with_state_is_told_of_the_sequence_of_its_request(scene: Make) -
     negate = chain.service("negate")
     assert negate.signature is not None
     negate.signature = replace(negate.signature, sequences=True)
-    chain.pipeline.look()
+    chain.pipeline.refresh()
     assert chain.pipeline.signature is not None
     assert chain.pipeline.signature.sequences
     submitted = Mock(wraps=negate.submit)

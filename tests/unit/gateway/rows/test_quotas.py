@@ -55,7 +55,7 @@ class Frontends:
         while self.clock.now_ns < until_ns:
             self.clock.now_ns = min(until_ns, self.clock.now_ns + SWEEP_NS)
             for quotas in self.quotas:
-                quotas.look()
+                quotas.refresh()
 
     def granted(self, frontend: int, rows: int, terms: CallerTerms = ADS) -> bool:
         """Whether a request is let in."""
@@ -164,19 +164,19 @@ def test_frontends_know_of_limits_before_the_first_request(tmp_path: Path) -> No
     keyring = Keyring(tmp_path / "keys", "mnist")
     frontends = Frontends(2, keyring.keys_dir)
     for quotas in frontends.quotas:
-        quotas.look()
+        quotas.refresh()
     keyring.ensure()
     book = CallerBook(keyring.keys_dir)
     book.add("ads", terms={"rows_per_s": 100.0})
     (terms,) = book.callers()
     for quotas in frontends.quotas:
-        quotas.look()
+        quotas.refresh()
     assert frontends.quotas[0].names == {0: "default", 1: "ads"}
     frontends.of(terms).claim(200)
     assert not frontends.granted(1, 1, terms)
     book.remove("ads")
     for quotas in frontends.quotas:
-        quotas.look()
+        quotas.refresh()
     assert frontends.quotas[1].names == {0: "default"}
 
 

@@ -201,7 +201,7 @@ class Scene:
         content_type: bytes = b"",
     ) -> None:
         """One request and its answer."""
-        self.collector.watch(body, content_type, request_id, lambda *_: None)(status, b"", answer)
+        self.collector.observe(body, content_type, request_id, lambda *_: None)(status, b"", answer)
 
     def records(self) -> list[dict[str, Any]]:
         """What is written, after the queue has been."""
@@ -272,7 +272,7 @@ def test_the_caller_is_answered_first(tmp_path: Path) -> None:
     def respond(status: int, lines: bytes, body: bytes) -> None:
         events.append((status, lines, body, len(scene.collector._queue)))
 
-    watched = scene.collector.watch(b"[]", b"", b"id", respond)
+    watched = scene.collector.observe(b"[]", b"", b"id", respond)
     watched(200, b"a: b\r\n", b"[1]")
     assert events == [(200, b"a: b\r\n", b"[1]", 0)]
     assert len(scene.records()) == 1

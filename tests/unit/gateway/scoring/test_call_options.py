@@ -92,7 +92,7 @@ def test_a_tier_is_lowered_to_the_highest_that_the_caller_may_ask_for(
     urgency = call_of(CallOptions(caller, tier=asked)).urgency
     assert urgency is not None
     assert urgency.tier == tier
-    assert urgency.told
+    assert urgency.reports_tier
 
 
 def test_what_is_not_said_is_as_the_service_has_it() -> None:
@@ -101,7 +101,7 @@ def test_what_is_not_said_is_as_the_service_has_it() -> None:
     urgency = call_of(CallOptions(ADS), usual).urgency
     assert urgency == Urgency(0, ADS, 50 * MS)
     assert call_of(None).urgency is None
-    assert DEFAULT_URGENCY._replace(told=True).lines(200) == b"stoker-tier: normal\r\n"
+    assert DEFAULT_URGENCY._replace(reports_tier=True).lines(200) == b"stoker-tier: normal\r\n"
 
 
 def test_what_is_asked_in_a_caller_s_name_uses_up_no_limit() -> None:
