@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import (
@@ -20,6 +19,7 @@ from stoker.commands.terminal import (
 )
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.settings.choices import TIERS
+from stoker.settings.readers import suggestion
 
 if TYPE_CHECKING:
     from stoker.keys.callers import CallerBook, CallerTerms
@@ -200,8 +200,8 @@ def _warn_of_unknown_models(args: argparse.Namespace) -> None:
     known = _known_models(args)
     # A workspace that never served or registered a model has no names to compare with.
     for name in sorted((models or frozenset()) - known) if known else ():
-        near = get_close_matches(name, known, 1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
+        near = suggestion(name, known)
+        meant = f" ({near})" if near else ""
         sys.stderr.write(
             f"No model {name} is known in this workspace yet{meant}; there are: {_some(known)}\n"
         )
