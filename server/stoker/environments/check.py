@@ -58,8 +58,7 @@ def installed_version(name: str) -> str | None:
 
 
 def compare(
-    specification: Specification,
-    installed: Callable[[str], str | None] = installed_version,
+    specification: Specification, installed: Callable[[str], str | None] = installed_version
 ) -> list[Finding]:
     """List the mismatches between a model's requirements and this interpreter.
 

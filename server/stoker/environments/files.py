@@ -149,13 +149,7 @@ _SHORT: Final = {
     "-i": "--index-url",
     "-r": "--requirement",
 }
-_WITH_VALUE: Final = (
-    *_SHORT.values(),
-    "--extra-index-url",
-    "--no-binary",
-    "--only-binary",
-    "--trusted-host",
-)
+_WITH_VALUE: Final = (*_SHORT.values(), "--extra-index-url", "--no-binary", "--only-binary", "--trusted-host")
 _SWITCHES: Final = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
 _OPTIONS_OF_A_LINE: Final = re.compile(r"\s(--(?:hash|config-settings?|global-option|install-option)\b.*)")
 _URL: Final = re.compile(r"((?:git|hg|svn|bzr)\+|https?://|file:)", re.IGNORECASE)

@@ -101,12 +101,7 @@ def _pipeline(base: Path, fields: Fields) -> Pipeline:
     if not steps:
         raise InvalidField(f"{_SCHEDULING} has no step")
     inputs, outputs = (tuple(_names(fields, side)) for side in ("input", "output"))
-    return Pipeline(
-        checked_service(name, "pipeline"),
-        named_steps(steps),
-        inputs or None,
-        outputs or None,
-    )
+    return Pipeline(checked_service(name, "pipeline"), named_steps(steps), inputs or None, outputs or None)
 
 
 def _names(fields: Fields, side: str) -> Iterator[str]:

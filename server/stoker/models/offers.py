@@ -302,11 +302,7 @@ def _registered(model: ModelSettings, repository: Repository) -> Offer:
 
 
 def _found(
-    model: ModelSettings,
-    name: str,
-    sources: list[ModelSource],
-    broken: Broken,
-    of_server: ModelSettings,
+    model: ModelSettings, name: str, sources: list[ModelSource], broken: Broken, of_server: ModelSettings
 ) -> Offer:
     by_version = {source.version: source for source in sources if source.name == name}
     config = next((source.config for source in by_version.values()), None)

@@ -450,10 +450,7 @@ def _matrix_product(call: Call, first: Value, second: Value) -> Value:
     right = list(b) if len(b) > 1 else [*b, 1]
     # With the contracted axes set to 1, the other axes broadcast as in elementwise operators.
     result = call.broadcast(
-        [
-            call.give([*left[:-1], 1], _axis(first)),
-            call.give([*right[:-2], 1, right[-1]], _axis(second)),
-        ]
+        [call.give([*left[:-1], 1], _axis(first)), call.give([*right[:-2], 1, right[-1]], _axis(second))]
     )
     shape = list(result.shape or ())
     axis = _axis(result)
