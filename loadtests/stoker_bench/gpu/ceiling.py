@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.gpu.devices import enter_device
-from stoker.runtimes.pinned_memory import Cuda, CudaError, load_cuda
+from stoker.runtimes.pinned_memory import CudaError, CudaRuntime, load_cuda
 from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.models import GpuModel
 
@@ -35,7 +35,7 @@ __all__ = ["BatchFigures", "Ceiling", "CeilingOptions", "main", "measure_ceiling
 
 @contextmanager
 def pinned(
-    array: NDArray[Any], find_cuda: Callable[[], Cuda] = lambda: load_cuda("")
+    array: NDArray[Any], find_cuda: Callable[[], CudaRuntime] = lambda: load_cuda("")
 ) -> Iterator[NDArray[Any] | None]:
     """Give a copy of an array in pinned memory for the time of the block; None where CUDA grants none."""
     try:

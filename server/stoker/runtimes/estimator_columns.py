@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class XgboostEstimator:
     """
 
     def __init__(self, booster: Any, threads: int) -> None:
-        """Have it use this many threads."""
+        """Wrap a booster, which then uses this many threads."""
         booster.set_param({"nthread": threads})
         self.booster = booster
         self.n_features_in_ = int(booster.num_features())
@@ -52,7 +52,7 @@ class XgboostEstimator:
             self.feature_names_in_ = np.array(booster.feature_names, object)
 
     def predict(self, rows: Any) -> Any:
-        """Return what the booster gives for rows."""
+        """Return the predictions for rows."""
         import xgboost
 
         return self.booster.predict(xgboost.DMatrix(rows, enable_categorical=True))
@@ -62,7 +62,7 @@ class LightgbmEstimator:
     """A booster of LightGBM; the attributes are those of `XgboostEstimator`."""
 
     def __init__(self, booster: Any, threads: int) -> None:
-        """Have it use this many threads."""
+        """Wrap a booster, which then uses this many threads."""
         self.booster = booster
         self._threads = threads
         self.n_features_in_ = int(booster.num_feature())
@@ -72,7 +72,7 @@ class LightgbmEstimator:
             self.feature_names_in_ = np.array(names, object)
 
     def predict(self, rows: Any) -> Any:
-        """Return what the booster gives for rows."""
+        """Return the predictions for rows."""
         return self.booster.predict(rows, num_threads=self._threads)
 
 
@@ -132,41 +132,6 @@ _USUAL: Final[Mapping[Kind, tuple[Any, ...]]] = {
 }
 
 
-class EstimatorInput(Protocol):
-    """How an estimator is given the tensors of a batch."""
-
-    @property
-    def inputs(self) -> tuple[TensorInfo, ...]:
-        """The inputs."""
-        ...
-
-    @property
-    def table(self) -> tuple[str, ...]:
-        """See `ModelTensors`."""
-        ...
-
-    @property
-    def has_known_values(self) -> bool:
-        """Whether examples are values that it was fitted with, or as like them as it tells."""
-        ...
-
-    def examples(self) -> Feeds:
-        """Rows that it should answer, two at least."""
-        ...
-
-    def value(self, feeds: Feeds) -> Any:
-        """What the methods of the estimator get for these tensors.
-
-        Raises:
-            InvalidInput: A value is none of its column.
-        """
-        ...
-
-    def __str__(self) -> str:
-        """As it is told to operators."""
-        ...
-
-
 @dataclass(frozen=True)
 class Texts:
     """A text for each row, for a pipeline that begins with a vectoriser."""
@@ -176,11 +141,11 @@ class Texts:
     has_known_values: bool = False
 
     def examples(self) -> Feeds:
-        """See `EstimatorInput`."""
+        """Return rows that the estimator should answer."""
         return {_INPUT: _encoded(_TEXTS)}
 
     def value(self, feeds: Feeds) -> list[str]:
-        """See `EstimatorInput`."""
+        """Return what the methods of the estimator take."""
         return [text.decode(errors="replace") for text in feeds[_INPUT].tolist()]
 
     def __str__(self) -> str:
@@ -298,12 +263,12 @@ class Matrix:
         return any(column.examples for column in self.columns)
 
     def examples(self) -> Feeds:
-        """See `EstimatorInput`."""
+        """Return rows that the estimator should answer."""
         columns = [column.example_values() for column in self.columns]
         return {_INPUT: np.stack(columns, axis=1) if columns else np.empty((_EXAMPLES, 0))}
 
     def value(self, feeds: Feeds) -> Any:
-        """See `EstimatorInput`."""
+        """Return what the methods of the estimator take."""
         # Some write into what they are given, and the batch is not theirs.
         copied = np.array(feeds[_INPUT])
         if not self.is_named:
@@ -344,11 +309,11 @@ class Table:
         return True
 
     def examples(self) -> Feeds:
-        """See `EstimatorInput`."""
+        """Return rows that the estimator should answer."""
         return {column.name: column.example_values() for column in self.columns if column.is_used}
 
     def value(self, feeds: Feeds) -> Any:
-        """See `EstimatorInput`."""
+        """Return what the methods of the estimator take."""
         import pandas as pd
 
         rows = len(next(iter(feeds.values())))
@@ -371,6 +336,15 @@ class Table:
             for column in self.columns
             if column.is_used
         )
+
+
+EstimatorInput = Texts | Matrix | Table
+"""How an estimator gets the tensors of a batch.
+
+`inputs` and `table` are those of `ModelTensors`. `examples()` returns two or more rows that the estimator should
+answer; `has_known_values` says whether it was fitted with their values. `value()` makes of tensors what its methods
+take.
+"""
 
 
 def possible_inputs(estimator: Any, path: Path, sample: Path | None) -> Iterator[EstimatorInput]:
@@ -421,7 +395,7 @@ def _as_taken(columns: tuple[Column, ...], *, is_named: bool, path: Path) -> Est
 
 
 def _sampled(sample: Path, columns: Sequence[Column]) -> dict[int, tuple[Kind, tuple[Any, ...]]]:
-    """What a sample has in the columns, with the values; empty if it is no table in JSON."""
+    """Return kinds and values of a sample by column; nothing if the sample is no table in JSON."""
     infos = tuple(replace(one, kind="text").info for one in columns if one.is_used)
     tensors = ModelTensors(infos, (), batched=True, table=tuple(one.name for one in columns))
     try:

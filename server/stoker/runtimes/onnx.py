@@ -27,7 +27,7 @@ from stoker.runtimes.onnx_executions import CopiedExecution, bind, bind_with_gra
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.packed import Run
-from stoker.runtimes.pinned_memory import Cuda, StagedMemory, load_cuda
+from stoker.runtimes.pinned_memory import CudaRuntime, StagedMemory, load_cuda
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings
@@ -232,7 +232,7 @@ def cuda_runtime(
     sessions: OnnxSessions,
     session: onnxruntime.InferenceSession,
     signature: Signature,
-    cuda: Callable[[], Cuda] | None = None,
+    cuda: Callable[[], CudaRuntime] | None = None,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> Runtime:
     """Make the runtime of a model of rows, on the thread that will run it.
@@ -273,7 +273,7 @@ def cuda_runtime(
     return choose_fastest(deployment.name, plain, candidates, sizes, clock_ns, forced=wanted != "auto")
 
 
-def _onnxruntimes_cuda() -> Cuda:
+def _onnxruntimes_cuda() -> CudaRuntime:
     version: str = getattr(onnxruntime, "cuda_version", "") or ""
     return load_cuda(version.partition(".")[0])
 

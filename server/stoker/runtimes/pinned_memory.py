@@ -13,14 +13,14 @@ import math
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.runtimes.base import OutOfMemory
 from stoker.tensors import TensorSpec
 
-__all__ = ["Cuda", "CudaError", "CudaRuntime", "StagedMemory", "load_cuda"]
+__all__ = ["CudaError", "CudaRuntime", "StagedMemory", "load_cuda"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,48 +36,8 @@ class CudaError(Exception):
     """A call of the CUDA runtime failed; the message has its number and CUDA's words for it."""
 
 
-class Cuda(Protocol):
-    """What is needed of the CUDA runtime. Addresses and streams are integers; sizes are in bytes."""
-
-    def host_alloc(self, size_bytes: int) -> int:
-        """Pinned host memory; raises CudaError if the system grants none."""
-        ...
-
-    def host_free(self, address: int) -> None:
-        """Give pinned memory back."""
-        ...
-
-    def device_alloc(self, size_bytes: int) -> int:
-        """GPU memory; raises OutOfMemory."""
-        ...
-
-    def device_free(self, address: int) -> None:
-        """Give GPU memory back."""
-        ...
-
-    def create_stream(self) -> int:
-        """Make a stream that does not wait for the default stream."""
-        ...
-
-    def destroy_stream(self, stream: int) -> None:
-        """Give a stream back."""
-        ...
-
-    def copy_to_device(self, device: int, host: int, size_bytes: int, stream: int) -> None:
-        """Begin a copy; it is done when `synchronize` returns."""
-        ...
-
-    def copy_to_host(self, host: int, device: int, size_bytes: int, stream: int) -> None:
-        """Begin a copy; it is done when `synchronize` returns."""
-        ...
-
-    def synchronize(self, stream: int) -> None:
-        """Wait for everything in a stream; raises CudaError if any of it failed."""
-        ...
-
-
 class CudaRuntime:
-    """`Cuda` by a loaded `libcudart`."""
+    """The CUDA runtime of a loaded `libcudart`. Addresses and streams are integers; sizes are in bytes."""
 
     def __init__(self, library: Any) -> None:
         """Declare the functions of `library`, a `ctypes.CDLL`."""
@@ -104,7 +64,7 @@ class CudaRuntime:
         )
 
     def host_alloc(self, size_bytes: int) -> int:
-        """See `Cuda`."""
+        """Allocate pinned host memory; raises CudaError if the system grants none."""
         address = ctypes.c_void_p()
         code = self._library.cudaHostAlloc(ctypes.byref(address), size_bytes, _HOST_ALLOC_PORTABLE)
         if code:
@@ -113,42 +73,42 @@ class CudaRuntime:
         return address.value or 0
 
     def host_free(self, address: int) -> None:
-        """See `Cuda`."""
+        """Free pinned memory."""
         self._check("cudaFreeHost", self._library.cudaFreeHost(address))
 
     def device_alloc(self, size_bytes: int) -> int:
-        """See `Cuda`."""
+        """Allocate GPU memory; raises OutOfMemory."""
         address = ctypes.c_void_p()
         self._check("cudaMalloc", self._library.cudaMalloc(ctypes.byref(address), size_bytes))
         return address.value or 0
 
     def device_free(self, address: int) -> None:
-        """See `Cuda`."""
+        """Free GPU memory."""
         self._check("cudaFree", self._library.cudaFree(address))
 
     def create_stream(self) -> int:
-        """See `Cuda`."""
+        """Make a stream that does not wait for the default stream."""
         stream = ctypes.c_void_p()
         code = self._library.cudaStreamCreateWithFlags(ctypes.byref(stream), _STREAM_NON_BLOCKING)
         self._check("cudaStreamCreateWithFlags", code)
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        """See `Cuda`."""
+        """Destroy a stream."""
         self._check("cudaStreamDestroy", self._library.cudaStreamDestroy(stream))
 
     def copy_to_device(self, device: int, host: int, size_bytes: int, stream: int) -> None:
-        """See `Cuda`."""
+        """Begin a copy; it is done when `synchronize` returns."""
         code = self._library.cudaMemcpyAsync(device, host, size_bytes, _HOST_TO_DEVICE, stream)
         self._check("cudaMemcpyAsync", code)
 
     def copy_to_host(self, host: int, device: int, size_bytes: int, stream: int) -> None:
-        """See `Cuda`."""
+        """Begin a copy; it is done when `synchronize` returns."""
         code = self._library.cudaMemcpyAsync(host, device, size_bytes, _DEVICE_TO_HOST, stream)
         self._check("cudaMemcpyAsync", code)
 
     def synchronize(self, stream: int) -> None:
-        """See `Cuda`."""
+        """Wait for everything in a stream; raises CudaError if any of it failed."""
         self._check("cudaStreamSynchronize", self._library.cudaStreamSynchronize(stream))
 
     def _check(self, function: str, code: int) -> None:
@@ -185,7 +145,7 @@ def load_cuda(major: str) -> CudaRuntime:
 class _Staged:
     """One tensor of a batch: an array of the host and as much memory of the GPU."""
 
-    def __init__(self, cuda: Cuda, spec: TensorSpec, rows: int) -> None:
+    def __init__(self, cuda: CudaRuntime, spec: TensorSpec, rows: int) -> None:
         self.name, self.dtype, self.shape = spec.name, np.dtype(spec.dtype), spec.shape
         self.row_bytes = self.dtype.itemsize * math.prod(spec.shape)
         size_bytes = max(1, rows * self.row_bytes)
@@ -199,12 +159,12 @@ class StagedMemory:
     """The inputs and outputs of one batch at a time, of at most `rows` rows, at addresses that never change."""
 
     def __init__(
-        self, cuda: Cuda, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], rows: int
+        self, cuda: CudaRuntime, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], rows: int
     ) -> None:
-        """Take the memory.
+        """Allocate the memory.
 
         Raises:
-            OutOfMemory: The GPU has not as much.
+            OutOfMemory: The GPU has too little memory.
             CudaError: CUDA cannot be used.
         """
         self._cuda = cuda
@@ -239,7 +199,7 @@ class StagedMemory:
         return [staged.host[:rows] for staged in self.outputs]
 
 
-def _host_array(cuda: Cuda, shape: tuple[int, ...], dtype: np.dtype, size_bytes: int) -> np.ndarray:
+def _host_array(cuda: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype, size_bytes: int) -> np.ndarray:
     """Zeros in pinned memory, or in plain memory where none is granted."""
     try:
         address = cuda.host_alloc(size_bytes)

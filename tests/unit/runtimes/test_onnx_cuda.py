@@ -16,7 +16,7 @@ from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
-from stoker.runtimes.pinned_memory import Cuda, CudaError, CudaRuntime
+from stoker.runtimes.pinned_memory import CudaError, CudaRuntime
 from stoker.settings.choices import Acceleration
 
 MS = 1_000_000
@@ -47,7 +47,7 @@ class Machine:
         return self.with_graphs[-1][0]
 
     def load(
-        self, cuda: Callable[[], Cuda] | None = None, instances: int | None = None, **settings: Any
+        self, cuda: Callable[[], CudaRuntime] | None = None, instances: int | None = None, **settings: Any
     ) -> Runtime:
         deployment = Deployment(
             "doubler",
@@ -132,7 +132,7 @@ def test_without_a_cuda_runtime_calls_are_plain(caplog: pytest.LogCaptureFixture
     """And an execution that needs it cannot be forced."""
     caplog.set_level("INFO")
 
-    def none() -> Cuda:
+    def none() -> CudaRuntime:
         raise CudaError("no libcudart is loaded in this process")
 
     machine = Machine()
