@@ -36,7 +36,7 @@ class RankProcess:
     """One process.
 
     Attributes:
-        status: As `waitpid` has it, once it has ended.
+        status: The status of `waitpid` after its end.
     """
 
     def __init__(self, rank: int, pid: int, pipe: int, log: Log) -> None:
@@ -77,9 +77,9 @@ class ProcessGroup:
 
     Attributes:
         members: The processes, by rank.
-        first_failed: The one that failed before all others.
-        usage: What those that have ended have used.
-        settled: Whether it is settled how the attempt has ended: who fails from now on was made to.
+        first_failed: The process that failed first.
+        usage: Resources that ended processes have used.
+        settled: Whether the outcome is decided: processes that fail from now on were killed.
     """
 
     def __init__(self, folder: Path, start: Start) -> None:
@@ -225,7 +225,7 @@ class ExitReport:
     """Builds the report of how an attempt has ended.
 
     Attributes:
-        left_over: How many processes the script had left running.
+        left_over: Number of processes that the script left running.
     """
 
     def __init__(self, started_ms: int) -> None:
@@ -237,8 +237,8 @@ class ExitReport:
         """Return the content of `exit.json`.
 
         Args:
-            team: The processes, all of them ended.
-            not_started: Why there are none, if so.
+            group: The processes, all of which have ended.
+            not_started: Why no process was started, or None.
         """
         member = group.first_failed if stop is None else None
         if member is None and stop is None and not_started is None and group.members:

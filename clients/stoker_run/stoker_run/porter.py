@@ -109,7 +109,7 @@ class ContentStore:
         """Create a folder from stored contents; return whether all of them were here.
 
         Args:
-            name: Its name there, of one or two parts. One that is there already stays as it is.
+            name: Its name there, of one or two parts. An existing folder stays as it is.
         """
         target = place / name
         if target.is_dir():
@@ -244,9 +244,6 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-# Environments that were built on this machine for runs: which nobody has used for long, and their removal.
-
-
 _MANIFEST = "manifest.json"
 
 
@@ -254,8 +251,8 @@ def prune(folder: Path, unused_s: float, remove: bool) -> List[List[Any]]:
     """Remove environments that no run has used for some time, and that no process uses.
 
     Args:
-        unused_s: The time in seconds; the machine's own clock counts.
-        remove: Whether they are removed, or only told of.
+        unused_s: The time in seconds, by the machine's own clock.
+        remove: Whether to remove them; False only lists them.
 
     Returns:
         `[name, seconds since it was last used, bytes]` of each.
@@ -320,7 +317,7 @@ def serve(folder: str) -> None:
     """Answer requests from standard input until it ends.
 
     Args:
-        folder: Where everything of runs is on this machine, absolute.
+        folder: The target's folder, absolute.
     """
     inlet, porter = _Frames(0), Porter(Path(folder))
     while True:

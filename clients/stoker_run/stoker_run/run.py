@@ -71,7 +71,7 @@ class PendingModel:
     """A model that is registered when the script has ended.
 
     Attributes:
-        model_path: Which of the run's files it is of.
+        model_path: Its file or folder among the run's files.
     """
 
     version = None
@@ -152,9 +152,6 @@ class MetricLogger:
 
     def _log_image(self, name: str, path: Optional[str], plot: Any, description: str) -> None:
         raise NotImplementedError
-
-
-# Files of a run, as `azureml.core.Run` has them for the script.
 
 
 class RunFiles:

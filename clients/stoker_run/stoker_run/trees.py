@@ -154,7 +154,7 @@ def remove_tree(path: Path, ignore_errors: bool = False) -> None:
     each level, so trees may be deeper than Python's stack and longer than the system's paths.
 
     Args:
-        ignore_errors: Whether what cannot be removed stays without a word.
+        ignore_errors: Whether to ignore what cannot be removed.
 
     Raises:
         OSError: Something cannot be removed; the rest is gone.

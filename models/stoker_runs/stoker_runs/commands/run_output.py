@@ -93,7 +93,7 @@ def stream(
     """Print what a run prints until it has ended; Ctrl-C leaves it to itself.
 
     Args:
-        show: Shows the run in another way than by what it prints; called again and again.
+        show: Called repeatedly to show the run, instead of its output.
 
     Returns:
         The exit status: 0 for Completed, 1 for Failed and Canceled, 130 where the run goes on.

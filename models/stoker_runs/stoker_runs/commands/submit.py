@@ -190,8 +190,8 @@ def request_of(
     """What the options and the configuration that they name ask for.
 
     Args:
-        cleanup: Removes the files that were made for it, once the run is submitted.
-        settings: What the configuration says, where it is read already.
+        cleanup: Removes temporary files after the submission.
+        settings: The configuration, if it has been read already.
 
     Raises:
         OperatorError: They contradict each other, or name what there is not.
@@ -397,8 +397,8 @@ def _read_project_configuration(
 
     Args:
         path: Its name or path.
-        target: The target that is named besides, which wins.
-        scratch: A folder for files whose content it has in itself.
+        target: The target of the command line, which takes precedence.
+        scratch: A folder for files whose content is inline.
 
     Returns:
         What it says, and whether further arguments follow those of the file.

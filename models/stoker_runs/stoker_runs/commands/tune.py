@@ -101,7 +101,7 @@ def begin(
 
     Args:
         request: The script, as each child runs it.
-        cleanup: Removes what was made for the request, once it is submitted.
+        cleanup: Removes temporary files after the submission.
 
     Returns:
         The exit status of the command.

@@ -148,13 +148,13 @@ class ComputeFile:
     """The content of a `.compute` file.
 
     Attributes:
-        settings: What the file of the target has to say, `type` among that.
+        settings: The content of the target's file, including `type`.
         image: The image of its containers; empty for none.
-        gpus: How many GPUs its runs hold where they do not say it; None leaves that to the target.
-        python: The interpreter that it names; empty for the target's own.
-        user_managed: Whether the packages of that interpreter are used, and not those of a conda file.
-        nodes: How many machines its runs have.
-        notes: What it says that has no effect here, a line each.
+        gpus: Default number of GPUs of its runs; None for the target's default.
+        python: The interpreter; empty for the target's own.
+        user_managed: Whether the interpreter's packages are used instead of a conda file.
+        nodes: Number of machines of its runs.
+        notes: Settings without effect in Stoker, a line each.
     """
 
     name: str
@@ -342,12 +342,12 @@ class RunConfigFile:
     """The content of a `.runconfig` file.
 
     Attributes:
-        project: The folder to which it belongs.
-        configuration: The same as a run configuration of Stoker has it.
-        in_container: Whether it asks for a container wherever it runs.
-        fixed: Whether further arguments follow those of the file, and do not replace them.
-        cluster: The machines of a cluster that would be made for this run; empty for none.
-        notes: What it says that has no effect here, a line each.
+        project: The project's folder.
+        configuration: The content as a run configuration of Stoker.
+        in_container: Whether the run needs a container on any target.
+        fixed: Whether further arguments are appended to those of the file.
+        cluster: The machine type of a cluster that would be created for this run; empty for none.
+        notes: Settings without effect in Stoker, a line each.
     """
 
     path: Path
@@ -375,7 +375,7 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
     """Read a file of either form: one without the key `environment` is of Workbench.
 
     Args:
-        scratch: A folder for files whose content it has in itself.
+        scratch: A folder for files whose content is inline.
 
     Raises:
         InvalidSettings: It has a value that it cannot have.

@@ -34,8 +34,8 @@ class LogTail:
         """Pass on new output.
 
         Args:
-            current: The attempt of now; the logs of those before it are read to their ends first.
-            write: Takes the bytes.
+            current: The current attempt; logs of earlier attempts are read to their ends first.
+            write: Called with the bytes.
 
         Returns:
             Whether there was anything.
@@ -74,8 +74,8 @@ def follow(
     """Pass on the output of a run until it has ended; return its last state.
 
     Args:
-        write: Takes the bytes of the log.
-        waits: Is told the state and how many seconds it lasts, until the script runs; then None.
+        write: Called with the bytes of the log.
+        waits: Called with the state and its age in seconds until the script runs, then with None.
         notes: Is told what was said while the run was prepared, a line each.
     """
     clock = clock or Clock()

@@ -121,7 +121,7 @@ def data_set_path(
 
     Args:
         version: Its version; the latest for None.
-        fetch: Returns the file or folder with the files of addresses of the web.
+        fetch: Fetches web addresses, and returns the file or folder with their content.
 
     Raises:
         SubmissionRefused: It has no such version, or is of several places, which are not one folder.
@@ -178,8 +178,8 @@ def find_input(
 
     Args:
         name: The input's name, by which the script finds it.
-        where: What somebody has written; `:mount` or `:download` behind it is passed over, for nothing has to travel.
-        base: From where relative paths are taken; by default the current folder.
+        where: The data as the user writes it; a suffix `:mount` or `:download` is ignored.
+        base: Folder of relative paths; by default the current folder.
 
     Raises:
         InvalidSettings: The name cannot be that of a variable.
@@ -259,7 +259,7 @@ def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[s
 
     Args:
         addresses: `http://…` or `https://…` each.
-        say: As of `fetch_file`.
+        say: See `fetch_file`.
 
     Raises:
         SubmissionRefused: One cannot be had, and was not before; or two would be one file.
@@ -297,7 +297,7 @@ def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -
 
     Args:
         address: `http://…` or `https://…`.
-        say: Is told when it is fetched, when it has changed since the last time, and when its server does not answer.
+        say: Called with a line if the file is fetched or has changed, or its server does not answer.
 
     Raises:
         SubmissionRefused: It cannot be had, and was not before.

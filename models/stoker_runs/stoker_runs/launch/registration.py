@@ -84,9 +84,9 @@ def register_model(
     """Register what a run has written as the next version of a model.
 
     Args:
-        path: Name of a file or folder among those of the run; None is the name of the model.
-        framework: What it holds, where it could be several things.
-        properties: Further labels, for good, beside those that say where the model came from.
+        path: Name of a file or folder of the run; None for the name of the model.
+        framework: The framework, if the file could be of several.
+        properties: Further immutable labels, besides the origin of the model.
 
     Raises:
         SubmissionRefused: The run has no such file; the message lists those that it has.

@@ -1,4 +1,8 @@
-"""`python -m stoker_runs.launch.runner_process RUN WORKSPACE`: the detached process that is a run's runner."""
+"""`python -m stoker_runs.launch.runner_process RUN WORKSPACE`: the detached process that is a run's runner.
+
+It polls the attempt, decides by `next_state` and acts, from whatever state the run is in to its end. Each step may be
+repeated: after a runner was killed, the next one starts from the run's folder and asks the engine for the attempt.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +50,6 @@ from stoker_runs.targets.engine import AttemptState, Engine, EngineFailure, Job,
 from stoker_runs.targets.registry import engine_of
 
 __all__ = ["INTERRUPTED", "Begin", "Runner", "acquire_runner_lock", "main", "observations"]
-
-
-# The runner of one run: looks, decides by `next_state`, acts; from wherever the run is to its end.
-#
-# Each step is one that may be done again: a runner that is killed anywhere is followed by one that begins
-# with what the folder says, and asks the engine what there is.
-
-
-# What the end of an attempt means for its run: from the agent's `exit.json` to an observation.
 
 
 INTERRUPTED: Final = RunFailure(
@@ -174,9 +169,9 @@ class Runner:
 
     Args:
         folder: The run's folder, whose lock the caller holds.
-        slots: What it has to hold; None where the target has no such thing.
-        begin: Begins the preparation, so that a cancel is heard meanwhile.
-        register: Registers the models that the script has asked to have registered.
+        slots: The slots of the target; None if it has none.
+        begin: Starts the preparation in the background, so that the run can be cancelled meanwhile.
+        register: Registers the models that the script has requested.
     """
 
     def __init__(

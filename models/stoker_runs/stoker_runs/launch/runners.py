@@ -102,7 +102,7 @@ def fork_runner(
     bear, it is started as `spawn_runner` does.
 
     Args:
-        reap: Is told the number of the process, which somebody has to bury.
+        reap: Called with the process id, for which the caller must wait.
 
     Raises:
         OSError: The system does not start it.
@@ -162,7 +162,7 @@ def adopt_all(workspace: Workspace, index: RunIndex | None = None) -> list[str]:
     """Give each run that needs one a runner; returns their ids.
 
     Args:
-        index: Its index, where somebody will ask that for more.
+        index: The index of the runs, if the caller uses one.
     """
     store = RunStore(workspace.runs_dir)
     if not store.runs_dir.is_dir():

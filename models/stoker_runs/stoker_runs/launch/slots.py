@@ -38,7 +38,7 @@ class Allocation(Record, frozen=True, rename={"since_ms": "since"}):
     """The cores and GPUs that a run holds, or waits for.
 
     Attributes:
-        gpus: The GPUs by name; of one that waits as many empty names as it wants.
+        gpus: The names of its GPUs; an empty name for each requested GPU while the run waits.
     """
 
     run: str
@@ -52,7 +52,7 @@ class Unavailable:
     """There are not enough free cores or GPUs.
 
     Attributes:
-        reason: What is waited for, and who has it.
+        reason: The missing resource, and the run that holds it.
     """
 
     reason: str

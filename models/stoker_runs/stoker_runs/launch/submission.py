@@ -59,8 +59,8 @@ class RegisteredEnvironment:
     """A registered environment.
 
     Attributes:
-        conda: Its packages as a conda file; None where it has none.
-        python: The interpreter that is taken as it is, where it brings its own packages; empty is that of Stoker.
+        conda: Its packages as a conda file, or None.
+        python: The interpreter with its own packages; empty for that of Stoker.
         variables: Environment variables of scripts.
     """
 
@@ -122,17 +122,17 @@ class Request:
     """A run to submit.
 
     Attributes:
-        definition: The script and how it is to run; its environment is filled in from the next ones.
+        definition: The script and its settings; the following attributes fill in its environment.
         source: The folder with the script.
-        experiment: The experiment; empty is the name of the folder.
+        experiment: The experiment; empty for the name of the folder.
         environment: A file of conda or pip, the name of a registered environment, `relaxed`, or empty for the Python
             of Stoker.
-        environment_file: The file for `relaxed`, where there is one.
-        python: The interpreter where there is no file; empty is that of Stoker.
-        limit_bytes: How large the files may be together.
-        parent: Id of the run that this is a part of.
+        environment_file: The environment file for `relaxed`, if there is one.
+        python: The interpreter if there is no file; empty for that of Stoker.
+        limit_bytes: Largest total size of the files.
+        parent: Id of the parent run.
         dockerfile: A file from which the image of its container is built.
-        sweep: What `stoker_runs.tuning.definition.Terms.to_json` gave, where the script is run with many parameters.
+        sweep: The `SweepDefinition` as JSON; empty if the run is no sweep.
     """
 
     definition: Definition
@@ -154,7 +154,7 @@ class Plan:
     """A checked request, with everything filled in.
 
     Attributes:
-        environment_file: The file that says which packages; None where there is none.
+        environment_file: The environment file, or None.
     """
 
     experiment: str
@@ -206,7 +206,7 @@ def submit(
     """Create a run and start its runner.
 
     Args:
-        progress: Called with the files that are kept so far, and the files in all.
+        progress: Called with the number of stored files, and of all files.
 
     Returns:
         The run's folder, and what was kept of the source.

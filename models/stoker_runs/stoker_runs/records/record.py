@@ -115,7 +115,7 @@ class RunRecord(Record, frozen=True, rename={"created_ms": "created"}):
         parent: Id of the run that it is a part of; empty where it is none.
         properties: What is known of its origin, such as the commit; for good.
         tags: The labels with which it was submitted.
-        sweep: What `stoker_runs.tuning.definition.Terms.to_json` gave; empty where it is no sweep.
+        sweep: The `SweepDefinition` as JSON; empty if the run is no sweep.
     """
 
     ADDED_LATER: ClassVar = frozenset({"sweep"})

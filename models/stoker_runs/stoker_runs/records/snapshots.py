@@ -93,9 +93,6 @@ class SeenFiles:
                 replace_file(self._path, json.dumps(names).encode())
 
 
-# Lists the files of a source folder that belong to a snapshot: all that its ignore file does not exclude.
-
-
 _NEVER: Final = (".git", "__pycache__", ".ipynb_checkpoints", ".stoker")
 """Folders that are always excluded, at any depth."""
 _OF_RUNS: Final = frozenset({"outputs", "logs"})

@@ -403,7 +403,7 @@ class SshSettings:
         key_file: The private key; empty for those of the user's agent and of `~/.ssh`.
         host_key: Its public key as in `known_hosts` (`ssh-ed25519 AAAA…`), or the fingerprint of that
             (`SHA256:…`); empty where the user's `known_hosts` decides.
-        folder: Where everything of runs is there; `~` is the home of who logs in.
+        folder: The target's folder on the machine; `~` is the home of the user who logs in.
     """
 
     name: str

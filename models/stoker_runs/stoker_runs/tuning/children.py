@@ -250,7 +250,7 @@ def submit_sweep(
 
     Args:
         request: The script, as each child runs it but for its parameters.
-        progress: Called with the files that are kept so far, and the files in all.
+        progress: Called with the number of stored files, and of all files.
 
     Returns:
         The sweep's folder, and what was kept of the source.

@@ -205,7 +205,7 @@ def draw_value(one: Expression, chance: Random) -> Value:
     """Draw one value.
 
     Args:
-        chance: Where chance comes from; two that were made alike give the same.
+        chance: The random generator; the same seed gives the same value.
     """
     if one.kind == "choice":
         return one.arguments[chance.randrange(len(one.arguments))]
@@ -247,7 +247,7 @@ class Sampler(Record, frozen=True):
 
     Attributes:
         kind: `random` or `grid`.
-        seed: What a random one begins with.
+        seed: The seed of random sampling.
     """
 
     kind: str
@@ -325,7 +325,7 @@ class ContinuedChild(Record, frozen=True):
     """A child of an earlier sweep that goes on in this one.
 
     Attributes:
-        run: Its id; its outputs are what the new child goes on with.
+        run: Its id; the new child continues from its outputs.
         parameters: Its parameters, which the new child has too.
     """
 
@@ -340,10 +340,10 @@ class SweepDefinition(Record, frozen=True):
         metric: The primary metric: what children are compared by.
         goal: Which of its values are better.
         max_runs: How many children there are; of a grid no more than it has combinations.
-        at_once: How many of them run at the same time.
-        max_duration_s: After how long no more begin, and those that run are ended; None for never.
+        at_once: Largest number of children that run at the same time.
+        max_duration_s: Time limit after which running children are ended and no more start; None for no limit.
         warm_start: Ids of earlier sweeps, with whose children those of this one are compared.
-        again: Children of earlier sweeps that go on, as the first ones of this sweep.
+        again: Children of earlier sweeps that continue, as the first ones of this sweep.
     """
 
     sampler: Sampler
@@ -390,9 +390,9 @@ def define_sweep(
     Args:
         goal: `maximize` or `minimize`, in any case.
         max_runs: How many children there may be.
-        at_once: How many at the same time; None for all.
+        at_once: Largest number that run at the same time; None for all.
         policy: Ends poor ones early; None ends none.
-        again: Children of earlier sweeps that go on.
+        again: Children of earlier sweeps that continue.
 
     Raises:
         InvalidSettings: A number or a name cannot be.

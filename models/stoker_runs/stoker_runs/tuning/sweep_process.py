@@ -1,4 +1,9 @@
-"""`python -m stoker_runs.tuning.sweep_process RUN WORKSPACE`: the detached process that is a sweep's runner."""
+"""`python -m stoker_runs.tuning.sweep_process RUN WORKSPACE`: the detached process that is a sweep's runner.
+
+It reads the state of its children, decides by `next_step`, and starts and ends children. They are runs with their own
+runners, which continue if this process is killed. The next one starts from the folders of the children: children that
+have ended are not repeated, and missing ones are started.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +50,6 @@ from stoker_runs.tuning.planning import Child, ending_of, next_step
 from stoker_runs.tuning.policies import best_of
 
 __all__ = ["Sweep", "main"]
-
-
-# The runner of one sweep: looks at its children, decides by `next_step`, begins and ends them, to its own end.
-#
-# Its children are runs with runners of their own, who go on when this one is killed. The next one begins with
-# what the folders say: whoever has ended is not repeated, and whoever is missing begins.
 
 
 _POLL_S: Final = 0.05

@@ -58,7 +58,7 @@ class _RemoteProgram(ContainerProgram):
     """`docker` or `podman` of a machine that SSH reaches.
 
     Attributes:
-        owner: Numbers of the user and the group who log in there.
+        owner: The ids of the user who logs in and of the group.
     """
 
     link: Link | None = None
@@ -98,10 +98,10 @@ class RunContainer:
     """How to start the container of an attempt.
 
     Attributes:
-        gpus: The arguments by which it sees GPUs.
-        environment: The interpreter of the script, there.
-        folder: Where everything of runs is there.
-        archive: Where the agent's zip is there.
+        gpus: The options that give it GPUs.
+        environment: The environment of the script, on the machine.
+        folder: The target's folder on the machine.
+        archive: The path of the agent's zip on the machine.
     """
 
     base: ContainerTemplate
@@ -116,7 +116,7 @@ class RemoteContainers:
     """Containers on one machine.
 
     Args:
-        environments_dir: Where environments are kept here, and dates as of which pins fit together.
+        environments_dir: Environments of this machine, and dates at which pinned packages fit together.
     """
 
     def __init__(self, target: Target, link: Link, host: str, environments_dir: Path) -> None:
@@ -251,7 +251,7 @@ def keep_container(
     """Record how the container of an attempt is started.
 
     Args:
-        shared: The folder there that runs of its experiment share, or None.
+        shared: The folder on the machine that runs of its experiment share, or None.
 
     Raises:
         OSError: It cannot be written.

@@ -39,7 +39,7 @@ class RemoteEnvironment:
     """An environment on the machine.
 
     Attributes:
-        variables: What scripts have to find in their environment besides.
+        variables: Further environment variables of scripts.
         packages: The versions of its packages, by name.
     """
 
@@ -52,7 +52,7 @@ def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[
     """Choose the Python of an environment among those of a machine.
 
     Args:
-        there: The machine's, the one that runs the agent first.
+        there: The machine's interpreters, beginning with that of the agent.
 
     Returns:
         The interpreter, and a line where it is none of those asked for; None where one has to be fetched: then the
@@ -81,8 +81,8 @@ async def prepare_remote_environment(
 
     Args:
         folder: `environment/` of the run.
-        environments_dir: Where environments are kept here, and dates as of which pins fit together.
-        image: The image in whose container the porter is, for its environments fit no other one; empty for none.
+        environments_dir: Environments of this machine, and dates at which pinned packages fit together.
+        image: The image of the porter's container, whose environments fit no other image; empty for none.
 
     Raises:
         EnvironmentUnusable: It cannot be had.
@@ -160,7 +160,7 @@ class _EnvironmentBuilder:
     """Builds environments on the machine, or finds existing ones.
 
     Attributes:
-        has_uv: Whether the machine has uv, as far as it was asked.
+        has_uv: Whether the machine has uv, as far as known.
     """
 
     def __init__(self, porter: Porter, log: Path, say: Say, image: str) -> None:

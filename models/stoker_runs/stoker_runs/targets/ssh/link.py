@@ -23,9 +23,6 @@ from stoker_runs.targets.ssh.porter import ConnectionLost, Porter
 __all__ = ["HostKeys", "Link"]
 
 
-# Whether a machine is the one that is meant: its host key is known, or it is not talked to.
-
-
 _SYSTEM_WIDE: Final = Path("/etc/ssh/ssh_known_hosts")
 _ALGORITHMS: Final = (
     "ssh-ed25519",
@@ -170,7 +167,7 @@ class Link:
         """Run work with a porter of the machine; connect if there is no connection.
 
         Args:
-            timeout_s: After how long without an end the connection counts as cut; None where only silence counts.
+            timeout_s: Time limit of the work, after which the connection counts as lost; None for no limit.
 
         Raises:
             Unreachable: The machine does not answer.
@@ -184,7 +181,7 @@ class Link:
         """Run work with a porter that a command of the machine starts, and that ends with the work.
 
         Args:
-            folder: Where everything of runs is there, absolute.
+            folder: The target's folder on the machine, absolute.
 
         Raises:
             Unreachable: The machine does not answer.

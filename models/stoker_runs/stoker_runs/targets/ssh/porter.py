@@ -85,7 +85,7 @@ def command(*python: str) -> str:
     """Return the command line that runs the first line.
 
     Args:
-        python: The interpreter there, or the words of a command that runs one.
+        python: The interpreter, or the words of a command that runs one.
     """
     return f"{shlex.join(python)} {_COMMAND}"
 
@@ -94,9 +94,9 @@ def first_line(folder: str, digest: str, size: int) -> bytes:
     """Return the first line: Python that installs and starts the porter.
 
     Args:
-        folder: Where everything of runs is there; `~` is the home of who logs in.
+        folder: The target's folder on the machine; `~` is the home of the user who logs in.
         digest: SHA-256 of the zip.
-        size: Its length in bytes.
+        size: Its size in bytes.
     """
     source = _SOURCE.format(begins=BEGINS, folder=folder, digest=digest, size=size)
     # Texts of any language, in characters that every encoding has.
@@ -123,11 +123,11 @@ class Porter:
     """A process on the machine that answers requests.
 
     Attributes:
-        host: The machine as messages name it.
-        folder: Where everything of runs is there, absolute.
-        interpreter: The Python that it is run by.
-        path: The variable PATH there.
-        archive: Where the agent's zip is there.
+        host: The name of the machine in messages.
+        folder: The target's folder on the machine, absolute.
+        interpreter: The Python that runs it.
+        path: The variable PATH of the machine.
+        archive: The path of the agent's zip on the machine.
     """
 
     def __init__(self, process: asyncssh.SSHClientProcess[bytes], settings: SshSettings) -> None:
@@ -146,7 +146,7 @@ class Porter:
         """Start a porter, and send the agent's zip if the machine lacks it.
 
         Args:
-            within: The command that runs Python there, in place of the target's Python.
+            within: The command that runs Python, instead of the target's interpreter.
 
         Raises:
             EngineFailure: There is no Python, or no room.
@@ -212,8 +212,8 @@ class Porter:
         """Send requests without waiting for each answer, and yield the answers in order.
 
         Args:
-            requests: What; taken as the connection takes them.
-            sent: Is told how many bytes were sent.
+            requests: The requests, taken as the connection accepts them.
+            sent: Called with the number of bytes sent.
 
         Yields:
             The answers, in order.

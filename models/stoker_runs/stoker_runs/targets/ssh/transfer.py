@@ -39,7 +39,6 @@ __all__ = [
 ]
 
 
-_SENT_PIECE_BYTES: Final = 1 << 20
 _WORD_S: Final = 20.0
 _SAID_FROM_BYTES: Final = 10_000_000
 
@@ -50,7 +49,7 @@ class FolderListing:
 
     Attributes:
         entries: As the porter wants them: `["d", name]`, `["l", name, target]`, `["f", name, content]`.
-        paths: Where each content is here.
+        paths: The file of each content on this machine.
     """
 
     digest: str
@@ -97,7 +96,7 @@ async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
     """Copy a folder to an attempt's files on the machine.
 
     Args:
-        digest: What the folder is known by, if something is; then it is not read where the machine knows it too.
+        digest: The folder's digest, if known: a folder that the machine has is then not read.
 
     Raises:
         EngineFailure: It cannot be read here or written there.
@@ -140,7 +139,7 @@ def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Req
                 offset = there if there < size else 0
                 file.seek(offset)
                 while True:
-                    data = file.read(_SENT_PIECE_BYTES)
+                    data = file.read(_PIECE_BYTES)
                     request: dict[str, Any] = {
                         "op": "keep",
                         "content": content,
@@ -175,7 +174,7 @@ async def poll_attempt(
     """Return the state of an attempt, and append its new log lines.
 
     Args:
-        renewal: Renews its lease; another number than before.
+        renewal: A new number, which renews the attempt's lease.
 
     Returns:
         What `stoker_run.observing.observe` says there, and whether there is more to come of what it has seen.
@@ -240,8 +239,8 @@ class _File:
     Attributes:
         tree: The folder that it comes into.
         name: Its name among the attempt's files there.
-        size: Its length in bytes.
-        executable: Whether it may be executed.
+        size: Its size in bytes.
+        executable: Whether its owner may execute it.
     """
 
     tree: Tree
