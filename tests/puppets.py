@@ -23,7 +23,7 @@ from tests.patience import PATIENCE_S
 from stoker.arena import Arena
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
-from stoker.device.device_sharing import Turn
+from stoker.device.device_sharing import ModelTurn
 from stoker.device.lanes import Lane
 from stoker.device.loading import Canary
 from stoker.device.sequence_worker import SequenceWorker
@@ -223,7 +223,7 @@ class Joined:
         sizes: BatchSizes | None = None,
         canary: Canary | None = None,
         audit: AuditPolicy | None = None,
-        turn: Turn | None = None,
+        turn: ModelTurn | None = None,
         cache: AnswerCache | None = None,
     ) -> None:
         """Join them.
@@ -328,7 +328,7 @@ class Joined:
                 "clock_ns": self.clock,
                 "on_lost": lambda _: self.lost.append(index),
                 "loop": self.loop,
-                "by_target": self.worker._notice is not None,
+                "by_target": self.worker._reporter is not None,
             }
             arena = Arena(fd, signature, capacity)
             if signature.sequences:

@@ -431,7 +431,6 @@ class Board:
         """Add rows that are on their way to the device; a negative number removes them.
 
         Args:
-            rows: Number of rows.
             tier: Their tier.
             caller: The caller's number.
             weight: The caller's weight.

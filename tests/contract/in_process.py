@@ -24,7 +24,7 @@ from tests.puppets import metric_memory, puppet_pipeline, puppet_service
 
 from stoker.arena import Arena
 from stoker.device.batching import BatchPolicy
-from stoker.device.device_sharing import Turn
+from stoker.device.device_sharing import ModelTurn
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
 from stoker.device.sequence_worker import SequenceWorker
@@ -101,7 +101,7 @@ class InProcessServer:
         endpoint: Endpoint | None = None,
         non_finite: NonFinite = WORDS,
         target_ms: float | None = None,
-        turns: Sequence[Turn] = (),
+        turns: Sequence[ModelTurn] = (),
         pipelines: Sequence[Pipeline] = (),
         instances: int = 1,
     ) -> None:

@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.puppets import PuppetRuntime
 
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import Turns
+from stoker.device.device_sharing import DeviceTurns
 
 
 def _stages(answer: Answer) -> dict[str, float]:
@@ -27,7 +27,7 @@ def _stages(answer: Answer) -> dict[str, float]:
 def test_answers_tell_how_long_their_batch_waited_for_its_turn(headers: Headers) -> None:
     """Apart from its time in the queue; who found the device free has not waited, and is told nothing of it."""
     fd = os.memfd_create("turns", os.MFD_CLOEXEC)
-    turns = Turns(DevicePage(fd, "cuda:0"))
+    turns = DeviceTurns(DevicePage(fd, "cuda:0"))
     os.close(fd)
     first, second = (turns.join(1, SlotFacts(threads=1, asks=True)) for _ in range(2))
     busy = PuppetRuntime()

@@ -201,7 +201,6 @@ class ServiceTimes:
 
         Args:
             rows: Its size.
-            elapsed_ns: Its time.
             beside: How many other batches were running on the device when it began.
         """
         self._means.learn(rows, elapsed_ns)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stoker.settings.choices import Late
 
 if TYPE_CHECKING:
-    from stoker.device.row_blocks import Lot
+    from stoker.device.row_blocks import RowBlock
 
 __all__ = ["BatchDecision", "BatchPolicy", "Proposal"]
 
@@ -61,15 +61,15 @@ class BatchDecision(NamedTuple):
     """What to do now.
 
     Attributes:
-        batch: Lots to run as one batch; empty if none leaves now.
-        expired: Lots to hand back unrun: cancelled, past their deadline, or certain to be past it at the end of a
+        batch: Blocks to run as one batch; empty if none leaves now.
+        expired: Blocks to hand back unrun: cancelled, past their deadline, or certain to be past it at the end of a
             batch.
         reason: One of `metrics.REASONS` or `TARGET_REASONS` if there is a batch, else an empty string.
         check_again_ns: When to call `schedule` again if no row arrives; None: not before one arrives.
     """
 
-    batch: list[Lot]
-    expired: list[Lot]
+    batch: list[RowBlock]
+    expired: list[RowBlock]
     reason: str
     check_again_ns: int | None
 

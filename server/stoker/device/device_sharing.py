@@ -20,7 +20,7 @@ from stoker.device.device_page import MOST_TURNS, ByteLock, DevicePage, Slot, Sl
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
 
-__all__ = ["Arbiter", "Turn", "TurnTaking", "Turns", "pick"]
+__all__ = ["Arbiter", "DeviceTurns", "ModelTurn", "TurnTaking", "pick"]
 
 
 _Model = TypeVar("_Model", bound=Hashable)
@@ -156,7 +156,7 @@ class _State(Enum):
     HERE = 2
 
 
-class Turn:
+class ModelTurn:
     """One model's participation. The thread that leads its queue asks for turns.
 
     Any of its threads may give one back.
@@ -166,7 +166,7 @@ class Turn:
         asked_ns: Since when it has been waiting; None while it does not wait.
     """
 
-    def __init__(self, turns: Turns, slot: Slot, share: float, needed: memoryview) -> None:
+    def __init__(self, turns: DeviceTurns, slot: Slot, share: float, needed: memoryview) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.asked_ns: int | None = None
         self.slot = slot
@@ -242,12 +242,11 @@ class Turn:
         os.close(self.wake_fd)
 
 
-class Turns:
+class DeviceTurns:
     """The turns of a device, for one process. All methods may be called on any thread.
 
     Args:
         page: What the processes of the device share.
-        clock_ns: The time.
         asked_for: Whether turns are taken even if no model asks for them.
     """
 
@@ -258,7 +257,7 @@ class Turns:
         self._page = page
         self._clock_ns = clock_ns
         self._changed = threading.Condition(threading.Lock())
-        self._models: dict[int, Turn] = {}
+        self._models: dict[int, ModelTurn] = {}
         self._states = [_State.AWAY] * MOST_TURNS
         self._keepers: dict[int, _Keeper] = {}
         self._locked: set[int] = set()
@@ -269,12 +268,12 @@ class Turns:
         """When a turn is expected to be free; 0 if one is free."""
         return self._page.free_ns
 
-    def longest_beside(self, turn: Turn) -> int:
+    def longest_beside(self, turn: ModelTurn) -> int:
         """The longest batch that a model other than this one proposes; 0 if there is none."""
         proposals = [slot.proposal() for slot in self._known() if slot is not turn.slot]
         return max((proposal.cost_ns for proposal in proposals if proposal is not None), default=0)
 
-    def join(self, share: float, facts: SlotFacts) -> Turn:
+    def join(self, share: float, facts: SlotFacts) -> ModelTurn:
         """Let a model participate.
 
         Args:
@@ -282,7 +281,7 @@ class Turns:
             facts: What the other processes are told of it.
         """
         slot = self._page.join(facts._replace(asks=facts.asks or self._asked_for))
-        turn = Turn(self, slot, share, self._page.needed)
+        turn = ModelTurn(self, slot, share, self._page.needed)
         with self._changed:
             self._models[turn.slot.number] = turn
         return turn
@@ -291,7 +290,7 @@ class Turns:
         """Set how many batches may run at once."""
         self._page.set_turns(turns)
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: ModelTurn) -> None:
         """Remove a model."""
         with self._changed:
             del self._models[turn.slot.number]
@@ -305,8 +304,8 @@ class Turns:
                 self._unlock(number)
             self._changed.notify_all()
 
-    def ask(self, turn: Turn, proposal: Proposal, now_ns: int) -> int | None:
-        """See `Turn.ask`."""
+    def ask(self, turn: ModelTurn, proposal: Proposal, now_ns: int) -> int | None:
+        """See `ModelTurn.ask`."""
         with self._changed:
             self._publish(turn, proposal)
             for number in range(self._page.turns):
@@ -316,14 +315,14 @@ class Turns:
                     self._try(number, now_ns, turn)
             return turn.take() if turn.given else None
 
-    def withdraw(self, turn: Turn) -> None:
-        """See `Turn.withdraw`."""
+    def withdraw(self, turn: ModelTurn) -> None:
+        """See `ModelTurn.withdraw`."""
         with self._changed:
             turn.proposal = None
             turn.slot.publish(None)
 
-    def give_back(self, turn: Turn, number: int, elapsed_ns: int, proposal: Proposal | None) -> None:
-        """See `Turn.give_back`."""
+    def give_back(self, turn: ModelTurn, number: int, elapsed_ns: int, proposal: Proposal | None) -> None:
+        """See `ModelTurn.give_back`."""
         with self._changed:
             turn.slot.charge(turn.slot.used_ns + round(elapsed_ns / turn.share))
             if proposal is not None:
@@ -394,7 +393,7 @@ class Turns:
             self._changed.wait_for(lambda: self._stopped or self._states[number] is _State.COMING)
             return not self._stopped
 
-    def _try(self, number: int, now_ns: int, asking: Turn | None = None) -> None:
+    def _try(self, number: int, now_ns: int, asking: ModelTurn | None = None) -> None:
         """Take a turn if it is free; otherwise have its thread wait for it."""
         if self._page.several:
             named = self._page.named(number)
@@ -411,13 +410,12 @@ class Turns:
         absent: Collection[int] = (),
         *,
         own: bool = False,
-        asking: Turn | None = None,
+        asking: ModelTurn | None = None,
     ) -> int:
         """Give a turn that is held to the next model; returns the process that was named instead, or 0.
 
         Args:
             number: The turn.
-            now_ns: The time.
             absent: Processes that do not come.
             own: Whether to prefer a model of this process, if it has one that wants to run.
             asking: The model that is asking, and needs no notification if it is given the turn.
@@ -459,7 +457,7 @@ class Turns:
         chosen = pick(now_ns, said, {number: slots[number].used_ns for number in said})
         return None if chosen is None else slots[chosen]
 
-    def _publish(self, turn: Turn, proposal: Proposal) -> None:
+    def _publish(self, turn: ModelTurn, proposal: Proposal) -> None:
         if turn.proposal is None and not turn.running:
             # A returning model starts at the least usage among the others.
             floor = [slot.used_ns for slot in self._known() if slot is not turn.slot and slot.active]
@@ -498,7 +496,7 @@ class _Keeper:
         doors: A lock for the doors of other processes.
     """
 
-    def __init__(self, turns: Turns, page: DevicePage, number: int) -> None:
+    def __init__(self, turns: DeviceTurns, page: DevicePage, number: int) -> None:
         self.turn = page.lock_on(page.turn_place(number))
         self.doors = page.lock_on(page.door_place(number, page.process))
         self._turns = turns
@@ -525,7 +523,7 @@ class TurnTaking:
         waited_ns: How long the last turn was waited for.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: ModelTurn) -> None:
         self.wake_fd = turn.wake_fd
         self.begun, self.waited_ns = False, 0
         self._turn = turn
@@ -596,9 +594,6 @@ class TurnTaking:
             number: The turn.
             elapsed_ns: How long the device was used.
             queue: The waiting rows, from which the next proposal is made.
-            now_ns: The time.
-            policy: The settings of batching.
-            times: Measured times of batches.
         """
         proposal = None
         if queue is not None and queue.rows and policy is not None and times is not None:

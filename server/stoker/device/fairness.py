@@ -21,7 +21,7 @@ import numpy as np
 from stoker.arena import CALLER_BITS, caller_of, tier_of
 from stoker.device.batch_sizes import ServiceTimes, worthwhile
 from stoker.device.batching import BatchPolicy
-from stoker.device.row_blocks import Lot, placed_of
+from stoker.device.row_blocks import RowBlock, placed_of
 from stoker.device.targets import largest_feasible, largest_within, numbers_of
 
 __all__ = ["NEVER_NS", "Candidates", "Shares", "classes_of", "pick", "served_of"]
@@ -90,9 +90,9 @@ def classes_of(placed: np.ndarray) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def served_of(batch: Sequence[Lot]) -> dict[int, int]:
+def served_of(batch: Sequence[RowBlock]) -> dict[int, int]:
     """How many rows of each class a batch has."""
-    return classes_of(np.concatenate([placed_of(lot) for lot in batch]))
+    return classes_of(np.concatenate([placed_of(block) for block in batch]))
 
 
 def pick(
@@ -111,10 +111,7 @@ def pick(
         shares: What classes have used of the device.
         rows: The waiting rows, all of which can still be in time.
         lasts_ns: The target of each row, as a duration from when it was queued.
-        now_ns: The time.
         free_ns: When the device is free.
-        policy: The settings of batching.
-        times: Measured times of batches.
         costs_ns: Expected times of batches of 0 rows up to the most.
 
     Returns:

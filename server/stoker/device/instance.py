@@ -19,7 +19,7 @@ from stoker.arena import Arena, Outcome
 from stoker.device.batch_sizes import BatchCap, BatchSizes
 from stoker.device.lanes import Batch, Lane
 from stoker.device.loading import Canary
-from stoker.device.row_blocks import Lot
+from stoker.device.row_blocks import RowBlock
 from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit
 from stoker.metrics.counters import packed_facts
@@ -62,11 +62,11 @@ class Gathering:
         # Per input how many rows from the start on may differ from zero.
         self._used_rows = [max_batch_rows] * len(self._buffers)
 
-    def batch(self, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> list[Any]:
+    def batch(self, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> list[Any]:
         """Gather rows.
 
         Args:
-            lots: Arenas, with the numbers of the rows in each.
+            blocks: Arenas, with the numbers of the rows in each.
             rows: How many rows in total.
             size: The size of the batch with its padding.
 
@@ -74,7 +74,7 @@ class Gathering:
             Per input an array `[size, *row_shape]`, valid until the next call; for a variable input one `bytes` per
             row.
         """
-        return [self._one(index, lots, rows, size) for index in range(len(self._buffers))]
+        return [self._one(index, blocks, rows, size) for index in range(len(self._buffers))]
 
     def lay_out(self, feeds: Mapping[str, np.ndarray]) -> list[Any]:
         """Copy a whole batch instead of rows; returns it as `batch` does.
@@ -91,20 +91,20 @@ class Gathering:
             arrays.append(buffer[:size])
         return arrays
 
-    def _one(self, index: int, lots: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> Any:
+    def _one(self, index: int, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> Any:
         buffer = self._buffers[index]
         if buffer is None:
             return [
                 arena.read_bytes("in", index, number)
-                for arena, numbers in lots
+                for arena, numbers in blocks
                 for number in numbers.tolist()
             ]
         if size == 1 and not self._runtime_reads_them:
-            arena, numbers = lots[0]
+            arena, numbers = blocks[0]
             number = int(numbers[0])
             return arena.inputs[index][number : number + 1]
         start = 0
-        for arena, numbers in lots:
+        for arena, numbers in blocks:
             stop = start + len(numbers)
             # With mode="clip" numpy writes into `out` without an intermediate buffer.
             arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
@@ -154,12 +154,10 @@ class Instance:
         """Make the buffers.
 
         Args:
-            runtime: The runtime.
             sizes: The allowed sizes of batches.
             cap: The largest size now, shared with the other instances of the model.
             alone: Makes a context in which no other instance of the model runs a batch.
             canary: Checks whether the device still works.
-            clock_ns: The time.
         """
         self.run_began_ns = 0
         self.padding_rows = 0
@@ -234,8 +232,8 @@ class Instance:
         if isinstance(failure, ScoringTimeout):
             # Running parts of it would take as long, for callers whose deadline has passed.
             logger.error("%s: a batch of %d rows took too long", _model(), batch.rows, exc_info=failure)
-            for lot in batch.lots:
-                batch.lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
+            for block in batch.blocks:
+                batch.lanes[block.lane].hand_back(block.numbers, Outcome.EXPIRED, self._clock_ns())
             return
         if isinstance(failure, OutOfMemory):
             self._run_smaller(batch, started_ns, failure, cap_rows, alone=alone)
@@ -265,17 +263,19 @@ class Instance:
                 self._run(part, started_ns, alone=True)
 
     def _try(self, batch: Batch, started_ns: int) -> BaseException | None:
-        lots, rows, lanes = batch.lots, batch.rows, batch.lanes
+        blocks, rows, lanes = batch.blocks, batch.rows, batch.lanes
         size = self._sizes.filled(rows)
         try:
-            inputs = self._gathering.batch([(lanes[lot.lane].arena, lot.numbers) for lot in lots], rows, size)
+            inputs = self._gathering.batch(
+                [(lanes[block.lane].arena, block.numbers) for block in blocks], rows, size
+            )
             if self._separates and rows > 1:
                 finite = finite_rows([inputs[index][:rows] for index in self._float_inputs], rows)
                 if finite is not None:
                     return _NotFinite(finite)
             if self._tells_start:
-                for lot in lots:
-                    lanes[lot.lane].arena.started_ns[lot.numbers] = started_ns
+                for block in blocks:
+                    lanes[block.lane].arena.started_ns[block.numbers] = started_ns
             self.run_began_ns = self._clock_ns()
             outputs: Sequence[Any] = self._runtime.run(inputs)
             self.run_began_ns = 0
@@ -288,16 +288,18 @@ class Instance:
             return error
         if not self._joins:
             self._look(inputs, checked, rows, size)
-        facts = packed_facts(rows, size, batch.reason, lots)
+        facts = packed_facts(rows, size, batch.reason, blocks)
         if size > rows:
             self.padding_rows += size - rows
-        elif len(lots) == 1:
-            self._scatter(lanes[lots[0].lane], lots[0], checked, started_ns, facts)
+        elif len(blocks) == 1:
+            self._scatter(lanes[blocks[0].lane], blocks[0], checked, started_ns, facts)
             return None
         start = 0
-        for lot in lots:
-            stop = start + lot.rows
-            self._scatter(lanes[lot.lane], lot, [array[start:stop] for array in checked], started_ns, facts)
+        for block in blocks:
+            stop = start + block.rows
+            self._scatter(
+                lanes[block.lane], block, [array[start:stop] for array in checked], started_ns, facts
+            )
             start = stop
         return None
 
@@ -320,21 +322,21 @@ class Instance:
             rows,
         )
 
-    def _scatter(self, lane: Lane, lot: Lot, outputs: list[Any], started_ns: int, facts: int) -> None:
+    def _scatter(self, lane: Lane, block: RowBlock, outputs: list[Any], started_ns: int, facts: int) -> None:
         lane.check_consumer()
         arena = lane.arena
-        where: np.ndarray | slice = lot.numbers
-        if len(lot.numbers) == 1:
+        where: np.ndarray | slice = block.numbers
+        if len(block.numbers) == 1:
             # An array with one number costs several times as much as a number.
-            number = int(lot.numbers[0])
+            number = int(block.numbers[0])
             where = slice(number, number + 1)
         arena.done[where] = (_OK, started_ns, self._clock_ns(), facts)
         for index, (spec, array) in enumerate(zip(self._outputs, outputs, strict=True)):
             if spec.variable:
-                self._scatter_texts(arena, index, lot.numbers.tolist(), array)
+                self._scatter_texts(arena, index, block.numbers.tolist(), array)
             else:
                 arena.outputs[index][where] = array
-        lane.send(lot.numbers)
+        lane.send(block.numbers)
 
     def _scatter_texts(
         self, arena: Arena, index: int, numbers: list[int], texts: Iterable[bytes | RowFailure]
@@ -357,11 +359,11 @@ class Instance:
 
     def _fail(self, batch: Batch, error: BaseException, started_ns: int) -> None:
         outcome, error_id = _log_failure(error)
-        for lot in batch.lots:
-            lane = batch.lanes[lot.lane]
+        for block in batch.blocks:
+            lane = batch.lanes[block.lane]
             lane.check_consumer()
-            lane.arena.done[lot.numbers] = (outcome, started_ns, self._clock_ns(), error_id)
-            lane.send(lot.numbers)
+            lane.arena.done[block.numbers] = (outcome, started_ns, self._clock_ns(), error_id)
+            lane.send(block.numbers)
 
 
 def _log_failure(error: BaseException) -> tuple[Outcome, int]:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from stoker.arena import Arena, Outcome, push_numbers
-from stoker.device.row_blocks import Lot
+from stoker.device.row_blocks import RowBlock
 from stoker.system.forks import CHILDREN, OWN
 
 __all__ = ["Batch", "Lane", "SecondConsumer"]
@@ -132,61 +132,61 @@ class Batch(NamedTuple):
     """Rows that run together.
 
     Attributes:
-        lots: The rows.
+        blocks: The rows.
         rows: How many.
-        lanes: Their lanes, by the lots' keys; lanes that are closed meanwhile stay in it.
+        lanes: Their lanes, by the blocks' keys; lanes that are closed meanwhile stay in it.
         reason: Why it left: one of `metrics.REASONS`.
         turn: Its turn of the device; None if there are no turns.
         turn_wait_ns: How long it waited for that turn.
     """
 
-    lots: list[Lot]
+    blocks: list[RowBlock]
     rows: int
     lanes: Mapping[int, Lane]
     reason: str
     turn: int | None = None
     turn_wait_ns: int = 0
 
-    def tell_turn(self) -> None:
+    def notify_turn(self) -> None:
         """Write to the arenas how long it waited for its turn; to be called before its rows are handed back."""
-        for lot in self.lots:
-            arena = self.lanes[lot.lane].arena
-            arena.turn_ns[lot.numbers] = self.turn_wait_ns
+        for block in self.blocks:
+            arena = self.lanes[block.lane].arena
+            arena.turn_ns[block.numbers] = self.turn_wait_ns
             arena.turned[0] = True
 
     def split(self, most_rows: int) -> list[Batch]:
         """The same rows as batches of at most `most_rows`."""
         parts: list[Batch] = []
-        lots: list[Lot] = []
+        blocks: list[RowBlock] = []
         room = most_rows
-        for lot in self.lots:
+        for block in self.blocks:
             start = 0
-            while start < lot.rows:
-                stop = min(lot.rows, start + room)
-                lots.append(lot.between(start, stop))
+            while start < block.rows:
+                stop = min(block.rows, start + room)
+                blocks.append(block.between(start, stop))
                 room -= stop - start
                 start = stop
                 if not room:
-                    parts.append(self._replace(lots=lots, rows=most_rows))
-                    lots, room = [], most_rows
-        if lots:
-            parts.append(self._replace(lots=lots, rows=most_rows - room))
+                    parts.append(self._replace(blocks=blocks, rows=most_rows))
+                    blocks, room = [], most_rows
+        if blocks:
+            parts.append(self._replace(blocks=blocks, rows=most_rows - room))
         return parts
 
     def apart(self, together: np.ndarray) -> list[Batch]:
         """The same rows: those where `together`, `bool[rows]`, is True as one batch, each of the others alone."""
-        kept: list[Lot] = []
+        kept: list[RowBlock] = []
         parts: list[Batch] = []
         start = 0
-        for lot in self.lots:
-            mask = together[start : start + lot.rows]
-            start += lot.rows
+        for block in self.blocks:
+            mask = together[start : start + block.rows]
+            start += block.rows
             if mask.any():
-                kept.append(lot.part(mask))
+                kept.append(block.part(mask))
             parts += [
-                self._replace(lots=[lot.between(place, place + 1)], rows=1)
+                self._replace(blocks=[block.between(place, place + 1)], rows=1)
                 for place in np.flatnonzero(~mask).tolist()
             ]
         if kept:
-            parts.insert(0, self._replace(lots=kept, rows=int(together.sum())))
+            parts.insert(0, self._replace(blocks=kept, rows=int(together.sum())))
         return parts

@@ -191,7 +191,6 @@ def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
 
     Args:
         loaded: The loaded deployment; `instances` says how many runtimes it may have.
-        name: The model's name.
 
     Returns:
         The runtime, and `loaded` with the time that this took, and with smaller batches if need be.
@@ -315,7 +314,6 @@ def run_larger_batches(loaded: LoadedModel, name: str, most: int, goes_on: Calla
 
     Args:
         loaded: The deployment, on the CPU.
-        name: Its name.
         most: Rows of the largest batch.
         goes_on: Called before each; False stops.
 
@@ -415,7 +413,6 @@ def first_times(
 
     Args:
         loaded: The model; called on the thread that has loaded it.
-        clock_ns: The time.
 
     Returns:
         Rows and nanoseconds of each batch; none of models whose rows are not made up.

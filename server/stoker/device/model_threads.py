@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from stoker.deployment import Deployment, Device
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
-from stoker.device.device_sharing import Turn, Turns
+from stoker.device.device_sharing import DeviceTurns, ModelTurn
 from stoker.device.lanes import Lane
 from stoker.device.loading import LoadedModel, first_times, fork, full_batch, load
 from stoker.device.sequence_worker import SequenceWorker
@@ -47,12 +47,11 @@ class ModelThreads:
         deployment: Deployment,
         metrics: ModelMetrics,
         on_verdict: Callable[[Verdict], None] = lambda _: None,
-        turns: Turns | None = None,
+        turns: DeviceTurns | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
         Args:
-            deployment: The model.
             metrics: Counts batches.
             on_verdict: Called when an audit has shown that rows must not share batches.
             turns: The turns of its device; None if it takes none.
@@ -209,7 +208,7 @@ class ModelThreads:
             )
             self._hang_watch.start()
 
-    def _turn(self, threads: int) -> Turn | None:
+    def _turn(self, threads: int) -> ModelTurn | None:
         if self._turns is None:
             return None
         try:

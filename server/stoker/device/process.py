@@ -35,7 +35,7 @@ from stoker.control.device_messages import (
 )
 from stoker.deployment import Deployment, Device
 from stoker.device.device_page import DevicePage
-from stoker.device.device_sharing import Turns
+from stoker.device.device_sharing import DeviceTurns
 from stoker.device.lanes import Lane
 from stoker.device.model_threads import ModelThreads
 from stoker.device.watchdogs import LockGuard
@@ -48,7 +48,7 @@ from stoker.system.processes import stop_yielding, write_stacks_on_signal
 from stoker.tensors import Verdict
 
 if TYPE_CHECKING:
-    from stoker.device.device_sharing import Turns
+    from stoker.device.device_sharing import DeviceTurns
     from stoker.device.model_threads import ModelThreads
 
 __all__ = ["WORTH", "gain", "main", "measure_overlap"]
@@ -63,7 +63,7 @@ _TIMES: Final = 3
 _Begin = Callable[[], "Future[int]"]
 
 
-def measure_overlap(turns: Turns, models: Sequence[ModelThreads]) -> None:
+def measure_overlap(turns: DeviceTurns, models: Sequence[ModelThreads]) -> None:
     """Find out how many batches should run concurrently, where a model has a target and two instances exist.
 
     Args:
@@ -173,7 +173,7 @@ class _ModelHost:
             instances.serve()
 
     def _load_model(
-        self, deployment: Deployment, device: Device, page: MetricPage, turns: Turns | None
+        self, deployment: Deployment, device: Device, page: MetricPage, turns: DeviceTurns | None
     ) -> None:
         if deployment.framework == "script":
             self.runs_script = True
@@ -211,7 +211,7 @@ class _ModelHost:
         self._channel.send(Unloaded(number))
 
 
-def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> Turns | None:
+def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> DeviceTurns | None:
     """The turns of the device; None in processes of entry scripts, whose run time is not the device's."""
     try:
         if any(model.framework == "script" for model in start.models):
@@ -224,7 +224,7 @@ def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> Turns | No
         os.close(turns_fd)
     if start.device_batches is not None:
         page.set_turns(start.device_batches)
-    return Turns(page, asked_for=start.device_batches is not None)
+    return DeviceTurns(page, asked_for=start.device_batches is not None)
 
 
 def _leave_ending_to_the_supervisor() -> None:

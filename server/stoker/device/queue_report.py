@@ -11,10 +11,10 @@ from stoker.arena import LATER_BATCHES, BoardWriter, caller_of, tier_of
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_sharing import TurnTaking
-from stoker.device.row_blocks import Lot
+from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue
 
-__all__ = ["Notice", "classes_on_board", "later_on_board", "tiers_on_board"]
+__all__ = ["QueueReporter", "classes_on_board", "later_on_board", "tiers_on_board"]
 
 _NOTHING: Final = (0,) * LATER_BATCHES
 _BATCHES: Final = np.arange(1, LATER_BATCHES + 1)
@@ -44,14 +44,14 @@ def later_on_board(queue: RowQueue, free_ns: int, full_ns: int) -> Sequence[int]
     Rows that are not sorted yet count as due last.
     """
     due_ns = queue.order.due_ns
-    if not len(due_ns) and not queue.lots:
+    if not len(due_ns) and not queue.blocks:
         return _NOTHING
-    unsorted = sum([len(lot.numbers) for lot in queue.lots])
+    unsorted = sum([len(block.numbers) for block in queue.blocks])
     later: list[int] = (unsorted + len(due_ns) - due_ns.searchsorted(free_ns + full_ns * _BATCHES)).tolist()
     return later
 
 
-class Notice:
+class QueueReporter:
     """The report of one model, written to the boards of all frontends.
 
     Args:
@@ -75,24 +75,26 @@ class Notice:
         if self._ends_ns:
             self._ends_ns.remove(min(self._ends_ns))
 
-    def tell(
-        self, queue: RowQueue, leaving: Sequence[Lot], now_ns: int, policy: BatchPolicy, times: ServiceTimes
+    def report(
+        self,
+        queue: RowQueue,
+        leaving: Sequence[RowBlock],
+        now_ns: int,
+        policy: BatchPolicy,
+        times: ServiceTimes,
     ) -> None:
         """Write the report.
 
         Args:
             queue: The waiting rows.
             leaving: The batch that leaves now; empty if none does.
-            now_ns: The time.
-            policy: The settings of batching.
-            times: Measured times of batches.
         """
         costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
         if costs_ns is not self._costs_ns:
             self._costs_ns = costs_ns
             self._writer.set_times(len(costs_ns) - 1, costs_ns)
         if leaving:
-            self._ends_ns.append(now_ns + costs_ns[sum(lot.rows for lot in leaving)])
+            self._ends_ns.append(now_ns + costs_ns[sum(block.rows for block in leaving)])
         instances = len(self._instances)
         free_ns, other_ns = 0 if len(self._ends_ns) < instances else min(self._ends_ns), 0
         if self._turn is not None:

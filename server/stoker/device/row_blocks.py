@@ -1,4 +1,4 @@
-"""Waiting rows, as parts: a lot as it arrived, or a table of rows of several lots.
+"""Waiting rows, as parts: a block as it arrived, or a table of rows of several blocks.
 
 A *table* has one column per row, `int64[FIELDS, rows]`. Rows that leave are mostly contiguous, so that nothing is
 copied.
@@ -22,17 +22,17 @@ __all__ = [
     "PLACED",
     "POSITION",
     "SIZE",
-    "Lot",
     "Part",
+    "RowBlock",
     "Table",
+    "blocks_of",
     "due_of",
     "greatest",
     "joined",
     "least",
-    "lots_of",
     "placed_of",
     "sized",
-    "split_into_lots",
+    "split_into_blocks",
 ]
 
 NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE, PLACED = range(8)
@@ -41,7 +41,7 @@ _FEW: Final = 32
 """Up to this many numbers a Python loop is faster than numpy."""
 
 
-class Lot(NamedTuple):
+class RowBlock(NamedTuple):
     """Rows of one lane (one frontend's arena).
 
     Attributes:
@@ -53,7 +53,7 @@ class Lot(NamedTuple):
         arrived: The queue's virtual time when they arrived.
         target_ns: When their answers stop being of use, `int64[rows]`, 0: at their deadline; None if none has a
             target.
-        size: Rows of the whole request of each, `int64[rows]`; None if all of them are in this lot.
+        size: Rows of the whole request of each, `int64[rows]`; None if all of them are in this block.
         placed: Tier and caller of each, `tier << 16 | caller` as `int64[rows]`; None if neither is told.
     """
 
@@ -72,18 +72,18 @@ class Lot(NamedTuple):
         """How many rows."""
         return len(self.numbers)
 
-    def part(self, mask: np.ndarray) -> Lot:
+    def part(self, mask: np.ndarray) -> RowBlock:
         """The rows where the boolean `mask` is set."""
         return self._picked(mask)
 
-    def between(self, start: int, stop: int) -> Lot:
+    def between(self, start: int, stop: int) -> RowBlock:
         """The rows from place `start` up to before place `stop`."""
         if start == 0 and stop == len(self.numbers):
             return self
         return self._picked(slice(start, stop))
 
-    def _picked(self, which: np.ndarray | slice) -> Lot:
-        return Lot(
+    def _picked(self, which: np.ndarray | slice) -> RowBlock:
+        return RowBlock(
             self.lane,
             self.numbers[which],
             self.position[which],
@@ -106,7 +106,7 @@ class Lot(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of several lots, in any order.
+    """Rows of several blocks, in any order.
 
     Attributes:
         columns: The fields of each row, `int64[FIELDS, rows]`.
@@ -140,37 +140,37 @@ class Table(NamedTuple):
         return Table(self.columns[:, start:stop])
 
 
-Part = Lot | Table
+Part = RowBlock | Table
 
 
-def split_into_lots(parts: Iterable[Part]) -> list[Lot]:
-    """Parts as lots."""
-    lots: list[Lot] = []
+def split_into_blocks(parts: Iterable[Part]) -> list[RowBlock]:
+    """Parts as blocks."""
+    blocks: list[RowBlock] = []
     for part in parts:
-        if isinstance(part, Lot):
-            lots.append(part)
+        if isinstance(part, RowBlock):
+            blocks.append(part)
         else:
-            lots += lots_of(part.columns)
-    return lots
+            blocks += blocks_of(part.columns)
+    return blocks
 
 
-def lots_of(table: np.ndarray) -> list[Lot]:
-    """The rows of a table as lots, one for each lane."""
+def blocks_of(table: np.ndarray) -> list[RowBlock]:
+    """The rows of a table as blocks, one for each lane."""
     lanes = table[LANE]
     if not len(lanes):
         return []
     first = int(lanes[0])
     if (lanes == first).all():
-        return [_lot(first, table)]
+        return [_block(first, table)]
     table = table.take(lanes.argsort(kind="stable"), axis=1)
     lanes = table[LANE]
     ends = [*((lanes[1:] != lanes[:-1]).nonzero()[0] + 1).tolist(), len(lanes)]
     starts = [0, *ends]
-    return [_lot(int(lanes[start]), table[:, start:end]) for start, end in zip(starts, ends, strict=False)]
+    return [_block(int(lanes[start]), table[:, start:end]) for start, end in zip(starts, ends, strict=False)]
 
 
-def _lot(lane: int, table: np.ndarray) -> Lot:
-    return Lot(
+def _block(lane: int, table: np.ndarray) -> RowBlock:
+    return RowBlock(
         lane,
         table[NUMBER].astype(np.int32),
         table[POSITION],
@@ -192,38 +192,38 @@ def placed_of(part: Part) -> np.ndarray:
 
 
 def due_of(
-    lots: Sequence[Lot], target_ns: int, first_deadline_ns: int, first_target_ns: int
+    blocks: Sequence[RowBlock], target_ns: int, first_deadline_ns: int, first_target_ns: int
 ) -> tuple[np.ndarray, bool]:
-    """Due times of lots, as `Lot.due_ns`, and whether they ascend.
+    """Due times of blocks, as `RowBlock.due_ns`, and whether they ascend.
 
     Args:
-        lots: The lots.
+        blocks: The blocks.
         target_ns: The target of rows without one of their own.
         first_deadline_ns: A lower bound of their deadlines.
         first_target_ns: A lower bound of the targets that were told.
     """
-    told = [lot.target_ns for lot in lots if lot.target_ns is not None]
-    if len(told) < len(lots) or first_target_ns <= 0:
-        due_ns = _due_of_some(lots, told, target_ns)
+    told = [block.target_ns for block in blocks if block.target_ns is not None]
+    if len(told) < len(blocks) or first_target_ns <= 0:
+        due_ns = _due_of_some(blocks, told, target_ns)
         return due_ns, _ascends(due_ns)
     due_ns = told[0] if len(told) == 1 else np.concatenate(told)
     ascends = _ascends(due_ns)
     # If they ascend, the last one is the greatest.
     if (due_ns[-1] if ascends else due_ns.max()) <= first_deadline_ns:
         return due_ns, ascends
-    due_ns = np.minimum(due_ns, np.concatenate([lot.deadline_ns for lot in lots]))
+    due_ns = np.minimum(due_ns, np.concatenate([block.deadline_ns for block in blocks]))
     return due_ns, _ascends(due_ns)
 
 
-def _due_of_some(lots: Sequence[Lot], told: Sequence[np.ndarray], target_ns: int) -> np.ndarray:
-    """Due times of lots of which only some rows have targets."""
+def _due_of_some(blocks: Sequence[RowBlock], told: Sequence[np.ndarray], target_ns: int) -> np.ndarray:
+    """Due times of blocks of which only some rows have targets."""
     due_ns: np.ndarray
     if told:
-        due_ns = np.concatenate([lot.due_ns(target_ns) for lot in lots])
+        due_ns = np.concatenate([block.due_ns(target_ns) for block in blocks])
         return due_ns
-    due_ns = np.concatenate([lot.deadline_ns for lot in lots])
+    due_ns = np.concatenate([block.deadline_ns for block in blocks])
     if target_ns:
-        due_ns = np.minimum(np.concatenate([lot.enqueued_ns for lot in lots]) + target_ns, due_ns)
+        due_ns = np.minimum(np.concatenate([block.enqueued_ns for block in blocks]) + target_ns, due_ns)
     return due_ns
 
 
@@ -240,25 +240,27 @@ def joined(parts: Iterable[Part], due_ns: np.ndarray) -> np.ndarray:
         due_ns: The due time of each row.
     """
     tables: list[np.ndarray] = []
-    lots: list[Lot] = []
+    blocks: list[RowBlock] = []
     for part in parts:
-        if isinstance(part, Lot):
-            lots.append(part)
+        if isinstance(part, RowBlock):
+            blocks.append(part)
             continue
-        if lots:
-            tables.append(_table_of(lots))
-            lots = []
+        if blocks:
+            tables.append(_table_of(blocks))
+            blocks = []
         tables.append(part.columns)
-    if lots:
-        tables.append(_table_of(lots))
+    if blocks:
+        tables.append(_table_of(blocks))
     table = tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
     table[DUE] = due_ns
     return table
 
 
-def sized(lots: Iterable[Lot]) -> list[Lot]:
-    """Whole lots that all give the size of each row's request."""
-    return [lot if lot.size is not None else lot._replace(size=_sizes(lot.position)) for lot in lots]
+def sized(blocks: Iterable[RowBlock]) -> list[RowBlock]:
+    """Whole blocks that all give the size of each row's request."""
+    return [
+        block if block.size is not None else block._replace(size=_sizes(block.position)) for block in blocks
+    ]
 
 
 def least(numbers: np.ndarray) -> int:
@@ -271,27 +273,27 @@ def greatest(numbers: np.ndarray) -> int:
     return max(numbers.tolist()) if len(numbers) <= _FEW else int(numbers.max())
 
 
-def _table_of(lots: Sequence[Lot]) -> np.ndarray:
-    """Lots as a table without `DUE`, in the order in which they are."""
-    counts = [len(lot.numbers) for lot in lots]
+def _table_of(blocks: Sequence[RowBlock]) -> np.ndarray:
+    """Blocks as a table without `DUE`, in the order in which they are."""
+    counts = [len(block.numbers) for block in blocks]
     table = np.empty((_FIELDS, sum(counts)), np.int64)
-    table[LANE] = np.array([lot.lane for lot in lots]).repeat(counts)
-    np.concatenate([lot.numbers for lot in lots], out=table[NUMBER], casting="unsafe")
-    np.concatenate([lot.position for lot in lots], out=table[POSITION])
-    np.concatenate([lot.enqueued_ns for lot in lots], out=table[ENQUEUED])
-    np.concatenate([lot.deadline_ns for lot in lots], out=table[DEADLINE])
-    sizes = [lot.size for lot in lots if lot.size is not None]
-    if len(sizes) == len(lots):
+    table[LANE] = np.array([block.lane for block in blocks]).repeat(counts)
+    np.concatenate([block.numbers for block in blocks], out=table[NUMBER], casting="unsafe")
+    np.concatenate([block.position for block in blocks], out=table[POSITION])
+    np.concatenate([block.enqueued_ns for block in blocks], out=table[ENQUEUED])
+    np.concatenate([block.deadline_ns for block in blocks], out=table[DEADLINE])
+    sizes = [block.size for block in blocks if block.size is not None]
+    if len(sizes) == len(blocks):
         np.concatenate(sizes, out=table[SIZE])
     else:
-        # Lots without sizes hold requests of one row: see `sized`.
+        # Blocks without sizes hold requests of one row: see `sized`.
         np.concatenate(
-            [np.ones(len(lot.numbers), np.int64) if lot.size is None else lot.size for lot in lots],
+            [np.ones(len(block.numbers), np.int64) if block.size is None else block.size for block in blocks],
             out=table[SIZE],
         )
     table[PLACED] = NORMAL
-    if any(lot.placed is not None for lot in lots):
-        np.concatenate([placed_of(lot) for lot in lots], out=table[PLACED])
+    if any(block.placed is not None for block in blocks):
+        np.concatenate([placed_of(block) for block in blocks], out=table[PLACED])
     return table
 
 

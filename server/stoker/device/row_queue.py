@@ -1,4 +1,4 @@
-"""The waiting rows of a model: in lots as they arrived, and, where that matters, sorted by due time."""
+"""The waiting rows of a model: in blocks as they arrived, and, where that matters, sorted by due time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stoker.device.row_blocks import (
     DUE,
     LANE,
     NUMBER,
-    Lot,
     Part,
+    RowBlock,
     Table,
     due_of,
     greatest,
@@ -26,19 +26,19 @@ from stoker.device.row_blocks import (
     least,
     placed_of,
     sized,
-    split_into_lots,
+    split_into_blocks,
 )
 
 __all__ = [
     "NEVER_NS",
     "DueOrder",
     "LateRows",
-    "Lot",
+    "RowBlock",
     "RowQueue",
     "callers_of",
     "cut",
     "push_rows",
-    "push_told",
+    "push_with_urgency",
     "without_lane",
 ]
 
@@ -46,7 +46,7 @@ __all__ = [
 NEVER_NS: Final = (1 << 63) - 1
 _NOTHING: Final = np.empty(0, np.int64)
 
-_Part = TypeVar("_Part", Lot, Part)
+_Part = TypeVar("_Part", RowBlock, Part)
 
 Deadlines = Callable[[int, np.ndarray], np.ndarray]
 
@@ -71,12 +71,11 @@ class DueOrder:
         return len(self.due_ns)
 
     def add(
-        self, lots: Iterable[Lot], due_ns: np.ndarray, first_deadline_ns: int, *, ascending: bool
+        self, blocks: Iterable[RowBlock], due_ns: np.ndarray, first_deadline_ns: int, *, ascending: bool
     ) -> None:
-        """Insert lots; of rows that are due at the same time those that came first stay first.
+        """Insert blocks; of rows that are due at the same time those that came first stay first.
 
         Args:
-            lots: The rows.
             due_ns: The due time of each row.
             first_deadline_ns: A lower bound of their deadlines.
             ascending: Whether `due_ns` is ascending.
@@ -86,17 +85,17 @@ class DueOrder:
         self.first_deadline_ns = first_deadline_ns
         if not len(self.due_ns):
             if ascending:
-                self.parts, self.due_ns = deque(lots), due_ns
+                self.parts, self.due_ns = deque(blocks), due_ns
                 return
-            self._sort([*lots], due_ns)
+            self._sort([*blocks], due_ns)
             return
         if ascending and due_ns[0] >= self.due_ns[-1]:
-            self.parts.extend(lots)
+            self.parts.extend(blocks)
             self.due_ns = np.concatenate((self.due_ns, due_ns))
             return
         place = int(self.due_ns.searchsorted(due_ns.min(), side="right"))
         first, known_ns = cut(self.parts, place), self.due_ns
-        self._sort([*self.parts, *lots], np.concatenate((known_ns[place:], due_ns)))
+        self._sort([*self.parts, *blocks], np.concatenate((known_ns[place:], due_ns)))
         self.parts.extendleft(reversed(first))
         self.due_ns = np.concatenate((known_ns[:place], self.due_ns))
 
@@ -238,7 +237,7 @@ def without_lane(parts: Iterable[Part], lane: int) -> list[Part]:
     """Parts without the rows of a lane."""
     kept: list[Part] = []
     for part in parts:
-        if isinstance(part, Lot):
+        if isinstance(part, RowBlock):
             if part.lane != lane:
                 kept.append(part)
             continue
@@ -250,7 +249,7 @@ def without_lane(parts: Iterable[Part], lane: int) -> list[Part]:
 
 def _refreshed(part: Part, deadlines: Deadlines) -> bool:
     """Update the deadlines of the rows; returns whether any has changed."""
-    if isinstance(part, Lot):
+    if isinstance(part, RowBlock):
         return _rewritten(part.deadline_ns, deadlines(part.lane, part.numbers))
     lanes, numbers = part.columns[LANE], part.columns[NUMBER]
     now = np.empty(len(lanes), np.int64)
@@ -272,7 +271,7 @@ class RowQueue:
     """The waiting rows of a model.
 
     Attributes:
-        lots: Unsorted rows, as they arrived.
+        blocks: Unsorted rows, as they arrived.
         rows: How many rows there are in total, including late ones and those to be handed back.
         virtual_time: See `stoker.device.scheduler`.
         order: Rows with targets that were left waiting, sorted.
@@ -287,7 +286,7 @@ class RowQueue:
         decided: The last decision and its arguments, if not carried out yet; None if rows have changed since.
     """
 
-    lots: deque[Lot] = field(default_factory=deque)
+    blocks: deque[RowBlock] = field(default_factory=deque)
     rows: int = 0
     virtual_time: int = 0
     order: DueOrder = field(default_factory=DueOrder)
@@ -299,7 +298,7 @@ class RowQueue:
     all_hopeless: bool = False
     shares: Shares | None = None
     decided: tuple[Any, ...] | None = None
-    # Lower bounds of the deadlines and of the told targets of the lots, and whether no target was told.
+    # Lower bounds of the deadlines and of the told targets of the blocks, and whether no target was told.
     _first_deadline_ns: int = NEVER_NS
     _first_target_ns: int = NEVER_NS
     _untold: bool = False
@@ -339,13 +338,13 @@ class RowQueue:
             if caller is not None:
                 placed |= caller
             self.shares = self.shares or Shares()
-        lot = Lot(
+        block = RowBlock(
             lane, numbers, position, enqueued_ns, deadline_ns, self.virtual_time, target_ns, size, placed
         )
-        self.lots.append(lot)
+        self.blocks.append(block)
         self.rows += len(numbers)
         self.decided = None
-        self._see(lot)
+        self._see(block)
         if target_ns is not None and not self.has_targets:
             self.has_targets = bool(target_ns.any())
         if size is not None:
@@ -353,18 +352,18 @@ class RowQueue:
 
     @property
     def first_deadline_ns(self) -> int:
-        """A lower bound of the deadlines of the lots."""
+        """A lower bound of the deadlines of the blocks."""
         return self._first_deadline_ns
 
-    def leave(self, lots: deque[Lot], rows: int) -> None:
-        """Keep what is left of the lots after this many rows were removed."""
-        self.lots = lots
+    def leave(self, blocks: deque[RowBlock], rows: int) -> None:
+        """Keep what is left of the blocks after this many rows were removed."""
+        self.blocks = blocks
         self.rows -= rows
         self.decided = None
 
     def tried(self) -> RowQueue:
-        """A queue with the same lots for a trial, without anything else."""
-        queue = RowQueue(deque(self.lots), self.rows, self.virtual_time)
+        """A queue with the same blocks for a trial, without anything else."""
+        queue = RowQueue(deque(self.blocks), self.rows, self.virtual_time)
         queue._first_deadline_ns = self._first_deadline_ns  # of its own class
         if self.shares is not None:
             queue.shares = self.shares.copy()
@@ -374,51 +373,51 @@ class RowQueue:
         """When the first row that is not late is due; `target_ns` is the target of rows without one of their own."""
         due_ns = min(self._first_deadline_ns, self._first_target_ns)
         if self._untold and target_ns:
-            untold = (least(lot.enqueued_ns) for lot in self.lots if lot.target_ns is None)
+            untold = (least(block.enqueued_ns) for block in self.blocks if block.target_ns is None)
             due_ns = min(due_ns, min(untold) + target_ns)
         return min(due_ns, int(self.order.due_ns[0])) if len(self.order) else due_ns
 
     def oldest_ns(self) -> int:
         """When the oldest row that is not late was queued."""
-        return min(least(part.enqueued_ns) for part in (*self.lots, *self.order.parts))
+        return min(least(part.enqueued_ns) for part in (*self.blocks, *self.order.parts))
 
     def drop_lane(self, lane: int) -> int:
         """Remove the rows of a lane whose frontend has gone; returns how many."""
         before = self.rows
-        self.keep_lots(lot for lot in self.lots if lot.lane != lane)
+        self.keep_blocks(block for block in self.blocks if block.lane != lane)
         self.order.drop_lane(lane)
         self.late.drop_lane(lane)
         self.over = without_lane(self.over, lane)
         self.recount()
         return before - self.rows
 
-    def take_all(self) -> list[Lot]:
+    def take_all(self) -> list[RowBlock]:
         """Remove and return everything."""
-        lots = list(self.lots)
+        blocks = list(self.blocks)
         if self.order.parts or self.late.rows or self.over:
-            lots += split_into_lots((*self.order.parts, *self.late.parts, *self.over))
+            blocks += split_into_blocks((*self.order.parts, *self.late.parts, *self.over))
             self.order, self.over = DueOrder(), []
             self.late.clear()
         self._forget_lots()
         self.rows = 0
-        return lots
+        return blocks
 
-    def take_in_time(self) -> list[Lot]:
+    def take_in_time(self) -> list[RowBlock]:
         """Remove and return all rows that are not late."""
         rows = self.late.rows
-        lots = list(self.lots)
+        blocks = list(self.blocks)
         if len(self.order):
-            lots = [*split_into_lots(self.order.take_first(len(self.order))), *lots]
+            blocks = [*split_into_blocks(self.order.take_first(len(self.order))), *blocks]
         self._forget_lots()
         self.rows = rows
-        return lots
+        return blocks
 
-    def keep_lots(self, lots: Iterable[Lot]) -> None:
-        """Replace the unsorted lots by these."""
+    def keep_blocks(self, blocks: Iterable[RowBlock]) -> None:
+        """Replace the unsorted blocks by these."""
         self._forget_lots()
-        for lot in lots:
-            self.lots.append(lot)
-            self._see(lot)
+        for block in blocks:
+            self.blocks.append(block)
+            self._see(block)
 
     def refresh(self, deadlines: Callable[[int, np.ndarray], np.ndarray]) -> None:
         """Read again which rows have been cancelled.
@@ -427,9 +426,9 @@ class RowQueue:
             deadlines: Returns the present deadlines of a lane's rows, given its key and their numbers.
         """
         self._first_deadline_ns = NEVER_NS
-        for lot in self.lots:
-            lot.deadline_ns[:] = deadlines(lot.lane, lot.numbers)
-            self._first_deadline_ns = min(self._first_deadline_ns, least(lot.deadline_ns))
+        for block in self.blocks:
+            block.deadline_ns[:] = deadlines(block.lane, block.numbers)
+            self._first_deadline_ns = min(self._first_deadline_ns, least(block.deadline_ns))
         if self.order.parts:
             self.order.refresh(deadlines)
         if self.late.rows:
@@ -437,12 +436,12 @@ class RowQueue:
         self.decided = None
 
     def sort_in(self, target_ns: int) -> DueOrder:
-        """Sort the lots in; `target_ns` is the target of rows without one of their own."""
-        if self.lots:
-            lots: Sequence[Lot] = list(self.lots)
+        """Sort the blocks in; `target_ns` is the target of rows without one of their own."""
+        if self.blocks:
+            blocks: Sequence[RowBlock] = list(self.blocks)
             first_ns = self._first_deadline_ns
-            due_ns, ascending = due_of(lots, target_ns, first_ns, self._first_target_ns)
-            whole = sized(lots) if self.longest_rows > 1 else lots
+            due_ns, ascending = due_of(blocks, target_ns, first_ns, self._first_target_ns)
+            whole = sized(blocks) if self.longest_rows > 1 else blocks
             self.order.add(whole, due_ns, first_ns, ascending=ascending)
             self._forget_lots()
         return self.order
@@ -451,7 +450,6 @@ class RowQueue:
         """Move rows that miss their targets, and are not in `order` any more, to `late` or `over`.
 
         Args:
-            parts: The rows.
             until_ns: Rows with earlier deadlines have expired.
             late: Whether the others may be late; if not, they are handed back too.
         """
@@ -472,19 +470,19 @@ class RowQueue:
         if too_many > 0:
             self.over += self.late.take_first(too_many)
 
-    def take_over(self) -> list[Lot]:
+    def take_over(self) -> list[RowBlock]:
         """Remove and return the rows that are to be handed back."""
         if not self.over:
             return []
-        lots, self.over = split_into_lots(self.over), []
-        return lots
+        blocks, self.over = split_into_blocks(self.over), []
+        return blocks
 
     @property
     def waiting(self) -> dict[int, int]:
         """How many rows wait for their targets, by class; late rows are not counted."""
         if self.shares is None:
             return {NORMAL: self.rows - self.late.rows - sum(part.rows for part in self.over)}
-        placed = [placed_of(part) for part in (*self.lots, *self.order.parts)]
+        placed = [placed_of(part) for part in (*self.blocks, *self.order.parts)]
         if not placed:
             return {}
         values, counts = np.unique(np.concatenate(placed), return_counts=True)
@@ -492,40 +490,39 @@ class RowQueue:
 
     def recount(self) -> None:
         """Count the rows again."""
-        waiting = sum(len(lot.numbers) for lot in self.lots) + len(self.order)
+        waiting = sum(len(block.numbers) for block in self.blocks) + len(self.order)
         self.rows = waiting + self.late.rows + sum(part.rows for part in self.over)
 
     def _forget_lots(self) -> None:
-        self.lots = deque()
+        self.blocks = deque()
         self.decided = None
         self._first_deadline_ns = self._first_target_ns = NEVER_NS
         self._untold = False
 
-    def _see(self, lot: Lot) -> None:
-        self._first_deadline_ns = min(self._first_deadline_ns, least(lot.deadline_ns))
-        if lot.target_ns is None:
+    def _see(self, block: RowBlock) -> None:
+        self._first_deadline_ns = min(self._first_deadline_ns, least(block.deadline_ns))
+        if block.target_ns is None:
             self._untold = True
         else:
-            self._first_target_ns = min(self._first_target_ns, least(lot.target_ns))
+            self._first_target_ns = min(self._first_target_ns, least(block.target_ns))
 
 
 def push_rows(
     queue: RowQueue, lane: int, numbers: np.ndarray, queued: np.ndarray, policy: BatchPolicy, *, told: bool
 ) -> None:
-    """Queue rows of a frontend; uses `push_told` if the frontend writes caller and urgency."""
+    """Queue rows of a frontend; uses `push_with_urgency` if the frontend writes caller and urgency."""
     if told:
-        push_told(queue, lane, numbers, queued, policy)
+        push_with_urgency(queue, lane, numbers, queued, policy)
     else:
         queue.push(lane, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2])
 
 
-def push_told(
+def push_with_urgency(
     queue: RowQueue, lane: int, numbers: np.ndarray, queued: np.ndarray, policy: BatchPolicy
 ) -> None:
     """Queue rows.
 
     Args:
-        queue: The queue.
         lane: Key of their lane.
         numbers: Row numbers.
         queued: The rows' columns in the arena, `int64[rows, 6]`; see `stoker.arena`.
@@ -552,14 +549,14 @@ def push_told(
     )
 
 
-def callers_of(lots: Sequence[Lot]) -> dict[int, int]:
+def callers_of(blocks: Sequence[RowBlock]) -> dict[int, int]:
     """How many of these rows each caller has, by caller number."""
     counts: dict[int, int] = {}
-    for lot in lots:
-        if lot.placed is None:
-            counts[0] = counts.get(0, 0) + lot.rows
+    for block in blocks:
+        if block.placed is None:
+            counts[0] = counts.get(0, 0) + block.rows
             continue
-        of_lot = np.bincount(lot.placed & CALLER_MASK)
+        of_lot = np.bincount(block.placed & CALLER_MASK)
         for caller in np.flatnonzero(of_lot).tolist():
             counts[caller] = counts.get(caller, 0) + int(of_lot[caller])
     return counts

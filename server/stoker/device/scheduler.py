@@ -31,11 +31,11 @@ from stoker.device.row_blocks import (
     DUE,
     ENQUEUED,
     PLACED,
-    Lot,
+    RowBlock,
     Table,
-    lots_of,
+    blocks_of,
     placed_of,
-    split_into_lots,
+    split_into_blocks,
 )
 from stoker.device.row_queue import DueOrder, RowQueue, cut
 from stoker.device.targets import Choice, choose, hopeless, largest_within, numbers_of
@@ -54,8 +54,6 @@ def schedule(
 
     Args:
         queue: The rows that wait.
-        now_ns: The time.
-        policy: Settings of batching.
         times: What batches take.
         free_ns: When the device is expected to be free, if later than now.
     """
@@ -77,7 +75,7 @@ def schedule(
 
 
 def _leave_or_wait(
-    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot]
+    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[RowBlock]
 ) -> BatchDecision:
     if queue.rows >= policy.max_batch_rows:
         return BatchDecision(_take_fairest(queue, policy.max_batch_rows), expired, "full", None)
@@ -98,13 +96,13 @@ def propose(
         return None if chosen is None else proposal_of(chosen)
     tried = queue.tried()
     decision = schedule(tried, now_ns, policy, times)
-    rows = sum(lot.rows for lot in decision.batch)
+    rows = sum(block.rows for block in decision.batch)
     if not rows and decision.check_again_ns is None:
         return None
-    lots = decision.batch or tried.lots
+    blocks = decision.batch or tried.blocks
     cost_ns = times.expected_ns(filled(rows or tried.rows, policy.buckets))
-    latest_ns = min(int(lot.deadline_ns.min()) for lot in lots) - cost_ns
-    tier = 1 if queue.shares is None else tier_of(min(served_of(list(lots))))
+    latest_ns = min(int(block.deadline_ns.min()) for block in blocks) - cost_ns
+    tier = 1 if queue.shares is None else tier_of(min(served_of(list(blocks))))
     return Proposal(rows, cost_ns, latest_ns, tier, False, decision.check_again_ns)
 
 
@@ -114,12 +112,12 @@ def _in_turn(
     now_ns: int,
     policy: BatchPolicy,
     times: ServiceTimes,
-    expired: list[Lot],
+    expired: list[RowBlock],
 ) -> BatchDecision:
     """What leaves where callers or tiers may have to take turns, and rows have no targets."""
     costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
-    tags = _tags(queue.lots)
-    placed = np.concatenate([placed_of(lot) for lot in queue.lots])
+    tags = _tags(queue.blocks)
+    placed = np.concatenate([placed_of(block) for block in queue.blocks])
     # Rows of one class run in the order of their tags; a stable sort, so equal tags stay in order of arrival.
     order = np.argsort(tags, kind="stable")
     never = np.full(len(tags), NEVER_NS)
@@ -132,14 +130,16 @@ def _in_turn(
         decision = BatchDecision(_take(queue, picked, tags), expired, reason, None)
     if decision.batch:
         served = served_of(decision.batch)
-        left = classes_of(np.concatenate([placed_of(lot) for lot in queue.lots])) if queue.lots else {}
+        left = (
+            classes_of(np.concatenate([placed_of(block) for block in queue.blocks])) if queue.blocks else {}
+        )
         cost_ns = costs_ns[sum(served.values())]
         shares.charge(served, left, cost_ns, policy.weights, policy.tier_floor)
     return decision
 
 
 def _leave(
-    queue: RowQueue, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot], reason: str
+    queue: RowQueue, policy: BatchPolicy, times: ServiceTimes, expired: list[RowBlock], reason: str
 ) -> BatchDecision:
     rows = worthwhile(queue.rows, policy.buckets, times)
     if rows < queue.rows:
@@ -148,11 +148,11 @@ def _leave(
 
 
 def _wait_for_company(
-    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[Lot]
+    queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[RowBlock]
 ) -> BatchDecision:
-    oldest_ns = min(int(lot.enqueued_ns.min()) for lot in queue.lots)
+    oldest_ns = min(int(block.enqueued_ns.min()) for block in queue.blocks)
     size = filled(queue.rows, policy.buckets)
-    pressing_ns = min(int(lot.deadline_ns.min()) for lot in queue.lots) - times.mean_ns(size)
+    pressing_ns = min(int(block.deadline_ns.min()) for block in queue.blocks) - times.mean_ns(size)
     delayed_ns = oldest_ns + round(policy.max_delay_ms * 1e6)
     if now_ns >= delayed_ns:
         return _leave(queue, policy, times, expired, "delay")
@@ -161,7 +161,7 @@ def _wait_for_company(
     return BatchDecision([], expired, "", min(delayed_ns, pressing_ns))
 
 
-def _remove_hopeless(queue: RowQueue, now_ns: int, batch_ns: int) -> list[Lot]:
+def _remove_hopeless(queue: RowQueue, now_ns: int, batch_ns: int) -> list[RowBlock]:
     """Remove the rows for which no batch ends before their deadline.
 
     None if that is all rows: the times may be wrong.
@@ -169,48 +169,48 @@ def _remove_hopeless(queue: RowQueue, now_ns: int, batch_ns: int) -> list[Lot]:
     until_ns = now_ns + round(_MARGIN * batch_ns)
     if queue.first_deadline_ns > until_ns:
         return []
-    if all(lot.deadline_ns.max() <= until_ns for lot in queue.lots):
+    if all(block.deadline_ns.max() <= until_ns for block in queue.blocks):
         return []
     return _remove_expired(queue, until_ns)
 
 
-def _remove_expired(queue: RowQueue, now_ns: int) -> list[Lot]:
+def _remove_expired(queue: RowQueue, now_ns: int) -> list[RowBlock]:
     if queue.first_deadline_ns > now_ns:
         return []
-    expired: list[Lot] = []
-    kept: list[Lot] = []
-    for lot in queue.lots:
-        late = lot.deadline_ns <= now_ns
+    expired: list[RowBlock] = []
+    kept: list[RowBlock] = []
+    for block in queue.blocks:
+        late = block.deadline_ns <= now_ns
         if late.any():
-            expired.append(lot.part(late))
+            expired.append(block.part(late))
         if not late.all():
-            kept.append(lot.part(~late) if late.any() else lot)
-    queue.keep_lots(kept)
-    queue.rows = sum(len(lot.numbers) for lot in kept)
+            kept.append(block.part(~late) if late.any() else block)
+    queue.keep_blocks(kept)
+    queue.rows = sum(len(block.numbers) for block in kept)
     return expired
 
 
-def _take_fairest(queue: RowQueue, rows: int) -> list[Lot]:
+def _take_fairest(queue: RowQueue, rows: int) -> list[RowBlock]:
     if queue.rows == rows:
         return queue.take_all()
-    tags = _tags(queue.lots)
+    tags = _tags(queue.blocks)
     if (tags[1:] >= tags[:-1]).all():
         # The order of arrival.
         _advance(queue, int(tags[rows - 1]))
-        batch: list[Lot] = cut(queue.lots, rows)
-        queue.leave(queue.lots, rows)
+        batch: list[RowBlock] = cut(queue.blocks, rows)
+        queue.leave(queue.blocks, rows)
         return batch
     # A stable sort: rows with equal tags stay in order of arrival.
     return _take(queue, np.argsort(tags, kind="stable")[:rows], tags)
 
 
-def _tags(lots: deque[Lot]) -> np.ndarray:
+def _tags(blocks: deque[RowBlock]) -> np.ndarray:
     """The virtual start times of all rows, `int64[rows]`."""
-    tags: np.ndarray = np.concatenate([lot.position for lot in lots])
-    if lots[0].arrived == lots[-1].arrived:
-        tags += lots[0].arrived
+    tags: np.ndarray = np.concatenate([block.position for block in blocks])
+    if blocks[0].arrived == blocks[-1].arrived:
+        tags += blocks[0].arrived
     else:
-        tags += np.repeat([lot.arrived for lot in lots], [len(lot.numbers) for lot in lots])
+        tags += np.repeat([block.arrived for block in blocks], [len(block.numbers) for block in blocks])
     return tags
 
 
@@ -221,24 +221,24 @@ def _advance(queue: RowQueue, tag: int) -> None:
     queue.virtual_time = max(queue.virtual_time + 1, tag)
 
 
-def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[Lot]:
-    """Remove and return the rows at these indices over all lots; `tags` are their virtual start times."""
+def _take(queue: RowQueue, places: np.ndarray, tags: np.ndarray) -> list[RowBlock]:
+    """Remove and return the rows at these indices over all blocks; `tags` are their virtual start times."""
     chosen = np.zeros(len(tags), bool)
     chosen[places] = True
     _advance(queue, int(tags[places].max()))
-    stops = np.cumsum([len(lot.numbers) for lot in queue.lots])
+    stops = np.cumsum([len(block.numbers) for block in queue.blocks])
     upto = np.concatenate(([0], chosen.cumsum()[stops - 1]))
-    batch: list[Lot] = []
-    rest: deque[Lot] = deque()
-    for lot, stop, rows in zip(queue.lots, stops.tolist(), np.diff(upto).tolist(), strict=True):
+    batch: list[RowBlock] = []
+    rest: deque[RowBlock] = deque()
+    for block, stop, rows in zip(queue.blocks, stops.tolist(), np.diff(upto).tolist(), strict=True):
         if not rows:
-            rest.append(lot)
-        elif rows == len(lot.numbers):
-            batch.append(lot)
+            rest.append(block)
+        elif rows == len(block.numbers):
+            batch.append(block)
         else:
-            mask = chosen[stop - len(lot.numbers) : stop]
-            batch.append(lot.part(mask))
-            rest.append(lot.part(~mask))
+            mask = chosen[stop - len(block.numbers) : stop]
+            batch.append(block.part(mask))
+            rest.append(block.part(~mask))
     queue.leave(rest, len(places))
     return batch
 
@@ -493,12 +493,12 @@ def carry_out(
         if choice.start:
             # Their deadlines pass before this batch ends.
             queue.give_up(order.take_first(choice.start), free_ns + decision.cost_ns, late=late)
-        batch = split_into_lots(order.take_first(choice.stop - choice.start)) if choice.stop else []
+        batch = split_into_blocks(order.take_first(choice.stop - choice.start)) if choice.stop else []
     if batch and queue.shares is not None:
         left = classes_of(order.table()[PLACED]) if len(order) else {}
         queue.shares.charge(served_of(batch), left, decision.cost_ns, policy.weights, policy.tier_floor)
     if decision.late_rows:
-        batch += split_into_lots(queue.late.take_first(decision.late_rows))
+        batch += split_into_blocks(queue.late.take_first(decision.late_rows))
     if queue.all_hopeless:
         times.doubt()
         queue.all_hopeless = False
@@ -507,7 +507,7 @@ def carry_out(
     return BatchDecision(batch, over, choice.reason, decision.check_again_ns)
 
 
-def _take_picked(queue: RowQueue, picked: np.ndarray, ends_ns: int, *, late: bool) -> list[Lot]:
+def _take_picked(queue: RowQueue, picked: np.ndarray, ends_ns: int, *, late: bool) -> list[RowBlock]:
     """Remove the rows that were picked, and those that become late by their batch."""
     table = queue.order.table()
     rest = np.ones(table.shape[1], bool)
@@ -517,4 +517,4 @@ def _take_picked(queue: RowQueue, picked: np.ndarray, ends_ns: int, *, late: boo
     queue.order.replace(table.take(rest[in_time:].nonzero()[0] + in_time, axis=1))
     if len(lost):
         queue.give_up([Table(table.take(lost, axis=1))], ends_ns, late=late)
-    return lots_of(table.take(picked, axis=1))
+    return blocks_of(table.take(picked, axis=1))

@@ -53,7 +53,6 @@ def learn_signature(
     """Find the signature of a model that is being registered, and refuse models that a server would refuse.
 
     Args:
-        name: Its name.
         path: The file or folder that is registered.
         original: The model in it.
         copy: The copy of it.

@@ -154,7 +154,6 @@ class HangWatch:
             name: The model's name, for the log.
             timeout_ms: After this time callers have been told that they get no answer.
             runs_began_ns: Returns when the present runs started; 0 for an instance that is not running.
-            clock_ns: The time.
             end_process: Ends this process, which the supervisor then restarts.
         """
         self._name = name
@@ -169,7 +168,7 @@ class HangWatch:
 
         def live() -> None:
             while not self._stopped.wait(_PAUSE_S):
-                self.look()
+                self.check()
 
         threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True).start()
 
@@ -177,7 +176,7 @@ class HangWatch:
         """Stop watching."""
         self._stopped.set()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """End the process if a run has lasted too long."""
         now_ns = self._clock_ns()
         for began_ns in self._runs_began_ns():

@@ -25,11 +25,11 @@ import numpy as np
 from stoker.arena import AWAKE_NS, CALLER_BITS, LONE_ROWS, NORMAL_TIER, Outcome
 from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
 from stoker.device.batching import BatchPolicy
-from stoker.device.device_sharing import Turn, TurnTaking
+from stoker.device.device_sharing import ModelTurn, TurnTaking
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
 from stoker.device.loading import Canary
-from stoker.device.queue_report import Notice
+from stoker.device.queue_report import QueueReporter
 from stoker.device.row_blocks import placed_of
 from stoker.device.row_queue import RowQueue, callers_of, push_rows
 from stoker.device.scheduler import schedule
@@ -148,7 +148,6 @@ class Auditor:
         Args:
             policy: How the model is audited.
             cap: Used to switch batching off.
-            clock_ns: The time.
         """
         self.schedule = policy.schedule
         self._policy = policy
@@ -217,18 +216,17 @@ def count_answers(
     Args:
         metrics: The counters.
         batch: The batch that has run.
-        policy: The settings of batching.
         started_ns: When it started.
         elapsed_ns: How long it took.
         expected_ns: The predicted time.
     """
     target_ns, ended_ns = round((policy.target_ms or 0) * 1e6), started_ns + elapsed_ns
-    for lot in batch.lots:
-        in_time = lot.due_ns(target_ns) >= ended_ns
-        if lot.placed is None:
-            metrics.count_answers(NORMAL_TIER, lot.rows, int(np.count_nonzero(in_time)))
+    for block in batch.blocks:
+        in_time = block.due_ns(target_ns) >= ended_ns
+        if block.placed is None:
+            metrics.count_answers(NORMAL_TIER, block.rows, int(np.count_nonzero(in_time)))
             continue
-        tiers = placed_of(lot) >> CALLER_BITS
+        tiers = placed_of(block) >> CALLER_BITS
         rows, in_time_rows = np.bincount(tiers).tolist(), np.bincount(tiers[in_time], minlength=3).tolist()
         for tier, count in enumerate(rows):
             if count:
@@ -319,15 +317,13 @@ class Worker:
         sizes: BatchSizes | None = None,
         canary: Canary | None = None,
         audit: AuditPolicy | None = None,
-        turn: Turn | None = None,
+        turn: ModelTurn | None = None,
     ) -> None:
         """Make the first instance.
 
         Args:
             runtime: The runtime of the first instance.
-            policy: The settings of batching.
             metrics: The counters, written here only.
-            clock_ns: The time.
             sizes: The allowed sizes of batches; None for any.
             canary: Checks whether the device still works; None for no checks.
             audit: How batches are audited; None for no audits.
@@ -346,7 +342,7 @@ class Worker:
         self._leader = threading.Lock()
         self._queue = RowQueue()
         self._times = ServiceTimes(self._sizes.buckets)
-        self._notice = None if policy.target_ms is None else Notice(self.instances, self._turn)
+        self._reporter = None if policy.target_ms is None else QueueReporter(self.instances, self._turn)
         self._poller = select.epoll() if turn is None else turn.poller()
         # Replaced and never changed: a batch keeps the lanes of the moment when it left.
         self._lanes: dict[int, Lane] = {}
@@ -488,19 +484,19 @@ class Worker:
             todo, number = turn.schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
         else:
             todo = schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
-        for lot in todo.expired:
-            self._lanes[lot.lane].hand_back(lot.numbers, Outcome.EXPIRED, self._clock_ns())
-        if self._notice is not None:
-            self._notice.tell(self._queue, todo.batch, self._clock_ns(), self._cap.policy, self._times)
+        for block in todo.expired:
+            self._lanes[block.lane].hand_back(block.numbers, Outcome.EXPIRED, self._clock_ns())
+        if self._reporter is not None:
+            self._reporter.report(self._queue, todo.batch, self._clock_ns(), self._cap.policy, self._times)
         left_rows = self._queue.rows
         self._metrics.set_queued_rows(left_rows)
-        lots = todo.batch
-        self._check_again_ns = 0 if lots and left_rows else todo.check_again_ns
-        if lots:
-            rows = lots[0].rows if len(lots) == 1 else sum(lot.rows for lot in lots)
+        blocks = todo.batch
+        self._check_again_ns = 0 if blocks and left_rows else todo.check_again_ns
+        if blocks:
+            rows = blocks[0].rows if len(blocks) == 1 else sum(block.rows for block in blocks)
             if turn is None or number is None:
-                return Batch(lots, rows, self._lanes, todo.reason)
-            return Batch(lots, rows, self._lanes, todo.reason, number, turn.waited_ns)
+                return Batch(blocks, rows, self._lanes, todo.reason)
+            return Batch(blocks, rows, self._lanes, todo.reason, number, turn.waited_ns)
         if turn is not None and number is not None:
             # The requests for which it asked have been cancelled.
             turn.end(number, 0)
@@ -557,8 +553,8 @@ class Worker:
 
     def _note_lanes(self) -> None:
         """Limit late rows to half of the smallest arena, so that new rows find room."""
-        if self._notice is not None:
-            self._notice.set_pages(lane.arena.words("board") for lane in self._lanes.values())
+        if self._reporter is not None:
+            self._reporter.set_pages(lane.arena.words("board") for lane in self._lanes.values())
         capacities = [lane.arena.capacity for lane in self._lanes.values()]
         self._queue.late_limit_rows = min(capacities, default=2) // 2
 
@@ -586,14 +582,14 @@ class Worker:
 
     def _run(self, instance: Instance, batch: Batch) -> None:
         if self._turn is not None and self._turn.begun:
-            batch.tell_turn()
+            batch.notify_turn()
         sharing = self._occupancy.enter()
         started_ns = self._clock_ns()
         instance.run(batch, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
         self._occupancy.leave()
-        if self._notice is not None:
-            self._notice.ended()
+        if self._reporter is not None:
+            self._reporter.ended()
         if batch.turn is not None:
             self._end_turn(batch.turn, elapsed_ns)
         # Counted only after the callers have their answers.
@@ -611,7 +607,7 @@ class Worker:
     ) -> None:
         self._active_ns = started_ns + elapsed_ns
         size = self._sizes.filled(batch.rows)
-        if self._notice is not None:
+        if self._reporter is not None:
             expected_ns = self._times.expected_ns(size, sharing - 1)
             count_answers(self._metrics, batch, self._cap.policy, started_ns, elapsed_ns, expected_ns)
             self._times.learn(size, elapsed_ns, sharing - 1)
@@ -622,11 +618,11 @@ class Worker:
         # A batch that ran beside others had only a part of the device.
         self._metrics.learn_batch_time(size, elapsed_ns // sharing)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
-        self._metrics.count_busy(elapsed_ns // sharing, callers_of(batch.lots))
+        self._metrics.count_busy(elapsed_ns // sharing, callers_of(batch.blocks))
         if batch.turn is not None:
             self._metrics.observe_turn_wait(batch.turn_wait_ns)
-        for lot in batch.lots:
-            self._metrics.note_queued(started_ns - lot.enqueued_ns)
+        for block in batch.blocks:
+            self._metrics.note_queued(started_ns - block.enqueued_ns)
         if instance.padding_rows:
             self._metrics.count_padding(instance.padding_rows)
             instance.padding_rows = 0

@@ -112,7 +112,6 @@ class Events:
         """Add an event.
 
         Args:
-            model: Name of the model.
             version: The version; None if the event concerns no single version.
             event: The kind of event, one word.
             text: A description for people.

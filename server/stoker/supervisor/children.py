@@ -180,7 +180,7 @@ class Child(Generic[_Sent, _Received]):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def kill_where_it_hangs(self) -> None:
+    def dump_stacks_and_kill(self) -> None:
         """Have a process log the stacks of its threads, then kill it as `kill` does."""
         call_later = asyncio.get_running_loop().call_later
 

@@ -229,7 +229,6 @@ def group(models: Sequence[Deployment], taken: Collection[int] = ()) -> list[Gro
     TensorFlow.
 
     Args:
-        models: The models.
         taken: Pages of the metrics that other device processes use.
 
     Raises:
@@ -627,7 +626,7 @@ class DeviceProcesses:
             f"{late}, so its process was ended; the log has the stacks of its threads, which show what they waited "
             "for; if it only needs longer, raise load_timeout_s"
         )
-        process.child.kill_where_it_hangs()
+        process.child.dump_stacks_and_kill()
 
     def _on_exit(self, process: DeviceProcess, child: DeviceChild) -> None:
         if process.timer is not None:

@@ -66,7 +66,6 @@ class Fleet:
         """Create it without processes.
 
         Args:
-            settings: The server's settings.
             catalogue: What is served.
             keys_dir: The folder of the keys.
             sockets: Listening sockets, one for each frontend.
@@ -114,7 +113,6 @@ class Fleet:
         """Start everything with these models; returns when every frontend scores with those that can be loaded.
 
         Args:
-            models: The models.
             all_needed: Whether to fail if one of them cannot be loaded.
 
         Returns:

@@ -113,7 +113,6 @@ def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> Bo
     two of these, so that one can be received.
 
     Args:
-        settings: The server's settings.
         memory_bytes: How much the server may use; None to find out.
     """
     memory = main_memory()[0] if memory_bytes is None else memory_bytes
@@ -260,7 +259,6 @@ class FrontendProcesses:
         """Create it without processes.
 
         Args:
-            settings: The server's settings.
             catalogue: What is served.
             keys_dir: The folder of the keys.
             sockets: Listening sockets, at least one for each frontend.
@@ -367,7 +365,7 @@ class FrontendProcesses:
             process.still_looks += 1
             if process.still_looks == _HUNG_LOOKS and process.child is not None:
                 logger.error("a frontend has done nothing for %d s, killing it; its stacks:", _HUNG_LOOKS)
-                process.child.kill_where_it_hangs()
+                process.child.dump_stacks_and_kill()
 
     def close_sockets(self) -> None:
         """Close the listening sockets: while they are open, connections would be accepted that nobody serves."""

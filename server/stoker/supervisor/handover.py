@@ -101,11 +101,11 @@ class Predecessor:
 
         loop.add_reader(self._channel.fileno(), read)
 
-    def tell_ready(self, sockets: Sequence[socket.socket]) -> None:
+    def report_ready(self, sockets: Sequence[socket.socket]) -> None:
         """Tell it that this server serves, and on which sockets."""
         _hand_over(self._channel.send, sockets)
 
-    def tell_not_started(self, error: str) -> None:
+    def report_not_started(self, error: str) -> None:
         """Tell it why this server ends without having served."""
         self._channel.send(NotStarted(error))
 
@@ -131,7 +131,7 @@ def taking_over(environ: MutableMapping[str, str]) -> Iterator[Predecessor | Non
         yield predecessor
     except StokerError as error:
         if predecessor is not None:
-            predecessor.tell_not_started(str(error))
+            predecessor.report_not_started(str(error))
         raise
 
 
@@ -256,10 +256,10 @@ class Succession:
         self._coming: Successor | None = None
         self._ended_by: signal.Signals | None = None
 
-    def tell_ready(self) -> None:
+    def report_ready(self) -> None:
         """Tell the predecessor that this server serves."""
         if self.predecessor is not None:
-            self.predecessor.tell_ready(self._sockets)
+            self.predecessor.report_ready(self._sockets)
 
     async def hand_over(self, labels: Labels) -> None:
         """Start a successor, or have the predecessor start it; returns when it serves.

@@ -52,10 +52,10 @@ class LiveSettings:
                 )
             return {"on": False, "rate": rate_of(self._trace_ratio), "left": UNLIMITED}
         self._traces.change(model, changes)
-        self.tell_frontends()
+        self.notify_frontends()
         return self._traces.described(model)
 
-    def tell_frontends(self) -> None:
+    def notify_frontends(self) -> None:
         """Send frontends the sampling settings if they have changed; to be called periodically."""
         if self._traces is not None and (sampling := self._traces.sampling) != self._sampling:
             self._sampling = sampling

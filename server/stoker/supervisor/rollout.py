@@ -172,7 +172,6 @@ class Rollout:
         """Serve the versions of a model that its policy names now, and load changed files again.
 
         Args:
-            name: Name of the model.
             policy: A policy instead of the one in its settings.
             version: A single version, in addition to those that are served.
             adjustments: Settings of batching for all versions until the next such request; versions that are served
@@ -359,7 +358,6 @@ class Rollout:
         """Load what is missing, switch, and retire what is not wanted; returns why versions could not be loaded.
 
         Args:
-            offer: The model.
             chosen: The versions to serve, in addition to those with labels.
             labels: What the labels should mean.
             settled: The versions that may be loaded; None for all.

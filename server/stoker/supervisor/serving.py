@@ -64,7 +64,6 @@ class Stock:
         """Prepare models of settings and a workspace.
 
         Args:
-            settings: The server's settings.
             workspace: The workspace with registered models and keys.
             say: Called with a line for the operator before a step that takes long.
             meant: What labels meant in the server that this one replaces, by model.
@@ -147,8 +146,6 @@ class Stock:
         """Prepare a version to be loaded, and protect it from being deleted until it is put back.
 
         Args:
-            offer: The model.
-            version: The version.
             slot: Its slot in the metrics.
             number: A number that is unique to this load.
 
@@ -183,7 +180,7 @@ class Stock:
             model, interpreter=prepared.interpreter, environment_lines=tuple(prepared.lines())
         )
 
-    def look_at_keys(self) -> None:
+    def poll_keys(self) -> None:
         """Read the operator's folder of keys again if it has changed."""
         if self._keys_folder is not None:
             self._keys_folder.reload_if_changed()
@@ -282,7 +279,6 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
 
     Args:
         settings: How the server runs.
-        workspace: Its workspace.
         predecessor: The server that this one replaces, if there is one.
 
     Raises:

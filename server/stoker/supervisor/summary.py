@@ -57,8 +57,6 @@ def summary(
     """The lines that are printed when the server is ready.
 
     Args:
-        settings: Its settings.
-        workspace: Its workspace.
         port: Where it listens.
         start_up: What was started.
         secured: The ports that speak TLS.

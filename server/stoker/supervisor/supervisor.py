@@ -49,9 +49,9 @@ from stoker.supervisor.catalogue import Catalogue, StartUp, join_pipelines
 from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.live_settings import LiveSettings
+from stoker.supervisor.repository_poller import RepositoryPoller
 from stoker.supervisor.rollout import Rollout, Trials
 from stoker.supervisor.tracing import Recorder, SpanMaker, TraceSettings
-from stoker.supervisor.watch import Watch
 from stoker.system.extras import how_to_install
 
 if TYPE_CHECKING:
@@ -329,7 +329,6 @@ class Supervisor:
         """Prepare a server.
 
         Args:
-            settings: The server's settings.
             models: The models to load before it is ready.
             keys_dir: The folder of the keys.
             sockets: Listening sockets, at least one for each frontend.
@@ -359,7 +358,7 @@ class Supervisor:
         frontends, names = self._fleet.frontends, catalogue.pipelines
         self._requests = Requests(self._rollout, frontends, self._background, self._reload, self._live, names)
         self._trials = Trials(catalogue, self._rollout, memory)
-        self._stock, self._watch = stock, Watch(self._rollout, stock, settings.poll_s)
+        self._stock, self._watch = stock, RepositoryPoller(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
         self._announced = self._port_stays = False
         self._stop_grace_s = self._asked_s = 0.0
@@ -379,7 +378,7 @@ class Supervisor:
             gone = functools.partial(self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)
             self._succession.predecessor.watch(self._leave, gone)
         self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
-        self._background.repeat("looking for hung frontends", _LOOK_S, self._look_for_hung)
+        self._background.repeat("looking for hung frontends", _LOOK_S, self._check_for_hung)
         self._background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
         self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.look)
         if self._settings.console:
@@ -387,7 +386,7 @@ class Supervisor:
             self._background.repeat("recording what the console shows", _STEP_S, recorder.look)
         if self._traces is not None:
             self._traces.start()
-            self._background.repeat("looking how many traces are left", _LOOK_S, self._look_at_traces)
+            self._background.repeat("looking how many traces are left", _LOOK_S, self._check_traces)
         starting = loop.create_task(self._start())
         stopped = loop.create_task(self._background.stopped())
         try:
@@ -430,7 +429,7 @@ class Supervisor:
         elapsed_s = time.monotonic() - self._begun_s
         self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines))
         self._background.spawn(self._watch.run())
-        self._succession.tell_ready()
+        self._succession.report_ready()
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
         self._requests.take(asker, ask)
@@ -513,13 +512,13 @@ class Supervisor:
             await in_thread(self._traces.close)
         self._fleet.frontends.close_sockets()
 
-    async def _look_for_hung(self) -> bool:
+    async def _check_for_hung(self) -> bool:
         if not self._background.stopping:
             self._fleet.frontends.end_hung()
         return not self._background.stopping
 
-    async def _look_at_traces(self) -> bool:
-        self._live.tell_frontends()
+    async def _check_traces(self) -> bool:
+        self._live.notify_frontends()
         return True
 
     async def _show_keys(self) -> bool:

@@ -158,7 +158,7 @@ class Processes(Protocol):
 class Stock(Protocol):
     """Where versions come from; see `stock.Stock`. All of it may block for long, on several threads."""
 
-    def look_at_keys(self) -> None:
+    def poll_keys(self) -> None:
         """Follow the keys that are kept in a folder of the operator's."""
 
     @property

@@ -228,7 +228,7 @@ class Shared:
         """Let the planner have its way; count what the others lose."""
         planned = scheduler.schedule(self.queues[model], now_ns, self.policy, self.times)
         if model:
-            self.lost += sum(lot.rows for lot in planned.expired)
+            self.lost += sum(block.rows for block in planned.expired)
 
 
 @settings(STEADY, max_examples=10)

@@ -18,13 +18,13 @@ def test_only_a_run_beyond_timeout_and_grace_ends_the_process(caplog: pytest.Log
     began = [0, 0, 0]
     watch = HangWatch("digits", 1000, lambda: began, clock_ns=clock, end_process=ends.append)
     clock.advance_ms(1e9)
-    watch.look()
+    watch.check()
     began[1] = began[2] = clock()
     clock.advance_ms(1000 + GRACE_MS)
-    watch.look()
+    watch.check()
     assert ends == []
     clock.advance_ms(1)
-    watch.look()
+    watch.check()
     assert ends == [ExitCode.STUCK]
     assert "digits: a run has not returned within 6000 ms" in caplog.text
 

@@ -12,7 +12,7 @@ from tests.puppets import STEADY
 
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
-from stoker.device.row_blocks import Lot, split_into_lots
+from stoker.device.row_blocks import RowBlock, split_into_blocks
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
 from stoker.metrics.layout import REASONS, TARGET_REASONS
@@ -56,8 +56,8 @@ def taught(batch_ms: float, row_ms: float, most: int) -> ServiceTimes:
     return times
 
 
-def rows_of(lots: list[Lot]) -> list[Row]:
-    return [(lot.lane, number) for lot in lots for number in lot.numbers.tolist()]
+def rows_of(blocks: list[RowBlock]) -> list[Row]:
+    return [(block.lane, number) for block in blocks for number in block.numbers.tolist()]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class World:
     expired: list[Row] = field(default_factory=list)
 
     def arrive(self, request: Request) -> None:
-        """Queue a request, in one lot or in two; it came when the device was still busy, if it was."""
+        """Queue a request, in one block or in two; it came when the device was still busy, if it was."""
         numbers = np.arange(request.rows) + len(self.due)
         target, deadline = (self.now_ns + ms * MS for ms in (request.target_ms, request.timeout_ms))
         for number in numbers.tolist():
@@ -163,7 +163,7 @@ class World:
         missing = Counter(self.request[row] for row in self.waiting)
         most = self.policy.max_batch_rows
         needed = {of: rows // most * costs[most] + costs[rows % most] for of, rows in missing.items()}
-        waiting = self.waiting - set(rows_of(split_into_lots(self.queue.late.parts)))
+        waiting = self.waiting - set(rows_of(split_into_blocks(self.queue.late.parts)))
         return {row for row in waiting if self.due[row] >= self.now_ns + needed[self.request[row]]}
 
     def run(self, arriving: list[Request]) -> None:
@@ -347,7 +347,7 @@ def test_of_too_many_late_rows_the_oldest_are_given_up() -> None:
 
 
 def test_cancelled_rows_are_handed_back_wherever_they_wait() -> None:
-    """In lots, among those that are sorted, and among the late ones."""
+    """In blocks, among those that are sorted, and among the late ones."""
     times, policy = taught(0, 1, 4), BatchPolicy(4, target_ms=20)
     queue = queue_of(*[1] * 3, *[100] * 20)
     schedule(queue, 2 * MS, policy, times)

@@ -19,7 +19,7 @@ from tests.puppets import STEADY, Joined, PuppetRuntime, PuppetTicket, double, r
 
 from stoker.device.batching import BatchPolicy
 from stoker.device.lanes import Batch
-from stoker.device.row_blocks import Lot
+from stoker.device.row_blocks import RowBlock
 from stoker.errors import ModelFailed
 
 
@@ -348,18 +348,18 @@ def test_the_play_makes_batches_overlap() -> None:
 
 
 def batch_of(sizes: list[int]) -> tuple[Batch, list[tuple[int, int]]]:
-    """A batch with a lot of each size, and its rows: lane and number."""
-    lots, rows = [], []
+    """A batch with a block of each size, and its rows: lane and number."""
+    blocks, rows = [], []
     for lane, size in enumerate(sizes):
         numbers = np.arange(10, 10 + size)
-        lots.append(Lot(lane, numbers, numbers, numbers, numbers, 0))
+        blocks.append(RowBlock(lane, numbers, numbers, numbers, numbers, 0))
         rows += [(lane, number) for number in numbers.tolist()]
-    return Batch(lots, len(rows), {}, "full"), rows
+    return Batch(blocks, len(rows), {}, "full"), rows
 
 
 def rows_in(batch: Batch) -> list[tuple[int, int]]:
     """Lane and number of each row."""
-    return [(lot.lane, number) for lot in batch.lots for number in lot.numbers.tolist()]
+    return [(block.lane, number) for block in batch.blocks for number in block.numbers.tolist()]
 
 
 @settings(STEADY, max_examples=60)

@@ -11,7 +11,7 @@ from tests.puppets import STEADY
 
 from stoker.device.batch_sizes import ServiceTimes, powers_of_two
 from stoker.device.batching import BatchDecision, BatchPolicy
-from stoker.device.row_blocks import Lot
+from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule
 from stoker.metrics.layout import REASONS
@@ -31,7 +31,7 @@ def push(
     enqueued_ns: int = 0,
     deadline_ns: int = NEVER,
 ) -> list[Row]:
-    """Queue requests of these sizes as one lot with row numbers from `first`; returns their rows."""
+    """Queue requests of these sizes as one block with row numbers from `first`; returns their rows."""
     position = np.concatenate([np.arange(size) for size in sizes])
     numbers = np.arange(first, first + len(position), dtype=np.int32)
     queue.push(
@@ -44,9 +44,9 @@ def push(
     return [(lane, number) for number in numbers.tolist()]
 
 
-def rows(lots: list[Lot]) -> list[Row]:
+def rows(blocks: list[RowBlock]) -> list[Row]:
     """Lane and number of each row, in order."""
-    return [(lot.lane, number) for lot in lots for number in lot.numbers.tolist()]
+    return [(block.lane, number) for block in blocks for number in block.numbers.tolist()]
 
 
 def look(queue: RowQueue, now_ns: int = 0, max_batch_rows: int = 4, max_delay_ms: float = 0) -> BatchDecision:
@@ -74,7 +74,7 @@ class Checked:
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def arrive(self, lane: int, requests: list[tuple[int, int]], now_ns: int) -> None:
-        """Queue requests, each with its number of rows and its deadline, as one lot."""
+        """Queue requests, each with its number of rows and its deadline, as one block."""
         told = [Told(place, now_ns, deadline) for size, deadline in requests for place in range(size)]
         numbers = [next(self.numbers) for _ in told]
         self.waiting.update({(lane, number): row for number, row in zip(numbers, told, strict=True)})
@@ -106,7 +106,7 @@ class Checked:
         assert all(told.deadline_ns > now_ns for told in (*batch, *self.waiting.values()))
         assert len(batch) <= self.policy.max_batch_rows
         assert result.reason in REASONS if batch else result.reason == ""
-        assert self.queue.rows == len(self.waiting) == len(rows(list(self.queue.lots)))
+        assert self.queue.rows == len(self.waiting) == len(rows(list(self.queue.blocks)))
         if not self.waiting:
             assert result.check_again_ns is None
         elif not batch:
@@ -117,13 +117,13 @@ class Checked:
         else:
             assert len(batch) in {self.policy.max_batch_rows, *self.policy.buckets}
 
-    def _removed(self, lots: list[Lot]) -> list[Told]:
+    def _removed(self, blocks: list[RowBlock]) -> list[Told]:
         removed = []
-        for lot in lots:
-            assert len(lot.numbers) > 0
-            for index, number in enumerate(lot.numbers.tolist()):
-                told = self.waiting.pop((lot.lane, number))
-                assert (lot.position[index], lot.enqueued_ns[index], lot.deadline_ns[index]) == (
+        for block in blocks:
+            assert len(block.numbers) > 0
+            for index, number in enumerate(block.numbers.tolist()):
+                told = self.waiting.pop((block.lane, number))
+                assert (block.position[index], block.enqueued_ns[index], block.deadline_ns[index]) == (
                     told.position,
                     told.enqueued_ns,
                     told.deadline_ns,
@@ -277,7 +277,7 @@ def test_a_time_that_leaves_nobody_any_hope_is_not_believed() -> None:
 
 
 def test_expired_rows_are_picked_out_of_their_lot() -> None:
-    """Rows of one lot expire each at its own time."""
+    """Rows of one block expire each at its own time."""
     queue = RowQueue()
     position = np.zeros(3, np.int64)
     queue.push(5, np.array([8, 9, 7], np.int32), position, position, np.array([NEVER, 3 * MS, 4 * MS]))

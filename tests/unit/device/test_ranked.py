@@ -86,7 +86,7 @@ class World:
             assert all(self.waiting[number][0] >= done_ns for number in batch)
             assert min(self.waiting[number][1] for number in batch) >= 0
         classes = Counter(
-            (placed >> 16, placed & 0xFFFF) for lot in planned.batch for placed in placed_of(lot).tolist()
+            (placed >> 16, placed & 0xFFFF) for block in planned.batch for placed in placed_of(block).tolist()
         )
         self.batches.append((self.now_ns, cost_ns, classes))
         self.now_ns = done_ns

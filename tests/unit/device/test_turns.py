@@ -1,4 +1,4 @@
-"""Turns of a device: within a process, between processes, and when one of these is killed."""
+"""DeviceTurns of a device: within a process, between processes, and when one of these is killed."""
 
 import os
 import select
@@ -15,7 +15,7 @@ from tests.unit.gateway.rows.test_exchange import JoiningTicket
 
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import Turn, Turns
+from stoker.device.device_sharing import DeviceTurns, ModelTurn
 from stoker.device.process import WORTH, gain
 
 MS = 1_000_000
@@ -38,11 +38,11 @@ class Device:
         self._stack = stack
         stack.callback(os.close, self.fd)
 
-    def process(self) -> Turns:
+    def process(self) -> DeviceTurns:
         """One more process."""
         page = DevicePage(self.fd, "cuda:0")
         self._stack.callback(page.close)
-        turns = Turns(page, self.clock)
+        turns = DeviceTurns(page, self.clock)
         self._stack.callback(turns.stop)
         return turns
 
@@ -53,7 +53,7 @@ def device() -> Iterator[Device]:
         yield Device(stack)
 
 
-def wait_for(turn: Turn) -> int:
+def wait_for(turn: ModelTurn) -> int:
     """Wait until it is given a turn, as a worker waits."""
     assert select.select([turn.wake_fd], [], [], 10)[0], "no turn was given"
     number = turn.take()
@@ -217,8 +217,8 @@ import sys, os
 from stoker.device.process import WORTH, gain
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import Turns
-turns = Turns(DevicePage(int(sys.argv[1]), "cuda:0"))
+from stoker.device.device_sharing import DeviceTurns
+turns = DeviceTurns(DevicePage(int(sys.argv[1]), "cuda:0"))
 turn = turns.join(1, SlotFacts(1, True))
 number = turn.ask(Proposal(1, 10**12, 0, 1, False, None), 0)
 print(number, flush=True)

@@ -234,7 +234,7 @@ def test_a_row_that_failed_is_fine_for_its_next_owner() -> None:
 
 
 def test_a_batch_is_gathered_in_one_contiguous_array() -> None:
-    """The model gets C-contiguous arrays of its own dtype and shape, rows in the order of their lots."""
+    """The model gets C-contiguous arrays of its own dtype and shape, rows in the order of their blocks."""
     seen: list[np.ndarray] = []
     signature = Signature((TensorSpec("x", "float16", (2, 3)),), (TensorSpec("y", "float16", (2, 3)),))
 
@@ -436,7 +436,7 @@ def test_a_lane_that_rings_unknown_rows_is_dropped(caplog: pytest.LogCaptureFixt
     """A frontend that rings for rows which its arena does not have is cut off; the others are served on."""
     with Joined(frontends=2) as joined:
         kept = joined.submit(1, frontend=1)
-        joined.exchanges[0]._doorbell.socket.send(np.array([0, 99], np.int32).tobytes())
+        joined.exchanges[0].doorbell.socket.send(np.array([0, 99], np.int32).tobytes())
         joined.settle()
         assert ends(kept) == [doubled(1)]
         assert joined.runtime.rows_run == [1]

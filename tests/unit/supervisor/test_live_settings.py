@@ -47,7 +47,7 @@ def test_frontends_are_told_which_requests_to_trace(fleet: PuppetFleet) -> None:
     assert settings.traced("", {"left": 1, "rate": 2}) == {"on": True, "rate": 2, "left": 1}
     traces.admit([TracedRequest("1" * 32, "2" * 16, "", "a", "m", "1", 200, "", 1, 0, 1, 2)])
     for _ in range(2):
-        settings.tell_frontends()
+        settings.notify_frontends()
     assert fleet.told_frontends == [Sampling(0.5), Sampling(None)]
 
 

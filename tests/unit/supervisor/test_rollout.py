@@ -36,11 +36,11 @@ from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import VersionPolicy
 from stoker.settings.traffic import Canary, Parity
-from stoker.supervisor import watch as watch_module
+from stoker.supervisor import repository_poller as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.repository_poller import RepositoryPoller
 from stoker.supervisor.rollout import Rollout, Trials
-from stoker.supervisor.watch import Watch
 from stoker.takeover.comparison import Comparison, FieldDifference
 
 
@@ -131,7 +131,7 @@ class PuppetStock:
     held: set[int] = field(default_factory=set)
     parity: Parity = field(default_factory=Parity)
 
-    def look_at_keys(self) -> None:
+    def poll_keys(self) -> None:
         """They are never changed here."""
 
     keys_generation = 0
@@ -199,13 +199,13 @@ class Stage:
     stock: PuppetStock
     catalogue: Catalogue
     rollout: Rollout
-    watch: Watch
+    watch: RepositoryPoller
     memory: MetricMemory
 
     async def look(self, times: int = 1) -> None:
         """Let the watch look for versions."""
         for _ in range(times):
-            await self.watch.look()
+            await self.watch.poll()
 
 
 Play = Callable[..., None]
@@ -238,7 +238,9 @@ def play(tmp_path: Path) -> Play:
                 await rollout.begin(stock.offers(), {1: LoadTimeout("faces hangs")} if with_broken else {})
             stage_log = fleet.happened()
             assert ("unload faces 4" in stage_log) == with_broken
-            await scene(Stage(fleet, stock, catalogue, rollout, Watch(rollout, stock, 1.0), memory))
+            await scene(
+                Stage(fleet, stock, catalogue, rollout, RepositoryPoller(rollout, stock, 1.0), memory)
+            )
 
         asyncio.run(perform())
 
@@ -388,12 +390,12 @@ def test_a_warning_keeps_no_version_from_taking_over(play: Play, caplog: pytest.
         assert "compare digits 3 with digits 3" in stage.fleet.happened()
         stage.stock.files["digits", 2] = "old weights"
         change_labels(stage.stock.base / "digits", {"canary": 2})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.states() == {2: "AVAILABLE", 3: "AVAILABLE"}
         assert not [line for line in stage.fleet.happened() if line.startswith("compare")]
         stage.stock.files["digits", 1] = "older weights"
         change_labels(stage.stock.base / "digits", {"canary": 1})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert "compare digits 2 with digits 1" in stage.fleet.happened(), "it takes over a label"
 
     play(scene)
@@ -413,7 +415,7 @@ def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(pl
         change_labels(base, {"default": 3, "next": 7})
         store_canary(base, Canary({"default": 90, "next": 10, "later": 50}, "key"))
         stage.fleet.broken = {7}
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert shares() == {"3": 90}
         stage.fleet.broken = set()
         await stage.rollout.load("digits")
@@ -423,7 +425,7 @@ def test_requests_go_to_labels_by_weights_that_settings_files_and_callers_set(pl
         await stage.rollout.load("digits")
         assert shares() == {"3": 1, "7": 1}, "the file says nothing new"
         store_canary(base, Canary())
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert shares() == {}
         with pytest.raises(RequestError, match="it has no label 'later'; it has default, next"):
             await stage.rollout.shift("digits", Canary({"later": 1}))
@@ -445,7 +447,7 @@ def test_a_version_that_fails_loses_its_weight(play: Play, caplog: pytest.LogCap
     async def scene(stage: Stage) -> None:
         stage.stock.files["digits", 7] = "new weights"
         change_labels(stage.stock.base / "digits", {"default": 3, "next": 7})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         old, new = (stage.memory.page(0).model(slot) for slot in (0, 1))
         trials = Trials(stage.catalogue, stage.rollout, stage.memory, lambda: 0.0)
 
@@ -631,9 +633,9 @@ def test_labels_that_could_not_be_followed_are_looked_at_again(
 
         monkeypatch.setattr(stage.stock, "offer", away)
         for _ in range(5):
-            await stage.watch.look_at_labels()
+            await stage.watch.poll_labels()
             assert stage.fleet.told["digits"].labels == {}
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.told["digits"].labels == {"stable": 3}
 
     play(scene)
@@ -660,11 +662,11 @@ def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
         await stage.rollout.load("letters")
         stage.rollout.bases["digits"] = stage.stock.base / "digits"
         change_labels(stage.stock.base / "letters", {"stable": 1})
-        looking = asyncio.ensure_future(stage.watch.look_at_labels())
+        looking = asyncio.ensure_future(stage.watch.poll_labels())
         await in_thread(hanging.wait, 30)
         while not stage.fleet.told["letters"].labels:  # noqa: ASYNC110  # threads move it
             await asyncio.sleep(0)
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert not looking.done()
         go_on.set()
         await looking
@@ -680,19 +682,19 @@ def test_labels_are_followed_while_another_model_hangs(play: Play) -> None:
         files.update({("digits", 7): "hangs", ("letters", 1): "weights", ("letters", 2): "weights"})
         stage.stock.policies["letters"] = (1,)
         await stage.rollout.load("letters")
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         hang = stage.fleet.hanging["digits"] = Hang()
         change_labels(stage.stock.base / "digits", {"stable": 7})
-        looking = asyncio.ensure_future(stage.watch.look_at_labels())
+        looking = asyncio.ensure_future(stage.watch.poll_labels())
         await hang.begun.wait()
         change_labels(stage.stock.base / "digits", {"stable": 3})
         change_labels(stage.stock.base / "letters", {"canary": 2})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.told["letters"].labels == {"canary": 2}
         assert not looking.done()
         hang.over.set()
         await looking
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.told["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
 
@@ -709,7 +711,7 @@ def test_the_watch_follows_labels_while_it_loads(play: Play, monkeypatch: pytest
         stage.stock.policies["letters"] = (1,)
         await stage.rollout.load("letters")
         hang = stage.fleet.hanging["digits"] = Hang()
-        watching = asyncio.ensure_future(Watch(stage.rollout, stage.stock, poll_s=1e-9).run())
+        watching = asyncio.ensure_future(RepositoryPoller(stage.rollout, stage.stock, poll_s=1e-9).run())
         await hang.begun.wait()
         other = stage.fleet.hanging["letters"] = Hang()
         change_labels(stage.stock.base / "letters", {"canary": 2})
@@ -807,24 +809,24 @@ def test_labels_bring_and_take_versions(play: Play) -> None:
         base = stage.stock.base / "digits"
         for version in (5, 7):
             stage.stock.files["digits", version] = "weights"
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.happened() == []
         change_labels(base, {"canary": 5})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.told["digits"].labels == {"canary": 5}
         assert stage.fleet.told["digits"].default == 3, "a canary is for those who ask for it"
         with pytest.raises(RequestError, match="it has the label 'canary'"):
             await stage.rollout.unload("digits", 5)
         change_labels(base, {"canary": 7, "default": 3})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.told["digits"].labels == {"canary": 7, "default": 3}
         assert stage.fleet.told["digits"].default == 3
         assert stage.fleet.states() == {3: "AVAILABLE", 5: "END", 7: "AVAILABLE"}
         change_labels(base, {}, ["canary", "default"])
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.states() == {3: "AVAILABLE", 5: "END", 7: "END"}
         (base / "labels.json").write_text("nonsense")
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.states()[3] == "AVAILABLE"
 
     play(scene)
@@ -839,7 +841,7 @@ def test_a_label_whose_version_does_not_load_stays_where_it_is(play: Play) -> No
         stage.fleet.broken = {7}
         for version in (3, 7):
             change_labels(base, {"stable": version})
-            await stage.watch.look_at_labels()
+            await stage.watch.poll_labels()
         assert stage.fleet.told["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
 
@@ -852,7 +854,7 @@ def test_unloading_a_version_leaves_those_with_labels(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         stage.stock.files["digits", 7] = "weights"
         change_labels(stage.stock.base / "digits", {"canary": 7})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         await stage.rollout.unload("digits", 3)
         assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
         assert (stage.fleet.told["digits"].default, stage.fleet.told["digits"].labels) == (
@@ -862,7 +864,7 @@ def test_unloading_a_version_leaves_those_with_labels(play: Play) -> None:
         await stage.rollout.unload("digits")
         assert stage.fleet.states() == {3: "END", 7: "END"}
         change_labels(stage.stock.base / "digits", {"canary": 3})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert stage.fleet.states() == {3: "END", 7: "END"}, "a label brings back no model that was unloaded"
 
     play(scene)
@@ -876,7 +878,7 @@ def test_a_label_that_cannot_move_keeps_its_version_and_nothing_else(play: Play)
             stage.stock.files["digits", version] = "weights"
         base = stage.stock.base / "digits"
         change_labels(base, {"stable": 5})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         stage.fleet.broken = {9}
         change_labels(base, {"stable": 9})
         with pytest.raises(LoadFailed, match="version 9"):
@@ -904,7 +906,7 @@ def test_a_label_that_is_moved_before_its_version_has_come_waits_for_it(
         change_labels(base, {"stable": 3})
         await stage.look(2)
         change_labels(base, {"stable": 7, "canary": 8})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         await stage.look(3)
         await stage.rollout.load("digits")
         assert stage.fleet.told["digits"].labels == {"stable": 3}
@@ -948,7 +950,7 @@ def test_moving_a_label_loads_no_files_that_have_changed(play: Play) -> None:
         stage.stock.files["digits", 3] = "a part of other weights"
         stage.stock.files["digits", 7] = "weights"
         change_labels(stage.stock.base / "digits", {"canary": 7, "stable": 3})
-        await stage.watch.look_at_labels()
+        await stage.watch.poll_labels()
         assert [line for line in stage.fleet.happened() if "load" in line] == ["load digits 7"]
         assert stage.fleet.told["digits"].labels == {"canary": 7, "stable": 3}
 

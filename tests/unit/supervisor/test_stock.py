@@ -85,7 +85,7 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
         (folder / "generation").write_text("7")
         (folder / "primary").write_text(KEY * 2)
         assert stock.keys_generation == 0
-        stock.look_at_keys()
+        stock.poll_keys()
         assert stock.keys_generation == 7
         assert verifier.verify(f"Bearer {KEY * 2}".encode())
     report = reported(Deployment("doubler", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)

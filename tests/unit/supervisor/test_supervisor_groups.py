@@ -259,7 +259,7 @@ class PuppetChild:
     def kill(self) -> None:
         self.killed = True
 
-    def kill_where_it_hangs(self) -> None:
+    def dump_stacks_and_kill(self) -> None:
         self.hung = True
 
     def describe_exit(self) -> str:

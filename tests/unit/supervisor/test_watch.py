@@ -13,7 +13,7 @@ import pytest
 from stoker.models.offers import Offer
 from stoker.models.sources import ModelSource
 from stoker.settings.model import ModelSettings
-from stoker.supervisor.watch import Watch
+from stoker.supervisor.repository_poller import RepositoryPoller
 
 
 def test_looks_that_are_cancelled_before_they_begin_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ def test_looks_that_are_cancelled_before_they_begin_leave_nothing(monkeypatch: p
     monkeypatch.setattr(asyncio, "sleep", nap)
     nobody = cast(Any, None)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(Watch(nobody, nobody, poll_s=1e-9).run())
+        asyncio.run(RepositoryPoller(nobody, nobody, poll_s=1e-9).run())
     # A coroutine that nobody has awaited would warn now.
     gc.collect()
 
@@ -53,9 +53,9 @@ def test_what_is_broken_is_told_once_and_stops_no_other(
     puppet = cast(Any, Puppet())
 
     async def look() -> None:
-        watch = Watch(puppet, puppet, poll_s=1)
+        watch = RepositoryPoller(puppet, puppet, poll_s=1)
         for _ in range(3):
-            await watch.look()
+            await watch.poll()
 
     asyncio.run(look())
     assert refreshed == [({broken.name: broken}, [])] * 3

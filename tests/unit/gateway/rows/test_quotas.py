@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY, HandClock, Joined, PuppetTicket, metric_memory
 
-from stoker.device.row_queue import Lot, callers_of
+from stoker.device.row_queue import RowBlock, callers_of
 from stoker.errors import InvalidInput, QuotaExceeded, RequestOverQuota
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY, REFRESH_NS, Quota, Quotas
@@ -300,8 +300,8 @@ def test_batches_are_charged_to_the_callers_of_their_rows() -> None:
     """By how many rows each had; those of which nothing is said are the default caller's."""
     numbers = np.arange(3, dtype=np.int32)
     words = np.zeros(3, np.int64)
-    said = Lot(0, numbers, words, words, words, 0, placed=np.array([1 << 16 | 7, 2 << 16 | 7, 1 << 16]))
-    unsaid = Lot(1, numbers, words, words, words, 0)
+    said = RowBlock(0, numbers, words, words, words, 0, placed=np.array([1 << 16 | 7, 2 << 16 | 7, 1 << 16]))
+    unsaid = RowBlock(1, numbers, words, words, words, 0)
     assert callers_of([said, unsaid]) == {7: 2, 0: 4}
     frontends = Frontends()
     frontends.device.count_times(600, callers_of([said, unsaid]))

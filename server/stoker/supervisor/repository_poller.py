@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from stoker.models.offers import Offer
 
-__all__ = ["Watch"]
+__all__ = ["RepositoryPoller"]
 
 logger = logging.getLogger(__name__)
 
 _LABELS_S: Final = 1.0
 
 
-class Watch:
+class RepositoryPoller:
     """Follows the labels of the models that are served, keys, and if asked to the versions on the disk."""
 
     def __init__(self, rollout: Rollout, stock: Stock, poll_s: float) -> None:
@@ -48,13 +48,13 @@ class Watch:
         async with asyncio.TaskGroup() as looks:
             while True:
                 await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
-                looks.create_task(_whole(self.look_at_labels))
-                looks.create_task(_whole(lambda: in_thread(self._stock.look_at_keys)))
+                looks.create_task(_whole(self.poll_labels))
+                looks.create_task(_whole(lambda: in_thread(self._stock.poll_keys)))
                 if self._poll_s and loop.time() >= look_s and (looking is None or looking.done()):
-                    looking = looks.create_task(_whole(self.look))
+                    looking = looks.create_task(_whole(self.poll))
                     look_s = loop.time() + self._poll_s
 
-    async def look_at_labels(self) -> None:
+    async def poll_labels(self) -> None:
         """Follow the labels that were moved since the last look, those of a model beside those of the others.
 
         A model whose labels are still being followed is left for a later look.
@@ -84,7 +84,7 @@ class Watch:
         finally:
             self._following.discard(name)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Load and unload what has come and gone since the last look.
 
         A version is loaded when its files have not changed between two looks: until then somebody may still be
